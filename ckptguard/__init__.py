@@ -1,0 +1,41 @@
+"""ckptguard: verifies every training checkpoint, keeps the last known-good one, takes training back to it.
+
+Public names load on first use, so that ``import ckptguard`` costs training next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ckptguard.version import __version__
+
+if TYPE_CHECKING:
+    from ckptguard.errors import CkptguardError as CkptguardError
+    from ckptguard.errors import RollbackExhausted as RollbackExhausted
+    from ckptguard.errors import SickTrainingError as SickTrainingError
+    from ckptguard.training.guard import TrainingGuard as TrainingGuard
+    from ckptguard.training.policy import RollbackPolicy as RollbackPolicy
+
+_WHERE = {
+    "CkptguardError": "ckptguard.errors",
+    "RollbackExhausted": "ckptguard.errors",
+    "RollbackPolicy": "ckptguard.training.policy",
+    "SickTrainingError": "ckptguard.errors",
+    "TrainingGuard": "ckptguard.training.guard",
+}
+_SUBMODULES = ("integrations",)
+
+__all__ = ["CkptguardError", "RollbackExhausted", "RollbackPolicy", "SickTrainingError", "TrainingGuard", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name in _SUBMODULES:
+        return importlib.import_module(f"ckptguard.{name}")
+    raise AttributeError(f"module 'ckptguard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

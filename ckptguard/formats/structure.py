@@ -1,0 +1,95 @@
+"""What a format's reader finds out about one file, without reading its tensor bytes.
+
+All values are msgspec structs, because they travel between the scanning process and the judging one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from ckptguard.storage.protocol import Reader
+
+
+class SpanPlace(msgspec.Struct, frozen=True, array_like=True):
+    """Where tensor bytes lie in the file; `crc32` where the container states one."""
+
+    offset: int
+    length: int
+    crc32: int | None = None
+
+
+class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
+    """One named tensor. Its elements lie within elements `start`..`stop` of span number `span`.
+
+    `dtype` is torch's name without the prefix ("bfloat16", "float8_e4m3fn", "int64", ...), or the file's own word
+    for a dtype we do not know: such tensors are opaque bytes. `span` is None for tensors without stored bytes.
+    `role` is "" until a layout assigns one. `byte_order` is "little" or "big".
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    span: int | None
+    start: int = 0
+    stop: int = 0
+    role: str = ""
+    byte_order: str = "little"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something wrong with the file's structure, in one sentence."""
+
+    message: str
+    tensor: str | None = None
+    expected: str | None = None
+    found: str | None = None
+
+
+class Leaf(msgspec.Struct, frozen=True, array_like=True):
+    """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path."""
+
+    name: str
+    value: float | int | bool
+
+
+class Structure(msgspec.Struct, frozen=True, kw_only=True):
+    """The structure of one file. `problems` empty means: whole and readable as its format.
+
+    `spans` are sorted by offset, do not overlap and lie inside the file. `tensors` are in file order; several may
+    share a span. `globals` are the dotted names that the file's pickles mention, sorted. `weight_map` is a Hugging
+    Face index (tensor -> file name). `metadata` is a safetensors header's own map. `truncated` says that the file
+    ends before its own structure does: it may still be being written.
+    """
+
+    format: str
+    spans: tuple[SpanPlace, ...] = ()
+    tensors: tuple[TensorPlace, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    truncated: bool = False
+    globals: tuple[str, ...] = ()
+    leaves: tuple[Leaf, ...] = ()
+    metadata: dict[str, str] = {}
+    weight_map: dict[str, str] | None = None
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table of formats.
+
+    `matches(path, head)` looks at the file's name and first bytes. `read(reader, path)` returns a Structure for
+    any bytes whatever, and raises only what the reader raises. `holds_tensors` says whether such files carry state
+    that a checkpoint cannot do without.
+    """
+
+    name: str
+    matches: Callable[[str, bytes], bool]
+    read: Callable[[Reader, str], Structure]
+    holds_tensors: bool = True
+
+
+class FormatModule(Protocol):
+    """Each module in this folder that reads a format offers its row."""
+
+    FORMAT: Format

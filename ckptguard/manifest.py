@@ -1,0 +1,114 @@
+"""The manifest: what a checkpoint consists of, byte by byte. Written last; writing it is the commit.
+
+Spans and tensors travel as JSON arrays, so that a checkpoint with 100 000 tensors stays readable and small.
+Digests are lower-case hexadecimal. `FORMAT.md` beside the records specifies the text.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.errors import RecordsError
+from ckptguard.names import checkpoint_id, is_safe_path
+
+MANIFEST_FORMAT = 1
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """A stored range of bytes that holds tensor data."""
+
+    offset: int
+    length: int
+    blake3: str
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
+    """One named tensor; `span` is the index in its file's spans (None: its bytes are in the envelope)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    span: int | None
+    role: str
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored file (shard) of a checkpoint; `path` is relative to the run.
+
+    `envelope` is the BLAKE3 of all bytes outside spans, in file order. `mtime_ns`, `inode` and `etag` are what the
+    storage said when the manifest was written; they only ever serve to tell a re-save from damage, never identity.
+    """
+
+    path: str
+    size: int
+    format: str
+    envelope: str
+    md5: str | None = None
+    mtime_ns: int | None = None
+    inode: int | None = None
+    etag: str | None = None
+    spans: tuple[Span, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    globals: tuple[str, ...] = ()
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation of one checkpoint. `path` and all file paths are relative to the run."""
+
+    format: int = MANIFEST_FORMAT
+    series: str
+    path: str
+    layout: str
+    step: int | None
+    generation: int
+    digest_origin: str  # "writer" | "observer"
+    sealed_at: str
+    version: str
+    nonce: str
+    files: tuple[File, ...]
+    metrics: dict[str, float] = {}
+
+    @property
+    def id(self) -> str:
+        """``<step>.<generation>``."""
+        return checkpoint_id(self.step, self.generation)
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the files."""
+        return sum(f.size for f in self.files)
+
+    def file(self, path: str) -> File | None:
+        """The file under this path, if the manifest names it."""
+        return next((f for f in self.files if f.path == path), None)
+
+
+def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
+    """What makes two contents the same: paths, sizes and BLAKE3 digests; never times or MD5."""
+    return tuple(
+        sorted((f.path, f.size, f.envelope, tuple((s.offset, s.length, s.blake3) for s in f.spans)) for f in files)
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as versioned JSON text; `decode_manifest` gives back an equal value."""
+    return msgspec.json.encode(manifest, order="deterministic") + b"\n"
+
+
+def decode_manifest(text: bytes) -> Manifest:
+    """Parse and check a manifest; RecordsError if it is damaged, from a newer format, or names unsafe paths."""
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RecordsError(f"a manifest cannot be read: {error}") from error
+    if manifest.format > MANIFEST_FORMAT:
+        raise RecordsError(
+            f"a manifest has format {manifest.format}; this version reads up to {MANIFEST_FORMAT}",
+            hint="upgrade ckptguard",
+        )
+    for path in (manifest.path, *(f.path for f in manifest.files)):
+        if path != "." and not is_safe_path(path):
+            raise RecordsError(f"a manifest names an unsafe path: {path!r}")
+    if any(t.span is not None and not 0 <= t.span < len(f.spans) for f in manifest.files for t in f.tensors):
+        raise RecordsError("a manifest's tensor refers to a span that is not there")
+    return manifest

@@ -1,0 +1,66 @@
+"""Names and ids: checkpoint ids, series, checked paths, escaping of what comes from files."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+STEP_DIGITS = 12
+MAX_STEP = 10**STEP_DIGITS - 1
+RECORDS_FOLDER = "_ckptguard"
+
+_ID = re.compile(r"(?P<step>\d{1,12}|-)\.(?P<generation>[1-9]\d{0,8})")
+
+
+def checkpoint_id(step: int | None, generation: int) -> str:
+    """The id as people read it: ``500.1``; ``-.1`` for a checkpoint whose step cannot be known."""
+    return f"{'-' if step is None else step}.{generation}"
+
+
+def record_name(step: int | None, generation: int) -> str:
+    """The id as records are named, so that names sort by step: ``000000000500.1``."""
+    return f"{'-' if step is None else f'{step:0{STEP_DIGITS}d}'}.{generation}"
+
+
+def parse_id(text: str) -> tuple[int | None, int] | None:
+    """(step, generation) of either form of an id; None if it is not one."""
+    match = _ID.fullmatch(text)
+    if match is None:
+        return None
+    step = match["step"]
+    return (None if step == "-" else int(step)), int(match["generation"])
+
+
+def series_of(path: str) -> str:
+    """The series of a checkpoint path in its run: digit runs replaced by ``#``."""
+    return re.sub(r"\d+", "#", path)
+
+
+def series_folder(series: str) -> str:
+    """One folder name for a series: reversible, no separators, no name that a file system or store objects to."""
+    return re.sub(r"[^A-Za-z0-9._#=-]", lambda m: "".join(f"%{b:02X}" for b in m[0].encode()), series)
+
+
+def series_from_folder(folder: str) -> str:
+    """The inverse of `series_folder`."""
+    raw = re.sub(rb"%([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), folder.encode())
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def is_safe_path(path: str) -> bool:
+    """Whether a path read from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
+    if not path or "\0" in path or "\\" in path or "://" in path or path.startswith(("/", "~")):
+        return False
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder name is a writer's temporary, which belongs to no checkpoint."""
+    return name.startswith((".tmp", "tmp-")) or name.endswith(".tmp")
+
+
+def escape(text: str) -> str:
+    """Text from a file, safe to print: control, format (right-to-left marks) and surrogate characters as escapes."""
+    return "".join(
+        f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else c for c in text
+    )

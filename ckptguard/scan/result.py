@@ -1,0 +1,53 @@
+"""What one pass over a file yields: digests and numbers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.formats.structure import Structure
+from ckptguard.storage.protocol import Entry
+
+
+class Numbers(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of one tensor's stored elements (complex: of its components).
+
+    `first_bad` is the index of the first NaN or infinite element in the stored order, counted from the tensor's
+    first element. `largest` is the largest finite magnitude (0.0 if there is none). `constant`: all elements have
+    the same bits; `zero`: all elements are zero (of either sign); `single_finite`: all finite elements have the
+    same bits.
+    """
+
+    count: int
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    first_bad: int | None = None
+    largest: float = 0.0
+    constant: bool = False
+    zero: bool = False
+    single_finite: bool = False
+
+
+class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file after the pass. `span_digests` (BLAKE3) align with `structure.spans`, `numbers` with
+    `structure.tensors` (None: not a float dtype, no bytes, or opaque). Problems found in the bytes (a wrong
+    CRC) are already among `structure.problems`, with the tensor's name where a tensor was hit."""
+
+    entry: Entry
+    structure: Structure
+    envelope: str
+    span_digests: tuple[str, ...]
+    numbers: tuple[Numbers | None, ...]
+    md5: str | None = None
+    sums: dict[str, str] = {}  # further whole-file digests that the caller asked for: {"sha256": hex}
+
+
+class Scan(msgspec.Struct, frozen=True, kw_only=True):
+    """One pass over the files of a checkpoint, in the order asked."""
+
+    files: tuple[ScannedFile, ...]
+    seconds: float
+
+    def file(self, key: str) -> ScannedFile | None:
+        """The scanned file under this key."""
+        return next((f for f in self.files if f.entry.key == key), None)

@@ -1,0 +1,113 @@
+"""What ckptguard needs of a storage: bytes under keys. The contract that every implementation must keep.
+
+A key is a ``/``-separated path relative to the storage's root, without ``.``, ``..``, empty parts or NUL;
+``""`` is the root itself. Only `StorageError` and its kinds (and `ChangedWhileReadError` from readers) come out of
+these methods: a foreign exception is an implementation's bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, Self
+
+import msgspec
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One object in a listing. Links are never followed: `kind` of a link is "link", `target` its text."""
+
+    key: str
+    kind: str  # "file" | "folder" | "link" | "other" (FIFO, socket, device, unreadable name)
+    size: int = 0
+    mtime_ns: int | None = None
+    inode: int | None = None
+    etag: str | None = None
+    target: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def signature(self) -> tuple[int, int | None, int | None, str | None]:
+        """Equal signatures mean: nothing that the storage reports has changed. Never proof of equal bytes."""
+        return (self.size, self.mtime_ns, self.inode, self.etag)
+
+
+class Reader(Protocol):
+    """Random access to one object that was opened once. Safe to call from several threads."""
+
+    @property
+    def entry(self) -> Entry:
+        """What the storage said about the opened object (kind "file") at open time."""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes; ChangedWhileReadError when the object ends earlier."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the writable byte `buffer` completely; ChangedWhileReadError when the object ends earlier."""
+
+    def check_unchanged(self) -> None:
+        """ChangedWhileReadError unless the object under the key is still the opened one, with an equal signature."""
+
+    def done_with(self, offset: int, length: int) -> None:
+        """The caller will not read this range again: a hint to drop it from caches that training needs."""
+
+    def close(self) -> None:
+        """Free the handle; calling it again does nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Storage(Protocol):
+    """Bytes under keys. Implementations: `local.LocalStorage`, `remote.RemoteStorage`."""
+
+    @property
+    def url(self) -> str:
+        """The normalised URL (or absolute path) of the root."""
+
+    @property
+    def root(self) -> str | None:
+        """The absolute local path of the root; None where the storage is not a local file system."""
+
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
+    ) -> list[Entry]:
+        """Entries under a folder, sorted by key; an absent folder lists as empty, but an absent root is an error.
+
+        Recursive listings hold files, links and others, no folders; `enter(key)` says whether to go into a folder
+        (an object store may list what lies below anyway, but must not return it). Not recursive: one level,
+        folders included. Never a cached answer.
+        """
+
+    def stat(self, key: str) -> Entry:
+        """The entry of a file, link or folder; ObjectMissingError if there is none."""
+
+    def open(self, key: str) -> Reader:
+        """Open a regular file for reading. Refuses links, FIFOs, sockets and devices (DeniedError), never blocks."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write a whole new object, durably; missing folders are made.
+
+        Exclusive: ObjectExistsError if the key is taken, also between racing writers, of which exactly one wins.
+        No reader ever sees a part of it.
+        """
+
+    def copy(self, source: str, target: str, *, how: str = "copy") -> str:
+        """Copy one file to a key that must not exist; returns how it was done: "link", "reflink" or "copy".
+
+        `how`: "copy" (independent bytes), "clone" (reflink, else copy), "link" (reflink, else hard link, else copy).
+        The target appears whole or not at all; its folders are made.
+        """
+
+    def move(self, source: str, target: str) -> None:
+        """Move a file or a whole folder to a key that must not exist (ObjectExistsError).
+
+        One rename on a local file system; on an object store copy and delete, object by object, sources last.
+        """
+
+    def remove(self, key: str) -> None:
+        """Remove a file or a whole folder (never through links). An absent key is no error."""

@@ -1,0 +1,85 @@
+"""Settings: frozen, from TOML and environment, refusing nonsense with a sentence.
+
+Only doors read files and the environment; they pass the text or mapping in.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ckptguard.errors import SettingsError
+
+ENVIRONMENT_PREFIX = "CKPTGUARD_"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every limit has its unit in the comment; seconds unless said."""
+
+    settle: float = 5.0  # two equal samples this far apart make a save quiet
+    scan_interval: float = 30.0  # the timed rescan of the daemon
+    unfinished_limit: float = 900.0  # a save that does not finish for so long is INCOMPLETE
+    keep_good: int = 2  # newest GOOD checkpoints of a series that keep a protected copy
+    keep_pending: int = 2  # finished saves of a series that are protected before their verdict
+    keep: str = "auto"  # "auto": reflink, link or copy; "copy": always independent bytes; "none"
+    records: str | None = None  # another place for our records than <run>/_ckptguard
+    allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
+    trust_globals: tuple[str, ...] = ()  # pickle globals accepted in stray files
+    on_incident: tuple[str, ...] = ()  # command (argv) told of incidents
+    webhook: str | None = None  # http(s) URL told of incidents
+    worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process
+    worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
+
+    def __post_init__(self) -> None:
+        for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds"):
+            value = getattr(self, name)
+            if not 0 <= value < 1e9:
+                raise SettingsError(f"{name} must be a number of seconds, not {value}")
+        if self.scan_interval <= 0 or self.worker_seconds <= 0:
+            raise SettingsError("scan_interval and worker_seconds must be more than 0 seconds")
+        if self.keep_good < 1:
+            raise SettingsError("keep_good must be at least 1: there is always a good one")
+        if self.keep_pending < 1:
+            raise SettingsError("keep_pending must be at least 1")
+        if self.keep not in ("auto", "copy", "none"):
+            raise SettingsError(f'keep must be "auto", "copy" or "none", not "{self.keep}"')
+        if self.worker_memory < 256 * 1024**2:
+            raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
+        if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
+            raise SettingsError("webhook must be an http or https URL")
+
+    def changed(self, **overrides: Any) -> Settings:
+        """The same settings with some replaced; values of None leave what was."""
+        return msgspec.structs.replace(self, **{k: v for k, v in overrides.items() if v is not None})
+
+
+def parse_settings(text: str, source: str) -> Settings:
+    """Settings from TOML; SettingsError names `source` and what is wrong."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{source} is not valid TOML: {error}") from error
+    return _converted(table, source)
+
+
+def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:
+    """Settings overridden by ``CKPTGUARD_<NAME>``; lists are separated by commas. Other variables are ignored."""
+    overrides: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Settings):
+        text = environ.get(ENVIRONMENT_PREFIX + field.name.upper())
+        if text:
+            is_list = isinstance(field.default, tuple)
+            overrides[field.name] = [part for part in text.split(",") if part] if is_list else text
+    if not overrides:
+        return settings
+    return _converted({**msgspec.to_builtins(settings), **overrides}, "the environment")
+
+
+def _converted(table: Mapping[str, Any], source: str) -> Settings:
+    try:
+        return msgspec.convert(dict(table), type=Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source}: {error}") from error

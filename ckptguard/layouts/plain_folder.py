@@ -1,0 +1,26 @@
+"""A folder that directly holds tensor files: ``save_pretrained``, a downloaded model, a loop of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckptguard.formats import tensor_suffix
+from ckptguard.formats.structure import Structure
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
+from ckptguard.layouts.roles import file_role
+from ckptguard.layouts.sharded import shard_gaps
+
+
+def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+    gaps = shard_gaps(checkpoint, structures)
+    if not any(holds_state(key) for key in checkpoint.files):
+        gaps.append(Gap(message="there is no file with weights or optimizer state"))
+    return gaps
+
+
+def holds_state(key: str) -> bool:
+    """Whether a file, by its name, carries weights or optimizer state (not merely RNG, scheduler or arguments)."""
+    return tensor_suffix(key) and file_role(key) in ("model", "optimizer", "ema", "")
+
+
+LAYOUT = Layout(name="folder", gaps=_gaps)

@@ -1,0 +1,156 @@
+"""Set everything up, then run the demo or the tests. Needs Python 3.11 or newer with pip, nothing else.
+
+    python dev.py demo    set up, then the demo on real training
+    python dev.py test    set up, then ruff, mypy and the tests; further arguments go to pytest
+    python dev.py setup   set up only
+
+The environment is .venv beside this file. A torch that the calling Python can import is used as it is; otherwise the
+requirement in CKPTGUARD_TORCH is installed (default torch==2.13.0).
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - this is the one file that an older Python gets to see
+    sys.exit("ckptguard needs Python 3.11 or newer; this is {} ({})".format(sys.version.split()[0], sys.executable))
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+TORCH = os.environ.get("CKPTGUARD_TORCH", "torch==2.13.0")
+ROOT = Path(__file__).resolve().parent
+HOME = ROOT / ".venv"
+STAMP = HOME / "ckptguard-stamp"
+BIN = HOME / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+INSTALL = ("install", "--quiet", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+# What a launcher sets would make torch believe that it is one rank of many; the others would mislead the venv's Python.
+LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
+CHECKS = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
+
+
+def environment() -> dict[str, str]:
+    """Our environment without what misleads; the venv's scripts first, those beside an inherited torch last."""
+    kept = {name: value for name, value in os.environ.items() if name not in MISLEADING}
+    folders = (str(BIN), kept.get("PATH", os.defpath), str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
+    return {**kept, "PATH": os.pathsep.join(folders), "VIRTUAL_ENV": str(HOME)}
+
+
+def say(text: str) -> None:
+    """One line about what is being done."""
+    print(f"[dev] {text}", flush=True)
+
+
+def run(*command: object) -> int:
+    """Run a command in the repository and return its exit code."""
+    argv = [str(part) for part in command]
+    argv[0] = shutil.which(argv[0], path=environment()["PATH"]) or argv[0]
+    try:
+        return subprocess.run(argv, cwd=ROOT, env=environment(), check=False).returncode
+    except FileNotFoundError:
+        say(f"{command[0]} is not there")
+        return 127
+
+
+def asked(python: object, code: str) -> str | None:
+    """The last line that a Python prints for some code; None if it fails."""
+    argv = [str(python), "-c", code]
+    done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    lines = done.stdout.split("\n")
+    return lines[-2] if done.returncode == 0 and len(lines) > 1 else None
+
+
+def torch_folder(python: object) -> str | None:
+    """The folder from which a Python imports torch; None if it cannot."""
+    return asked(python, "import os, torch; print(os.path.dirname(os.path.dirname(torch.__file__)))")
+
+
+def create(theirs: str | None) -> None:
+    """Make a fresh .venv that sees `theirs`, the folder of an importable torch, if there is one."""
+    say(f"creating {HOME.name} with Python {sys.version.split()[0]}")
+    in_venv = sys.prefix != sys.base_prefix
+    shared = theirs is not None and not in_venv
+    venv.EnvBuilder(clear=True, symlinks=os.name != "nt", system_site_packages=shared).create(HOME)
+    if theirs is not None and in_venv:
+        # The packages of a venv are no system's: the new venv sees them through a path file.
+        site = asked(PYTHON, "import sysconfig; print(sysconfig.get_path('purelib'))")
+        Path(str(site), "inherited-torch.pth").write_text(theirs + "\n", encoding="utf-8")
+
+
+def install(what: str, *requirements: str) -> None:
+    """Install into .venv with the calling Python's pip, or stop with a sentence."""
+    say(f"installing {what}")
+    if code := run(sys.executable, "-m", "pip", "--python", PYTHON, *INSTALL, *requirements):
+        sys.exit(
+            f"[dev] could not install {what} (pip ended with {code}); pip 22.3 or newer and a package index needed"
+        )
+
+
+def set_up() -> None:
+    """Make .venv hold torch, the package and what the tests need; at once done if it does already."""
+    digest = hashlib.sha256()
+    for name in ("pyproject.toml", "dev.py"):
+        digest.update((ROOT / name).read_bytes())
+    # A new Python or torch wants a new venv, new requirements only another pip run.
+    which = f"{sys.version} {sys.executable} {TORCH} {ROOT}".replace("\n", " ")
+    wanted = [which, digest.hexdigest()]
+    found = STAMP.read_text(encoding="utf-8").splitlines() if STAMP.is_file() and PYTHON.exists() else []
+    if found == wanted:
+        return
+    if found[:1] != wanted[:1]:
+        create(torch_folder(sys.executable))
+    STAMP.write_text(which + "\n", encoding="utf-8")
+    theirs = torch_folder(PYTHON)
+    if theirs:
+        say(f"using the torch in {theirs}")
+    else:
+        install(TORCH, TORCH)
+    install("ckptguard and what its tests need", "--editable", ".[test]")
+    STAMP.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+
+
+def demo(arguments: list[str]) -> int:
+    """Set up and run the demo."""
+    set_up()
+    return run(PYTHON, "examples/demo.py", *arguments)
+
+
+def test(arguments: list[str]) -> int:
+    """Set up and run every check; pytest comes last, and its closing line is the last where all passed."""
+    set_up()
+    failed = []
+    for check in CHECKS:
+        say(" ".join(check))
+        if run(*check):
+            failed.append(" ".join(check))
+    say("pytest")
+    code = run(PYTHON, "-m", "pytest", *arguments)
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return code or int(bool(failed))
+
+
+def main(arguments: list[str]) -> int:
+    """Do what the first argument says."""
+    verb = arguments[0] if arguments else ""
+    if verb == "demo":
+        return demo(arguments[1:])
+    if verb == "test":
+        return test(arguments[1:])
+    if verb == "setup":
+        set_up()
+        return 0
+    print(__doc__)
+    return 0 if verb in ("-h", "--help") else 2
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

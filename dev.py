@@ -11,7 +11,7 @@ requirement in CKPTGUARD_TORCH is installed (default torch==2.13.0).
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - this is the one file that an older Python gets to see
-    sys.exit("ckptguard needs Python 3.11 or newer; this is {} ({})".format(sys.version.split()[0], sys.executable))
+    sys.exit(f"ckptguard needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable})")
 
 import hashlib
 import os
@@ -27,7 +27,7 @@ HOME = ROOT / ".venv"
 STAMP = HOME / "ckptguard-stamp"
 BIN = HOME / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
-INSTALL = ("install", "--quiet", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+INSTALL = ("install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
 # What a launcher sets would make torch believe that it is one rank of many; the others would mislead the venv's Python.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
@@ -85,10 +85,9 @@ def create(theirs: str | None) -> None:
 def install(what: str, *requirements: str) -> None:
     """Install into .venv with the calling Python's pip, or stop with a sentence."""
     say(f"installing {what}")
-    if code := run(sys.executable, "-m", "pip", "--python", PYTHON, *INSTALL, *requirements):
-        sys.exit(
-            f"[dev] could not install {what} (pip ended with {code}); pip 22.3 or newer and a package index needed"
-        )
+    code = run(sys.executable, "-m", "pip", "--python", PYTHON, *INSTALL, *requirements)
+    if code:
+        sys.exit(f"[dev] could not install {what}: pip (22.3 or newer is needed) ended with {code}")
 
 
 def set_up() -> None:

@@ -1,0 +1,56 @@
+"""Bytes under keys: `open_storage` opens a local path or any fsspec URL behind one contract (`protocol.py`)."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ckptguard.errors import NotFoundError, ObjectMissingError
+from ckptguard.names import escape
+from ckptguard.storage.protocol import Entry, Reader, Storage
+
+__all__ = ["Entry", "Reader", "Storage", "normalise_url", "open_storage"]
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
+_LOCAL = ("file://", "local://")
+
+
+def normalise_url(url: str | os.PathLike[str]) -> str:
+    """One spelling for one place: an absolute path (links are not resolved), or a URL without a trailing slash."""
+    text = os.fspath(url)
+    for scheme in _LOCAL:
+        if text.startswith(scheme):
+            text = text.removeprefix(scheme)
+            return os.path.abspath(text)
+    if not _SCHEME.match(text):
+        return os.path.abspath(os.path.expanduser(text))
+    if text.startswith("memory://"):
+        # The memory file system has no hosts: memory:///a and memory://a are one place.
+        return "memory://" + text.removeprefix("memory://").strip("/")
+    return text.rstrip("/")
+
+
+def open_storage(url: str | os.PathLike[str], *, must_exist: bool = True) -> Storage:
+    """The storage rooted at a local path, a ``file://`` URL or any other fsspec URL.
+
+    NotFoundError if `must_exist` and there is no folder there; SettingsError for a URL that nothing here can open.
+    Opening reads nothing else and writes nothing.
+    """
+    place = normalise_url(url)
+    storage: Storage
+    if _SCHEME.match(place):
+        from ckptguard.storage.remote import open_remote
+
+        storage = open_remote(place)
+    else:
+        from ckptguard.storage.local import LocalStorage
+
+        storage = LocalStorage(place)
+    if must_exist:
+        try:
+            found = storage.stat("").kind == "folder"
+        except ObjectMissingError:
+            found = False
+        if not found:
+            raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path or URL")
+    return storage

@@ -1,0 +1,76 @@
+"""Local files that appear whole under their final name or not at all, and never replace anything."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+
+from ckptguard.storage.local_folders import sync_folder
+from ckptguard.storage.system_calls import UNSUPPORTED, rename_exclusively
+
+# Hard links are refused on FAT and some network file systems, and by the kernel for other people's files.
+NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
+
+
+@contextlib.contextmanager
+def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
+    """A new temporary file (descriptor, name) in a folder; whatever happens, its name is gone afterwards."""
+    name = f".tmp-{secrets.token_hex(8)}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(name, flags, mode, dir_fd=folder)
+    try:
+        yield descriptor, name
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+
+def publish(folder: int, descriptor: int, temporary_name: str, name: str) -> None:
+    """Give a finished temporary file its final name, durably; FileExistsError if the name is taken."""
+    os.fsync(descriptor)
+    try:
+        os.link(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost: two names mean that the first one had succeeded.
+        if os.fstat(descriptor).st_nlink < 2:
+            raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        move_exclusively(folder, temporary_name, folder, name, is_folder=False)
+    sync_folder(folder)
+
+
+def move_exclusively(source_folder: int, source: str, target_folder: int, target: str, *, is_folder: bool) -> None:
+    """One rename that replaces nothing; FileExistsError if the target exists."""
+    try:
+        rename_exclusively(source_folder, source, target_folder, target)
+        return
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    if is_folder:
+        # rename() replaces an empty folder and nothing else, and mkdir is exclusive: reserve the name, then rename.
+        os.mkdir(target, dir_fd=target_folder)
+    else:
+        # The last resort: reserve the name exclusively, then rename over it. For an instant a reader may see an
+        # empty file, which every reader of records takes for absent.
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target_folder))
+    try:
+        os.rename(source, target, src_dir_fd=source_folder, dst_dir_fd=target_folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            (os.rmdir if is_folder else os.unlink)(target, dir_fd=target_folder)
+        raise
+
+
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write the whole buffer at an offset."""
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(descriptor, left, offset)
+        left, offset = left[count:], offset + count

@@ -21,8 +21,20 @@ _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 DEEPEST = 64
 
 
-def open_root(root: str) -> int:
+def open_root(root: str, *, make: bool = False) -> int:
     """The root's descriptor. The user named the root, so the root itself may be a link."""
+    try:
+        return os.open(root, _ENTER)
+    except FileNotFoundError:
+        if not make:
+            raise
+    above = open_root(os.path.dirname(root), make=True)
+    try:
+        with contextlib.suppress(FileExistsError):  # another writer was faster
+            os.mkdir(root)
+            sync_folder(above)
+    finally:
+        os.close(above)
     return os.open(root, _ENTER)
 
 
@@ -38,7 +50,7 @@ def _enter(folder: int, name: str) -> int:
 @contextlib.contextmanager
 def folder_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
     """The descriptor of the folder under `parts`; with `make`, absent folders are made durably."""
-    current = open_root(root)
+    current = open_root(root, make=make)
     try:
         for name in parts:
             try:

@@ -136,6 +136,9 @@ def test(arguments: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     """Do what the first argument says."""
+    if Path(sys.prefix) == HOME:
+        # Called from inside the venv that we may have to make anew: step outside first.
+        os.execv(sys._base_executable, [sys._base_executable, __file__, *arguments])
     verb = arguments[0] if arguments else ""
     if verb == "demo":
         return demo(arguments[1:])

@@ -50,6 +50,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spans: tuple[Span, ...] = ()
     tensors: tuple[Tensor, ...] = ()
     globals: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # tied names that the file states without storing them again
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -59,9 +59,9 @@ def _renamed(name: str, prefix: tuple[str, str]) -> str:
 
 def _prefix_change(reference: TensorSchema, found: TensorSchema) -> tuple[str, str] | None:
     """(prefix added, prefix removed) that makes the found names the reference's, all of them."""
-    for added in ("", *PREFIXES):
-        for removed in ("", *PREFIXES):
-            if added != removed and all(n.startswith(added) for n in found):
-                if {_renamed(n, (added, removed)) for n in found} == set(reference):
-                    return added, removed
+    candidates = [(a, r) for a in ("", *PREFIXES) for r in ("", *PREFIXES) if a != r]
+    for added, removed in candidates:
+        fits = all(n.startswith(added) for n in found)
+        if fits and {_renamed(n, (added, removed)) for n in found} == set(reference):
+            return added, removed
     return None

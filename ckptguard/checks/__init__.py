@@ -1,0 +1,50 @@
+"""Pure functions from evidence to findings. One file a check, one line in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ckptguard.checks.completeness import check_completeness
+from ckptguard.checks.digests import check_digests
+from ckptguard.checks.evidence import Evidence
+from ckptguard.checks.finite import check_finite
+from ckptguard.checks.headroom import check_headroom, largest_weight
+from ckptguard.checks.pickle_safety import check_pickle_safety
+from ckptguard.checks.resumable import check_resumable, roles_present
+from ckptguard.checks.schema import check_schema
+from ckptguard.checks.structure import check_structure
+from ckptguard.verdict import Facts, Finding
+
+CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
+    check_structure,
+    check_completeness,
+    check_digests,
+    check_finite,
+    check_schema,
+    check_pickle_safety,
+    check_resumable,
+    check_headroom,
+)
+
+__all__ = ["CHECKS", "Evidence", "facts_of", "run_checks"]
+
+
+def run_checks(evidence: Evidence) -> list[Finding]:
+    """All findings of all checks, in the table's order."""
+    return [finding for check in CHECKS for finding in check(evidence)]
+
+
+def facts_of(evidence: Evidence) -> Facts:
+    """The numbers that later checks of the series will compare with."""
+    largest, name, _ = largest_weight(evidence)
+    constant = tuple(
+        t.name
+        for t in evidence.tensors()
+        if t.role == "model" and len(t.shape) >= 2 and t.numbers is not None and t.numbers.constant
+    )
+    return Facts(
+        largest_magnitude=largest if name is not None else None,
+        largest_tensor=name,
+        constant=constant[:1000],
+        resumable=roles_present(evidence),
+    )

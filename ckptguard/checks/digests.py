@@ -1,0 +1,98 @@
+"""Are the bytes those that were sealed, or those that a checksum file states?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptguard.checks.evidence import Evidence
+from ckptguard.manifest import File
+from ckptguard.scan.result import ScannedFile
+from ckptguard.verdict import Finding, Severity
+
+
+def check_digests(evidence: Evidence) -> Iterator[Finding]:
+    """An error for each span, envelope or file that differs, naming the tensors of a damaged span."""
+    yield from _stated_sums(evidence)
+    if evidence.sealed is None:
+        return
+    for sealed in evidence.sealed.files:
+        found = evidence.scan.file(sealed.path)
+        if found is not None:  # a missing file is check_completeness's
+            yield from _compare(sealed, found, evidence.placed_digests.get(sealed.path))
+
+
+def same_content(sealed: File, found: ScannedFile) -> bool:
+    """Whether a file's bytes are those of the manifest: same size, spans and BLAKE3 digests."""
+    places = [(s.offset, s.length) for s in found.structure.spans]
+    return (
+        sealed.size == found.entry.size
+        and sealed.envelope == found.envelope
+        and [(s.offset, s.length) for s in sealed.spans] == places
+        and all(s.blake3 == d for s, d in zip(sealed.spans, found.span_digests, strict=True))
+    )
+
+
+def changed_spans(sealed: File, found: ScannedFile, placed: Sequence[str | None] | None) -> list[int]:
+    """Numbers of the sealed spans whose bytes differ (or are gone)."""
+    digests: Sequence[str | None] = placed if placed is not None else found.span_digests
+    if len(digests) != len(sealed.spans):
+        return list(range(len(sealed.spans)))
+    return [i for i, (s, d) in enumerate(zip(sealed.spans, digests, strict=True)) if s.blake3 != d]
+
+
+def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | None) -> Iterator[Finding]:
+    if same_content(sealed, found):
+        if sealed.md5 and found.md5 and sealed.md5 != found.md5:
+            # BLAKE3 agrees and MD5 does not: the record is wrong, not the file; never silently good.
+            yield _finding(sealed.path, None, "MD5 differs although BLAKE3 agrees", sealed.md5, found.md5)
+        return
+    if sealed.size != found.entry.size:
+        expected, size = f"{sealed.size} bytes", f"{found.entry.size} bytes"
+        yield _finding(sealed.path, None, "the size differs from the one that was sealed", expected, size)
+    for number in changed_spans(sealed, found, placed):
+        names = [t.name for t in sealed.tensors if t.span == number]
+        more = f" (shared by {len(names)} tensors)" if len(names) > 1 else ""
+        span = sealed.spans[number]
+        digest = (placed or found.span_digests)[number] if number < len(placed or found.span_digests) else None
+        yield _finding(
+            sealed.path,
+            names[0] if names else None,
+            f"the bytes of this tensor are not those that were sealed{more}",
+            f"blake3 {span.blake3[:16]}",
+            f"blake3 {digest[:16]}" if digest else None,
+        )
+    if sealed.envelope != found.envelope and placed is None:
+        yield _finding(
+            sealed.path,
+            None,
+            "bytes outside the tensors (header, directory, pickle) are not those that were sealed",
+            f"blake3 {sealed.envelope[:16]}",
+            f"blake3 {found.envelope[:16]}",
+        )
+    elif placed is not None:
+        yield _finding(sealed.path, None, "the tensors no longer lie where they were sealed", None, None)
+
+
+def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
+    for path, (algorithm, expected) in sorted(evidence.expected_sums.items()):
+        file = evidence.scan.file(path)
+        if file is None:
+            message = "the checksum file lists it, but it is not there"
+            yield Finding(check="digests", severity=Severity.ERROR, message=message, file=path)
+            continue
+        found = file.sums.get(algorithm) or (file.md5 if algorithm == "md5" else None)
+        if found != expected:
+            message = f"{algorithm} is not the one that the checksum file states"
+            yield _finding(path, None, message, expected, found)
+
+
+def _finding(file: str, tensor: str | None, message: str, expected: str | None, found: str | None) -> Finding:
+    return Finding(
+        check="digests",
+        severity=Severity.ERROR,
+        message=message,
+        file=file,
+        tensor=tensor,
+        expected=expected,
+        found=found,
+    )

@@ -1,0 +1,58 @@
+"""What checks look at: values only. A new check costs no new pass over the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptguard.layouts import Checkpoint, Gap
+from ckptguard.manifest import Manifest
+from ckptguard.scan.result import Numbers, Scan, ScannedFile
+from ckptguard.verdict import Facts
+
+
+class ScannedTensor(NamedTuple):
+    """One tensor as it was found, with the role that the layout gave it."""
+
+    file: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    span: int | None
+    numbers: Numbers | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Everything that is known about a checkpoint when it is judged.
+
+    `sealed` is the manifest of this very generation (None at first sight). `reference` is the manifest that keys,
+    shapes and dtypes must match, and `reference_facts` the numbers of its verdict. `placed_digests` are digests of
+    the sealed spans' places in files whose own structure no longer has these spans (None: the file ends before).
+    `in_run`: saved by the user's own training, as opposed to a stray file of unknown origin.
+    """
+
+    checkpoint: Checkpoint
+    scan: Scan
+    roles: Mapping[str, tuple[str, ...]]
+    gaps: tuple[Gap, ...] = ()
+    sealed: Manifest | None = None
+    reference: Manifest | None = None
+    reference_facts: Facts | None = None
+    placed_digests: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    in_run: bool = True
+    known_globals: frozenset[str] | None = None
+    allow_nonfinite: tuple[str, ...] = ()
+    trust_globals: tuple[str, ...] = ()
+    expected_sums: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (algorithm, hex digest)
+
+    def tensors(self) -> list[ScannedTensor]:
+        """All tensors of all files, in file order."""
+        return [tensor for file in self.scan.files for tensor in self.tensors_of(file)]
+
+    def tensors_of(self, file: ScannedFile) -> list[ScannedTensor]:
+        """The tensors of one file."""
+        places = zip(file.structure.tensors, self.roles[file.entry.key], file.numbers, strict=True)
+        return [ScannedTensor(file.entry.key, t.name, t.dtype, t.shape, r, t.span, n) for t, r, n in places]

@@ -1,0 +1,135 @@
+"""Are weights, buffers, optimizer state and the numbers beside them finite?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from ckptguard.checks.evidence import Evidence, ScannedTensor
+from ckptguard.layouts.roles import file_role, key_role
+from ckptguard.scan.result import Numbers
+from ckptguard.verdict import Finding, Severity
+
+_STATE_ROLES = ("model", "optimizer", "ema")
+_RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum")
+
+
+def check_finite(evidence: Evidence) -> Iterator[Finding]:
+    """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice.
+
+    A mask (no NaN, no +Inf, -Inf beside one single finite value) and what was bit for bit so in the reference are
+    notices too, and so are tensors that the user allows.
+    """
+    same = _unchanged_spans(evidence)
+    matrices = []
+    for tensor in evidence.tensors():
+        numbers = tensor.numbers
+        if numbers is None or not numbers.count:
+            continue
+        if tensor.role == "model" and len(tensor.shape) >= 2:
+            matrices.append(tensor)
+        if numbers.nan or numbers.posinf or numbers.neginf:
+            yield _non_finite(evidence, tensor, numbers, in_reference=(tensor.file, tensor.name) in same)
+    yield from _degenerate(evidence, matrices)
+    yield from _loose_numbers(evidence)
+
+
+def is_mask(numbers: Numbers) -> bool:
+    """No NaN, no +Inf, and -Inf beside one single finite value: how attention masks are written."""
+    return bool(numbers.neginf) and not numbers.nan and not numbers.posinf and numbers.single_finite
+
+
+def _non_finite(evidence: Evidence, tensor: ScannedTensor, numbers: Numbers, *, in_reference: bool) -> Finding:
+    count = numbers.nan + numbers.posinf + numbers.neginf
+    what = ", ".join(
+        f"{n} {word}" for n, word in ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf")) if n
+    )
+    message = f"{what} of {numbers.count} elements, the first at index {numbers.first_bad}"
+    severity = Severity.NOTICE
+    if tensor.role not in _STATE_ROLES:
+        message += "; it is no model or optimizer state"
+    elif any(fnmatchcase(tensor.name, pattern) for pattern in evidence.allow_nonfinite):
+        message += "; allowed by --allow-nonfinite"
+    elif in_reference and is_mask_like(numbers):
+        message += "; bit for bit as in the reference"
+    elif is_mask(numbers) and tensor.role == "model":
+        message += "; it looks like a mask"
+    else:
+        severity = Severity.ERROR
+        message += f' (if it must be so: --allow-nonfinite "{tensor.name}")'
+    return Finding(
+        check="finite", severity=severity, message=message, file=tensor.file, tensor=tensor.name, count=count
+    )
+
+
+def is_mask_like(numbers: Numbers) -> bool:
+    """What a constant buffer may hold: infinities, but never NaN."""
+    return not numbers.nan
+
+
+def _unchanged_spans(evidence: Evidence) -> set[tuple[str, str]]:
+    """(file, tensor) whose bytes are those of the reference."""
+    if evidence.reference is None:
+        return set()
+    before = {
+        (t.name, t.role): f.spans[t.span].blake3
+        for f in evidence.reference.files
+        for t in f.tensors
+        if t.span is not None
+    }
+    same = set()
+    for file in evidence.scan.files:
+        for tensor in evidence.tensors_of(file):
+            if tensor.span is not None and before.get((tensor.name, tensor.role)) == file.span_digests[tensor.span]:
+                same.add((tensor.file, tensor.name))
+    return same
+
+
+def _degenerate(evidence: Evidence, matrices: list[ScannedTensor]) -> Iterator[Finding]:
+    """Files of zeros pass every digest: a model whose float matrices are all zero is bad."""
+    if matrices and all(t.numbers is not None and t.numbers.zero for t in matrices):
+        message = f"all {len(matrices)} float matrices of the model are zero"
+        yield Finding(
+            check="finite", severity=Severity.ERROR, message=message, file=matrices[0].file, tensor=matrices[0].name
+        )
+    elif evidence.reference_facts is not None:
+        for tensor in matrices:
+            numbers = tensor.numbers
+            if (
+                numbers is not None
+                and numbers.constant
+                and numbers.count > 1
+                and tensor.name not in evidence.reference_facts.constant
+            ):
+                yield Finding(
+                    check="finite",
+                    severity=Severity.WARNING,
+                    message="all its elements are equal, which was not so in the reference",
+                    file=tensor.file,
+                    tensor=tensor.name,
+                )
+
+
+def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
+    """Python numbers in optimizer, scheduler and scaler subtrees.
+
+    An infinite `best` of ReduceLROnPlateau is as it should be, so infinity weighs only in a loss scale or a rate.
+    """
+    for file in evidence.scan.files:
+        stated = file_role(file.entry.key)
+        for leaf in file.structure.leaves:
+            if math.isfinite(leaf.value):
+                continue
+            role = stated if stated not in ("", "model") else key_role(leaf.name)
+            heavy = role in ("optimizer", "scheduler", "scaler") and (
+                math.isnan(leaf.value) or role == "scaler" or leaf.name.rpartition(".")[2] in _RATES
+            )
+            yield Finding(
+                check="finite",
+                severity=Severity.ERROR if heavy else Severity.NOTICE,
+                message=f"this number is {leaf.value}",
+                file=file.entry.key,
+                tensor=leaf.name,
+                count=1,
+            )

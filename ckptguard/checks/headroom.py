@@ -1,0 +1,34 @@
+"""How near are the weights to what fp16 can hold?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptguard.checks.evidence import Evidence
+from ckptguard.verdict import Finding, Severity
+
+FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
+_GROWTH = 10.0
+
+
+def check_headroom(evidence: Evidence) -> Iterator[Finding]:
+    """A notice when the largest weight passes half of fp16's range, or grew tenfold since the reference."""
+    largest, name, file = largest_weight(evidence)
+    if name is None:
+        return
+    if largest > FP16_LIMIT / 2:
+        message = f"the largest magnitude {largest:.6g} is {largest / FP16_LIMIT:.0%} of what fp16 can hold"
+        yield Finding(check="headroom", severity=Severity.NOTICE, message=message, file=file, tensor=name)
+    before = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
+    if before and largest > _GROWTH * before:
+        message = f"the largest magnitude grew from {before:.6g} to {largest:.6g} since the reference"
+        yield Finding(check="headroom", severity=Severity.NOTICE, message=message, file=file, tensor=name)
+
+
+def largest_weight(evidence: Evidence) -> tuple[float, str | None, str | None]:
+    """(magnitude, tensor, file) of the largest finite weight; (0.0, None, None) without weights."""
+    best: tuple[float, str | None, str | None] = (0.0, None, None)
+    for tensor in evidence.tensors():
+        if tensor.role == "model" and tensor.numbers is not None and tensor.numbers.largest > best[0]:
+            best = (tensor.numbers.largest, tensor.name, tensor.file)
+    return best

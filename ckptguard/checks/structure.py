@@ -1,0 +1,28 @@
+"""Is every file whole and readable as its format, and a regular file?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptguard.checks.evidence import Evidence
+from ckptguard.formats import tensor_suffix
+from ckptguard.verdict import Finding, Severity
+
+
+def check_structure(evidence: Evidence) -> Iterator[Finding]:
+    """An error for each structural problem; a warning for what is no regular file and holds no tensors."""
+    for file in evidence.scan.files:
+        for problem in file.structure.problems:
+            yield Finding(
+                check="structure",
+                severity=Severity.ERROR,
+                message=problem.message,
+                file=file.entry.key,
+                tensor=problem.tensor,
+                expected=problem.expected,
+                found=problem.found,
+            )
+    for entry in evidence.checkpoint.irregular:
+        what = "a link; links are not followed" if entry.kind == "link" else "not a regular file"
+        severity = Severity.ERROR if tensor_suffix(entry.key) else Severity.WARNING
+        yield Finding(check="structure", severity=severity, message=f"{what}: it was not read", file=entry.key)

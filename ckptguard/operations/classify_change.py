@@ -1,0 +1,94 @@
+"""Damage or re-save? A sealed path holds other bytes than its manifest says. Pure; in doubt it is damage."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from ckptguard.checks.digests import same_content
+from ckptguard.manifest import File, Manifest
+from ckptguard.scan.result import ScannedFile
+from ckptguard.storage.protocol import Entry
+
+
+class Change(enum.Enum):
+    """How the content found differs from the content sealed."""
+
+    SAME = "same"
+    DAMAGED = "damaged"
+    RESAVED = "resaved"  # a new generation
+    RESAVING = "resaving"  # some files were written anew, others not yet
+
+
+def is_new(sealed: File, entry: Entry | None) -> bool:
+    """Whether the storage says that a file was written again since it was sealed (or is gone).
+
+    A file whose times and inode were never recorded cannot be told to be new.
+    """
+    if entry is None:
+        return True
+    pairs = ((sealed.mtime_ns, entry.mtime_ns), (sealed.inode, entry.inode), (sealed.etag, entry.etag))
+    return any(a is not None and b is not None and a != b for a, b in pairs)
+
+
+def classify_change(
+    sealed: Manifest,
+    found: Mapping[str, ScannedFile],
+    *,
+    whole: bool,
+    last_written: str,
+    ever_good: bool,
+    sealed_by_writer: bool,
+    other_contents: Sequence[Manifest] = (),
+) -> Change:
+    """Compare the files found (by key) with the manifest.
+
+    A re-save is: every file with tensors and the layout's last-written file are new, the structure is `whole`, more
+    than one tensor and at least half of the float tensors differ, and the content is not that of another step
+    (`other_contents`: a stale copy is damage). A generation that never was GOOD has nothing to lose: there new files
+    and a whole structure suffice. Our own layout never writes over a name, so there every change is damage.
+    """
+    if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
+        return Change.SAME
+    if sealed_by_writer:
+        return Change.DAMAGED
+    entries = {key: file.entry for key, file in found.items()}
+    last = last_written if sealed.path in (".", "") else f"{sealed.path}/{last_written}"
+    must_be_new = [f for f in sealed.files if f.tensors or (last_written and f.path == last)] or list(sealed.files)
+    new = [f for f in must_be_new if is_new(f, entries.get(f.path))]
+    if len(new) == len(must_be_new):
+        if not whole:
+            return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in new) else Change.DAMAGED
+        if not ever_good:
+            return Change.RESAVED
+        if not _most_tensors_differ(sealed.files, found) or any(_same_tensors(m, found) for m in other_contents):
+            return Change.DAMAGED
+        return Change.RESAVED
+    if new and all(_looks_rewritten(f, found.get(f.path)) for f in new):
+        return Change.RESAVING
+    return Change.DAMAGED
+
+
+def _looks_rewritten(sealed: File, found: ScannedFile | None) -> bool:
+    """Whether one new file looks like a writer's work, finished or not, instead of damage to the old bytes."""
+    if found is None or found.structure.truncated or not sealed.tensors:
+        return True
+    return _most_tensors_differ([sealed], {sealed.path: found}) and not found.structure.problems
+
+
+def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
+    """More than one tensor, and at least half of all float tensors of more than one element."""
+    held = {digest for file in found.values() for digest in file.span_digests}
+    total = differing = 0
+    for file in sealed:
+        for tensor in file.tensors:
+            is_float = tensor.dtype.startswith(("float", "bfloat", "complex"))
+            if tensor.span is not None and is_float and file.spans[tensor.span].length > 8:
+                total += 1
+                differing += file.spans[tensor.span].blake3 not in held
+    return differing > 1 and differing * 2 >= total
+
+
+def _same_tensors(other: Manifest, found: Mapping[str, ScannedFile]) -> bool:
+    spans = sorted(s.blake3 for f in other.files for s in f.spans)
+    return bool(spans) and spans == sorted(d for f in found.values() for d in f.span_digests)

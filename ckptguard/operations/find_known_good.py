@@ -1,0 +1,124 @@
+"""Which checkpoint may training go back to? Answered from the records and the presence of files, without reading
+tensor bytes: whoever loads it verifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from ckptguard.errors import NoKnownGoodError, ObjectMissingError
+from ckptguard.known_good import Standing
+from ckptguard.manifest import Manifest
+from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.keep import is_good, kept_matches
+from ckptguard.records.kept import KeptCopy, read_kept
+from ckptguard.records.run import Run
+from ckptguard.verdict import Outcome
+
+
+class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint to go back to. `path` is usable as it is; `kept`: it is the protected copy."""
+
+    path: str
+    series: str
+    step: int | None
+    id: str
+    kept: bool
+    verified_at: str
+    reason: str
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A known-good checkpoint with what is needed to use it. `in_place` and `copy` say where it is present."""
+
+    answer: KnownGood
+    key: Key
+    manifest: Manifest
+    in_place: bool
+    copy: KeptCopy | None
+
+
+def find_known_good(run: Run, *, before_step: int | None = None, series: str | None = None) -> KnownGood:
+    """The newest GOOD checkpoint, not SUSPECT, that is present. `before_step` is exclusive.
+
+    Without `series` the highest step of all series wins. NoKnownGoodError if there is none.
+    """
+    found = known_good_candidates(run, load_history(run), before_step=before_step, series=series, most=1)
+    if not found:
+        before = f" before step {before_step}" if before_step is not None else ""
+        raise NoKnownGoodError(
+            f"{run.url} has no known-good checkpoint{before}", hint=f"ckptguard verify {run.url} says what there is"
+        )
+    return found[0].answer
+
+
+def known_good_candidates(
+    run: Run,
+    history: History,
+    *,
+    before_step: int | None = None,
+    series: str | None = None,
+    exclude: Collection[str] = (),
+    most: int | None = None,
+) -> list[Candidate]:
+    """Known-good checkpoints, best first: highest step, then newest generation."""
+    standings: list[tuple[str, Standing]] = []
+    for name in [series] if series is not None else sorted(history.names):
+        for key, standing in history.standings(name).items():
+            eligible = standing.step is not None and (before_step is None or standing.step < before_step)
+            if eligible and standing.id not in exclude and is_good(history, name, key):
+                standings.append((name, standing))
+    standings.sort(key=lambda pair: (pair[1].step or 0, pair[1].generation), reverse=True)
+    found: list[Candidate] = []
+    for name, standing in standings:
+        candidate = _candidate(run, history, name, standing)
+        if candidate is not None:
+            found.append(candidate)
+            if most is not None and len(found) >= most:
+                break
+    return found
+
+
+def _candidate(run: Run, history: History, series: str, standing: Standing) -> Candidate | None:
+    key = (standing.step, standing.generation)
+    verdict, manifest = history.verdict(series, key), history.manifest(series, key)
+    if verdict is None or manifest is None:
+        return None
+    damaged = verdict.outcome is not Outcome.GOOD
+    if damaged and not is_good(history, series, key):
+        return None
+    in_place = (
+        not damaged
+        and history.current(series, standing.step, manifest.path) == key
+        and all(_has_size(run, f.path, f.size) for f in manifest.files)
+    )
+    copy = read_kept(run, series, *key)
+    if copy is not None and not kept_matches(run, copy, manifest):
+        copy = None
+    if not in_place and copy is None:
+        return None
+    if in_place:
+        path, reason = run.usable(manifest.path), f"verified {verdict.checked_at}, in place"
+    else:
+        assert copy is not None
+        why = "its place is damaged" if damaged else "it is no longer in place"
+        path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, this is the kept copy"
+    answer = KnownGood(
+        path=path,
+        series=series,
+        step=standing.step,
+        id=standing.id,
+        kept=not in_place,
+        verified_at=verdict.checked_at,
+        reason=reason,
+    )
+    return Candidate(answer=answer, key=key, manifest=manifest, in_place=in_place, copy=copy)
+
+
+def _has_size(run: Run, key: str, size: int) -> bool:
+    try:
+        entry = run.storage.stat(key)
+    except ObjectMissingError:
+        return False
+    return entry.kind == "file" and entry.size == size

@@ -1,0 +1,111 @@
+"""What the records say about a run: one look, shared by the operations of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckptguard.errors import RecordsError
+from ckptguard.known_good import Standing, parse_verdict_name, standings
+from ckptguard.manifest import Manifest
+from ckptguard.records.ledger import latest_verdict, ledger_names
+from ckptguard.records.manifests import read_manifest, sealed_generations
+from ckptguard.records.quarantine import quarantined_generations
+from ckptguard.records.run import Run
+from ckptguard.records.run_settings import accepted_references
+from ckptguard.verdict import Outcome, Verdict
+
+Key = tuple[int | None, int]
+
+
+@dataclass
+class History:
+    """Ledger names, manifests and quarantine marks of a run, read on demand and remembered."""
+
+    run: Run
+    names: dict[str, list[str]]
+    quarantined: dict[str, set[Key]]
+    _sealed: dict[str, list[Key]] = field(default_factory=dict)
+    _manifests: dict[tuple[str, int | None, int], Manifest | None] = field(default_factory=dict)
+
+    def standings(self, series: str) -> dict[Key, Standing]:
+        """The current standing of each generation of a series, by names alone."""
+        return standings(self.names.get(series, ()))
+
+    def sealed(self, series: str) -> list[Key]:
+        """(step, generation) of a series' manifests."""
+        if series not in self._sealed:
+            self._sealed[series] = sealed_generations(self.run, series)
+        return self._sealed[series]
+
+    def manifest(self, series: str, key: Key) -> Manifest | None:
+        """A manifest, or None; one that cannot be read does not exist."""
+        full = (series, *key)
+        if full not in self._manifests:
+            try:
+                self._manifests[full] = read_manifest(self.run, series, *key)
+            except RecordsError:
+                self._manifests[full] = None
+        return self._manifests[full]
+
+    def verdict(self, series: str, key: Key) -> Verdict | None:
+        """The verdict that counts for a generation."""
+        return latest_verdict(self.run, series, *key, self.names.get(series, []))
+
+    def generations(self, series: str, step: int | None) -> list[int]:
+        """Every generation of a step that any record knows, ascending."""
+        keys = {*self.sealed(series), *self.standings(series), *self.quarantined.get(series, ())}
+        return sorted(generation for s, generation in keys if s == step)
+
+    def current(self, series: str, step: int | None, path: str) -> Key | None:
+        """The generation whose content should lie in place under `path`: the newest one that was sealed for this
+        path and not quarantined, unless a newer one was quarantined. None at first sight."""
+        gone = self.quarantined.get(series, set())
+        for generation in reversed(self.generations(series, step)):
+            if (step, generation) in gone:
+                return None
+            manifest = self.manifest(series, (step, generation))
+            if manifest is not None and manifest.path == path:
+                return (step, generation)
+        return None
+
+    def next_generation(self, series: str, step: int | None) -> int:
+        """The number that the next content of a step gets. A generation with verdicts but no manifest (INCOMPLETE
+        so far) is still open and keeps its number."""
+        known = self.generations(series, step)
+        if not known:
+            return 1
+        newest = (step, known[-1])
+        is_open = newest not in self.sealed(series) and newest not in self.quarantined.get(series, ())
+        return known[-1] if is_open else known[-1] + 1
+
+    def was_good(self, series: str, key: Key) -> bool:
+        """Whether any verdict of this generation was ever GOOD."""
+        entries = (parse_verdict_name(name) for name in self.names.get(series, ()))
+        return any(e and (e.step, e.generation) == key and e.outcome is Outcome.GOOD for e in entries)
+
+    def reference(self, series: str, step: int | None, generation: int) -> tuple[Manifest, Verdict | None] | None:
+        """The manifest that a checkpoint's schema must match: the nearest lower-step GOOD of the series, else the
+        nearest higher; of a step without number, the newest earlier GOOD generation. An accepted schema counts as
+        GOOD, and an accepted checkpoint needs no reference."""
+        accepted = accepted_references(self.run, series)
+        if (step, generation) in accepted:
+            return None
+        good = {k for k, s in self.standings(series).items() if s.outcome is Outcome.GOOD} | accepted
+        good.discard((step, generation))
+        if step is None:
+            order = sorted((k for k in good if k[0] is None), key=lambda k: -k[1])
+        else:
+            numbered = [(s, g) for s, g in good if s is not None]
+            lower = sorted((k for k in numbered if k < (step, generation)), reverse=True)
+            higher = sorted(k for k in numbered if k > (step, generation))
+            order = [*lower, *higher]
+        for key in order:
+            manifest = self.manifest(series, key)
+            if manifest is not None:
+                return manifest, self.verdict(series, key)
+        return None
+
+
+def load_history(run: Run) -> History:
+    """Read the names of the ledger and of the quarantine."""
+    return History(run=run, names=ledger_names(run), quarantined=quarantined_generations(run))

@@ -1,0 +1,122 @@
+"""Keep: protected copies of checkpoints, so that rotation, re-saves and crashes cannot take the last good one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptguard.config import Settings
+from ckptguard.errors import ObjectExistsError, SettingsError, StorageError
+from ckptguard.known_good import parse_verdict_name
+from ckptguard.layouts import Checkpoint, step_from_name
+from ckptguard.manifest import Manifest
+from ckptguard.operations.history import History, Key
+from ckptguard.records.clock import utc_now
+from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept
+from ckptguard.records.run import Run
+from ckptguard.storage.protocol import Entry
+from ckptguard.verdict import Outcome
+
+_WEAKEST = ("link", "reflink", "copy")  # a copy made in several ways is only as independent as its weakest file
+
+
+def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings: Settings) -> KeptCopy | None:
+    """Copy a checkpoint aside; None if copies are off or cannot be made on this storage.
+
+    A hard link is made only where the name contains the step and the path was never saved again: an in-place writer
+    changes a link's content too. A reflink is always preferred. StorageFullError leaves nothing behind.
+    """
+    present = read_kept(run, checkpoint.series, checkpoint.step, generation)
+    if present is not None or settings.keep == "none":
+        return present
+    try:
+        storage, run_prefix, records_prefix = run.shared()
+    except SettingsError:
+        return None
+    how = "copy"
+    if settings.keep == "auto":
+        names_step = step_from_name(checkpoint.path.rpartition("/")[2]) is not None
+        how = "link" if names_step and generation == 1 else "clone"
+    folder = kept_folder(checkpoint.series, checkpoint.step, generation)
+    run.records.remove(folder)  # leftovers of a copy that did not finish
+    done = []
+    try:
+        for key in checkpoint.files:
+            done.append(storage.copy(run_prefix + key, f"{records_prefix}{folder}/{key}", how=how))
+    except StorageError:
+        run.records.remove(folder)
+        raise
+    copy = KeptCopy(
+        series=checkpoint.series,
+        step=checkpoint.step,
+        generation=generation,
+        path=checkpoint.path,
+        how=min(done, key=_WEAKEST.index, default="copy"),
+        files=checkpoint.files,
+        kept_at=utc_now(),
+    )
+    try:
+        commit_kept(run, copy)
+    except ObjectExistsError:
+        return read_kept(run, checkpoint.series, checkpoint.step, generation)
+    return copy
+
+
+def release(run: Run, series: str, key: Key) -> None:
+    """Remove a kept copy. The mark goes first: a crash leaves files that are collected later, never half a copy."""
+    folder = kept_folder(series, *key)
+    run.records.remove(folder + ".json")
+    run.records.remove(folder)
+
+
+def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str, Key]]:
+    """Remove the kept copies that nothing asks for any more; what stays are, in each series, the newest `keep_good`
+    GOOD ones, and the newest `keep_pending` without a verdict. Returns what was removed.
+
+    A copy of a generation that was GOOD before its place was damaged counts as GOOD: it was verified when the
+    damage was found, or removed then.
+    """
+    removed = []
+    by_series: dict[str, list[Key]] = {}
+    for series, step, generation in list_kept(run):
+        by_series.setdefault(series, []).append((step, generation))
+    for series, keys in by_series.items():
+        current = history.standings(series)
+        ordered = sorted(keys, key=lambda k: (k[0] if k[0] is not None else -1, k[1]), reverse=True)
+        whole = [k for k in ordered if read_kept(run, series, *k) is not None]
+        good = [k for k in whole if is_good(history, series, k)]
+        pending = [k for k in whole if k not in current]
+        stay = {*good[: settings.keep_good], *pending[: settings.keep_pending]}
+        for key in ordered:
+            if key not in stay:
+                release(run, series, key)
+                removed.append((series, key))
+    return removed
+
+
+def is_good(history: History, series: str, key: Key) -> bool:
+    """Whether the content that was sealed under this generation is good, wherever a whole copy of it lies: it is
+    GOOD now, or it was, until its bytes in place were damaged."""
+    standing = history.standings(series).get(key)
+    if standing is None:
+        return False
+    if standing.outcome in (Outcome.BAD, Outcome.INCOMPLETE):
+        return history.was_good(series, key) and not _was_suspect(history, series, key)
+    return standing.outcome is Outcome.GOOD
+
+
+def _was_suspect(history: History, series: str, key: Key) -> bool:
+    entries = [e for e in map(parse_verdict_name, history.names.get(series, ())) if e and (e.step, e.generation) == key]
+    marks = [e for e in sorted(entries, key=lambda e: e.number) if e.outcome in (Outcome.GOOD, Outcome.SUSPECT)]
+    return bool(marks) and marks[-1].outcome is Outcome.SUSPECT
+
+
+def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry]:
+    """Entries of a kept copy's files by their path in the run."""
+    by_key = {e.key: e for e in entries}
+    return {file: by_key[copy.key(file)] for file in copy.files if copy.key(file) in by_key}
+
+
+def kept_matches(run: Run, copy: KeptCopy, manifest: Manifest) -> bool:
+    """Whether the files of a kept copy are there with the sealed sizes (not yet that their bytes are right)."""
+    entries = kept_checkpoint(copy, run.records.list(copy.folder, recursive=True))
+    return all(f.path in entries and entries[f.path].size == f.size for f in manifest.files)

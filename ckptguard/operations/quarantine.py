@@ -1,0 +1,108 @@
+"""Quarantine: move a checkpoint aside, so that a trainer's own "latest" finds the good one."""
+
+from __future__ import annotations
+
+from ckptguard.errors import ObjectExistsError, ObjectMissingError
+from ckptguard.layouts import Checkpoint
+from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.locking import run_lock
+from ckptguard.records.clock import utc_now
+from ckptguard.records.ledger import append_verdict
+from ckptguard.records.quarantine import Quarantined, mark_quarantined, read_quarantined
+from ckptguard.records.run import Run
+from ckptguard.verdict import Finding, Outcome, Severity, Verdict
+from ckptguard.version import __version__
+
+
+def quarantine(run: Run, path: str, *, reason: str, suspect: bool = True) -> Key:
+    """Move the checkpoint in place under `path` aside; returns its (step, generation).
+
+    With `suspect`, one that was GOOD or had no verdict gets SUSPECT. ObjectMissingError if nothing lies there.
+    """
+    with run_lock(run):
+        checkpoint = find_checkpoint(run, path)
+        if checkpoint is None:
+            raise ObjectMissingError(f"there is no checkpoint {path} in {run.url}", key=path)
+        return quarantine_checkpoint(run, load_history(run), checkpoint, reason=reason, suspect=suspect)
+
+
+def quarantine_checkpoint(
+    run: Run, history: History, checkpoint: Checkpoint, *, reason: str, suspect: bool = True
+) -> Key:
+    """The same for a caller that holds the lock. The mark is written first: a crash before the move is mended by
+    `finish_quarantines`. The next save of that step is a new generation, even with equal bytes."""
+    series, step = checkpoint.series, checkpoint.step
+    key = history.current(series, step, checkpoint.path) or (step, history.next_generation(series, step))
+    if suspect:
+        mark_suspect(run, history, series, key, reason)
+    mark = Quarantined(
+        series=series,
+        step=step,
+        generation=key[1],
+        path=checkpoint.path,
+        files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),
+        signature=tuple((e.key, *e.signature) for e in checkpoint.entries),
+        reason=reason,
+        moved_at=utc_now(),
+    )
+    mark_quarantined(run, mark)
+    history.quarantined.setdefault(series, set()).add(key)
+    _move(run, mark)
+    return key
+
+
+def finish_quarantines(run: Run, history: History) -> None:
+    """Finish moves that a crash cut short. Only what is still byte for byte where and as it was marked is moved: a
+    new save under the same name has other times and inodes."""
+    for series, keys in history.quarantined.items():
+        for key in keys:
+            mark = read_quarantined(run, series, *key)
+            if mark is not None and _still_in_place(run, mark):
+                _move(run, mark)
+
+
+def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str) -> None:
+    """SUSPECT for a generation that is GOOD or has no verdict; worse verdicts stand."""
+    standing = history.standings(series).get(key)
+    if standing is not None and standing.outcome is not Outcome.GOOD:
+        return
+    before = history.verdict(series, key)
+    finding = Finding(check="incident", severity=Severity.SICKNESS, message=reason)
+    append_verdict(
+        run,
+        Verdict(
+            series=series,
+            step=key[0],
+            generation=key[1],
+            outcome=Outcome.SUSPECT,
+            findings=(*(before.findings if before else ()), finding),
+            checked_at=utc_now(),
+            version=__version__,
+        ),
+    )
+    history.names.update(load_history(run).names)
+
+
+def _still_in_place(run: Run, mark: Quarantined) -> bool:
+    left = 0
+    for key, *signature in mark.signature:
+        try:
+            if run.storage.stat(key).signature == tuple(signature):
+                left += 1
+        except ObjectMissingError:
+            continue
+    return left > 0
+
+
+def _move(run: Run, mark: Quarantined) -> None:
+    storage, run_prefix, records_prefix = run.shared()
+    whole = mark.path != "." and all(f == mark.path or f.startswith(mark.path + "/") for f in mark.files)
+    # A folder moves in one piece, with what lies nested in it; model files at the run's root move one by one.
+    for key in [mark.path] if whole else list(mark.files):
+        try:
+            storage.move(run_prefix + key, f"{records_prefix}{mark.folder}/{key}")
+        except ObjectMissingError:
+            continue  # moved before a crash, or rotated away meanwhile
+        except ObjectExistsError:
+            storage.move(run_prefix + key, f"{records_prefix}{mark.folder}.{utc_now().replace(':', '')}/{key}")

@@ -1,0 +1,277 @@
+"""Reconcile: one pass over a run. Find finished saves, protect them, verify them, promote or release their copies.
+
+The daemon, ``--once`` and the guard only loop over this. Storage is the truth: nothing here relies on having seen an
+event, and a pass that is killed at any point is simply made again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.operations.classify_change import is_new
+from ckptguard.operations.examine import unfinished_because
+from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.keep import keep_checkpoint, release, trim_kept
+from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.locking import run_lock
+from ckptguard.operations.quarantine import finish_quarantines
+from ckptguard.operations.quiet import youngest_age
+from ckptguard.operations.report import Checked
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.kept import read_kept
+from ckptguard.records.run import Run
+from ckptguard.scan import Scanner, scan_files
+from ckptguard.verdict import Outcome
+
+Signature = tuple[tuple[object, ...], ...]
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint without a verdict, and why."""
+
+    path: str
+    series: str
+    step: int | None
+    reason: str
+
+
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pass did. `next_in`: seconds after which a pending checkpoint may be ready. `could_not_tell` are
+    sentences about what could not be read or written; everything concerned stays pending."""
+
+    checked: tuple[Checked, ...] = ()
+    pending: tuple[Waiting, ...] = ()
+    gone: tuple[str, ...] = ()
+    could_not_tell: tuple[str, ...] = ()
+    next_in: float | None = None
+
+
+@dataclass
+class _Sample:
+    signature: Signature
+    since: float  # monotonic: when this signature was first seen
+    unfinished: str | None = None  # why, as of this signature
+    looked: bool = False  # `unfinished` was computed
+    done: bool = False  # a verdict stands for this signature
+    retry_at: float = 0.0
+    failures: int = 0
+
+
+@dataclass
+class Watch:
+    """Notes about one run between passes. They only save work: losing them loses nothing."""
+
+    samples: dict[str, _Sample] = field(default_factory=dict)
+
+    def forget(self, path: str) -> None:
+        """Have a checkpoint read again in the next pass."""
+        self.samples.pop(path, None)
+
+
+def reconcile(
+    run: Run,
+    settings: Settings,
+    watch: Watch,
+    *,
+    scanner: Scanner = scan_files,
+    stop: threading.Event | None = None,
+    assume_quiet: bool = False,
+) -> Pass:
+    """Make one pass. `assume_quiet` is for a trainer that knows its saves are finished.
+
+    StorageError if the run cannot be listed; trouble with one checkpoint is told in the answer.
+    """
+    history = load_history(run)
+    with run_lock(run):
+        finish_quarantines(run, history)
+    checkpoints = list_checkpoints(run)
+    gone = _forget_gone(watch, checkpoints)
+    ready: list[tuple[Checkpoint, _Sample]] = []
+    pending: list[Waiting] = []
+    delays: list[float] = []
+    troubles: list[str] = []
+    for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
+        sample = _sample(watch, checkpoint)
+        if sample.done or _stands(history, checkpoint, sample):
+            continue
+        why, delay = _not_ready(run, history, checkpoint, sample, settings, assume_quiet=assume_quiet)
+        if sample.unfinished is None:
+            troubles += _protect(run, history, checkpoint, settings)
+        if why is None:
+            ready.append((checkpoint, sample))
+        else:
+            pending.append(_waiting(checkpoint, why))
+            delays += [] if delay is None else [delay]
+    checked: list[Checked] = []
+    for checkpoint, sample in ready:
+        if stop is not None and stop.is_set():
+            pending.append(_waiting(checkpoint, "the daemon is stopping"))
+            continue
+        result, why = _verify(run, checkpoint, sample, settings, scanner)
+        if result is not None:
+            checked.append(result)
+        else:
+            pending.append(_waiting(checkpoint, why))
+            delays.append(max(0.0, sample.retry_at - time.monotonic()))
+            if sample.failures:
+                troubles.append(f"{checkpoint.path}: {why}")
+    troubles += _settle_kept(run, checkpoints, settings)
+    return Pass(
+        checked=tuple(checked),
+        pending=tuple(pending),
+        gone=gone,
+        could_not_tell=tuple(troubles),
+        next_in=min(delays, default=None),
+    )
+
+
+def _sample(watch: Watch, checkpoint: Checkpoint) -> _Sample:
+    sample = watch.samples.get(checkpoint.path)
+    if sample is None or sample.signature != checkpoint.signature:
+        sample = _Sample(signature=checkpoint.signature, since=time.monotonic())
+        watch.samples[checkpoint.path] = sample
+    return sample
+
+
+def _forget_gone(watch: Watch, checkpoints: list[Checkpoint]) -> tuple[str, ...]:
+    gone = sorted(set(watch.samples) - {c.path for c in checkpoints})
+    for path in gone:
+        del watch.samples[path]
+    return tuple(gone)
+
+
+def _stands(history: History, checkpoint: Checkpoint, sample: _Sample) -> bool:
+    """Whether a verdict stands for exactly these files, as far as storage reports: sizes, times and inodes are
+    those of the manifest. (Bytes that rot under equal times are found by verifying, not by watching.)"""
+    key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+    if key is None or key not in history.standings(checkpoint.series):
+        return False
+    manifest = history.manifest(checkpoint.series, key)
+    entries = {e.key: e for e in checkpoint.entries}
+    if manifest is None or set(entries) != {f.path for f in manifest.files}:
+        return False
+    if any(f.size != entries[f.path].size or is_new(f, entries[f.path]) for f in manifest.files):
+        return False
+    if history.verdict(checkpoint.series, key) is None:
+        return False
+    sample.done = True
+    return True
+
+
+def _not_ready(
+    run: Run, history: History, checkpoint: Checkpoint, sample: _Sample, settings: Settings, *, assume_quiet: bool
+) -> tuple[str | None, float | None]:
+    """(why a checkpoint cannot be verified yet, seconds until that may change); (None, None) when it can."""
+    now = time.monotonic()
+    if sample.retry_at > now:
+        return "it could not be read; trying again", sample.retry_at - now
+    stable = max(now - sample.since, youngest_age(checkpoint) or 0.0)
+    if not sample.looked:
+        try:
+            sample.unfinished = unfinished_because(run.storage, checkpoint)
+        except CouldNotTellError as error:
+            return error.message, settings.settle
+        sample.looked = True
+    sealed = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+    why = sample.unfinished
+    if why is None and sealed is None and LAYOUTS[checkpoint.layout].sealed_by_writer:
+        why = "its writer has not sealed it"
+        sample.looked = False  # the seal changes no file
+    if why is not None:
+        left = settings.unfinished_limit - stable
+        return (why, left) if left > 0 else (None, None)
+    by_writer = sealed is not None and LAYOUTS[checkpoint.layout].sealed_by_writer
+    if stable < settings.settle and not assume_quiet and not by_writer:
+        return "it was written just now", settings.settle - stable
+    return None, None
+
+
+def _protect(run: Run, history: History, checkpoint: Checkpoint, settings: Settings) -> list[str]:
+    """Keep a finished save before its scan, for the trainer may delete it at any moment. What was sealed before and
+    changed is not kept: it may be damage."""
+    if history.current(checkpoint.series, checkpoint.step, checkpoint.path) is not None and not (
+        LAYOUTS[checkpoint.layout].sealed_by_writer
+    ):
+        return []
+    if checkpoint.step is None:
+        return []  # without a step it is never known-good
+    try:
+        with run_lock(run):
+            current = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+            generation = current[1] if current else history.next_generation(checkpoint.series, checkpoint.step)
+            keep_checkpoint(run, checkpoint, generation, settings)
+            trim_kept(run, history, settings)
+    except ObjectMissingError:
+        return []  # rotated away under our hands
+    except (BusyError, CouldNotTellError) as error:
+        return [f"{checkpoint.path} could not be kept: {error.message}"]
+    return []
+
+
+def _verify(
+    run: Run, checkpoint: Checkpoint, sample: _Sample, settings: Settings, scanner: Scanner
+) -> tuple[Checked | None, str]:
+    stable = max(time.monotonic() - sample.since, youngest_age(checkpoint) or 0.0)
+    still_patient = stable < settings.unfinished_limit
+    try:
+        result = verify_checkpoint(run, checkpoint, settings, scanner=scanner, wait_for_resave=still_patient)
+    except (ChangedWhileReadError, ObjectMissingError) as error:
+        sample.retry_at = time.monotonic() + settings.settle
+        return None, error.message
+    except CouldNotTellError as error:
+        sample.failures += 1
+        sample.retry_at = time.monotonic() + min(settings.scan_interval * 2**sample.failures, 3600.0)
+        return None, error.message
+    sample.done = True
+    return result, ""
+
+
+def _settle_kept(run: Run, checkpoints: list[Checkpoint], settings: Settings) -> list[str]:
+    """Promote and release copies by the verdicts there are now, and keep good checkpoints that have no copy yet."""
+    history = load_history(run)
+    troubles = []
+    try:
+        with run_lock(run):
+            for checkpoint, key in _good_without_copy(run, history, checkpoints, settings):
+                keep_checkpoint(run, checkpoint, key[1], settings)
+            for series in history.names:
+                for key, standing in history.standings(series).items():
+                    hopeless = standing.outcome is Outcome.SUSPECT or not history.was_good(series, key)
+                    if hopeless and read_kept(run, series, *key) is not None:
+                        release(run, series, key)
+            trim_kept(run, history, settings)
+    except (BusyError, CouldNotTellError) as error:
+        troubles.append(f"kept copies could not be looked after: {error.message}")
+    return troubles
+
+
+def _good_without_copy(
+    run: Run, history: History, checkpoints: list[Checkpoint], settings: Settings
+) -> list[tuple[Checkpoint, Key]]:
+    wanted = []
+    for series in {c.series for c in checkpoints}:
+        good = sorted(
+            (k for k, s in history.standings(series).items() if s.outcome is Outcome.GOOD and k[0] is not None),
+            reverse=True,
+        )
+        for key in good[: settings.keep_good]:
+            for checkpoint in checkpoints:
+                here = checkpoint.series == series and checkpoint.step == key[0]
+                if (
+                    here
+                    and history.current(series, key[0], checkpoint.path) == key
+                    and not read_kept(run, series, *key)
+                ):
+                    wanted.append((checkpoint, key))
+    return wanted
+
+
+def _waiting(checkpoint: Checkpoint, why: str) -> Waiting:
+    return Waiting(path=checkpoint.path, series=checkpoint.series, step=checkpoint.step, reason=why)

@@ -1,0 +1,248 @@
+"""Restore: copy a checkpoint's files to a destination, verified: complete or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import (
+    ChangedWhileReadError,
+    DeniedError,
+    NoKnownGoodError,
+    NotFoundError,
+    ObjectMissingError,
+    RefusedError,
+    SettingsError,
+    StorageFullError,
+)
+from ckptguard.known_good import Standing
+from ckptguard.manifest import Manifest
+from ckptguard.names import checkpoint_id, record_name, series_folder
+from ckptguard.operations.compare_copy import copy_differs
+from ckptguard.operations.find_known_good import known_good_candidates
+from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.listing import find_checkpoint, list_checkpoints
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.kept import read_kept
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.run import Run
+from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.storage import Storage, open_storage
+from ckptguard.verdict import Outcome
+
+_BLOCK = 4 * 1024**2
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """A restored checkpoint. `path` is absolute; `kept`: it came from the kept copy."""
+
+    path: str
+    id: str
+    series: str
+    step: int | None
+    bytes: int
+    kept: bool
+    outcome: Outcome
+
+
+class _Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the files of a manifest may be read."""
+
+    storage_is_run: bool
+    prefix: str
+    kept: bool
+
+
+def restore(
+    run: Run,
+    settings: Settings,
+    dest: str,
+    *,
+    step: int | None = None,
+    force: bool = False,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+) -> Restored:
+    """Copy the known-good checkpoint (or that of `step`) to ``DEST/<original name>``, and read it back.
+
+    DEST must be absent or empty (SettingsError). A checkpoint without a verdict is verified first. One that is not
+    GOOD, or whose bytes are no longer those that were sealed, is RefusedError without `force`. Whatever fails, DEST
+    is left as it was.
+    """
+    if "://" in dest:
+        raise SettingsError("DEST must be a local folder")
+    dest = os.path.abspath(os.path.expanduser(dest))
+    _refuse_unless_empty(dest)
+    history, series, key, manifest, outcome = _choose(run, settings, step, force=force, scanner=scanner)
+    wrong: str | None = None
+    for source in _sources(run, history, series, key, manifest, force=force):
+        storage = run.storage if source.storage_is_run else run.records
+        try:
+            with _staging(dest) as temporary:
+                _copy(storage, source.prefix, manifest, temporary, progress)
+                wrong = copy_differs(open_storage(temporary), "", manifest, scanner=scanner)
+                if wrong is None or force:
+                    path = _publish(temporary, dest, manifest, run)
+                    return Restored(
+                        path=path,
+                        id=checkpoint_id(*key),
+                        series=series,
+                        step=key[0],
+                        bytes=manifest.bytes,
+                        kept=source.kept,
+                        outcome=outcome,
+                    )
+        except (ObjectMissingError, ChangedWhileReadError) as error:
+            wrong = error.message
+    raise RefusedError(
+        f"{checkpoint_id(*key)} of {series} is damaged: {wrong or 'no whole copy of it is there'}",
+        outcome=Outcome.BAD.value,
+        hint="restore another step, or use --force for the damaged bytes",
+    )
+
+
+def _choose(
+    run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner
+) -> tuple[History, str, Key, Manifest, Outcome]:
+    history = load_history(run)
+    if step is None:
+        found = known_good_candidates(run, history, most=1)
+        if not found:
+            raise NoKnownGoodError(f"{run.url} has no known-good checkpoint", hint=f"ckptguard verify {run.url}")
+        return history, found[0].answer.series, found[0].key, found[0].manifest, Outcome.GOOD
+    for candidate in known_good_candidates(run, history):
+        if candidate.key[0] == step:
+            return history, candidate.answer.series, candidate.key, candidate.manifest, Outcome.GOOD
+    for checkpoint in list_checkpoints(run):
+        known = history.current(checkpoint.series, step, checkpoint.path)
+        if checkpoint.step == step and (known is None or history.verdict(checkpoint.series, known) is None):
+            verify_checkpoint(run, checkpoint, settings, scanner=scanner)
+    history = load_history(run)
+    options = [
+        (series, key, standing) for series in history.names for key, standing in history.standings(series).items()
+    ]
+    chosen = sorted((o for o in options if o[1][0] == step), key=_preference, reverse=True)
+    for series, key, standing in chosen:
+        manifest = history.manifest(series, key)
+        if manifest is None:
+            continue
+        if standing.outcome is not Outcome.GOOD and not force:
+            reason = _first_reason(history, series, key)
+            raise RefusedError(
+                f"{standing.id} of {series} is {standing.outcome.value}: {reason}",
+                outcome=standing.outcome.value,
+                hint="restore another step, or use --force",
+            )
+        return history, series, key, manifest, standing.outcome
+    raise NotFoundError(f"{run.url} has no checkpoint of step {step} that could be restored")
+
+
+def _preference(option: tuple[str, Key, Standing]) -> tuple[bool, int]:
+    return (option[2].outcome is Outcome.GOOD, option[1][1])
+
+
+def _first_reason(history: History, series: str, key: Key) -> str:
+    verdict = history.verdict(series, key)
+    return verdict.findings[0].message if verdict and verdict.findings else "its verdict says so"
+
+
+def _sources(run: Run, history: History, series: str, key: Key, manifest: Manifest, *, force: bool) -> list[_Source]:
+    sources = []
+    if history.current(series, key[0], manifest.path) == key and find_checkpoint(run, manifest.path) is not None:
+        sources.append(_Source(storage_is_run=True, prefix="", kept=False))
+    copy = read_kept(run, series, *key)
+    if copy is not None:
+        sources.append(_Source(storage_is_run=False, prefix=copy.folder + "/", kept=True))
+    if key in history.quarantined.get(series, ()):
+        folder = f"{QUARANTINE}/{series_folder(series)}/{record_name(*key)}/"
+        sources.append(_Source(storage_is_run=False, prefix=folder, kept=False))
+    # With force the damaged bytes themselves may be what is wanted, but a whole copy comes first.
+    return sources if not force else sorted(sources, key=lambda s: not s.kept)
+
+
+def _refuse_unless_empty(dest: str) -> None:
+    try:
+        with os.scandir(dest) as entries:
+            if any(entries):
+                raise SettingsError(f"{dest} is not empty", hint="name an absent or empty folder")
+    except FileNotFoundError:
+        return
+    except NotADirectoryError as error:
+        raise SettingsError(f"{dest} is not a folder") from error
+    except PermissionError as error:
+        raise DeniedError(f"{dest} cannot be read", key=dest) from error
+
+
+@contextlib.contextmanager
+def _staging(dest: str) -> Iterator[str]:
+    """A temporary folder inside DEST, so that publishing is one rename; on failure DEST is as it was before."""
+    made: list[str] = []
+    folder = dest
+    while folder and not os.path.isdir(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    temporary = os.path.join(dest, f".tmp-restore-{uuid.uuid4().hex[:8]}")
+    try:
+        os.makedirs(temporary)
+    except OSError as error:
+        raise DeniedError(f"{dest} cannot be made: {error.strerror}", key=dest) from error
+    done = False
+    try:
+        yield temporary
+        done = True
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not done or not os.listdir(dest):
+            for empty in made:
+                with contextlib.suppress(OSError):
+                    os.rmdir(empty)
+
+
+def _copy(storage: Storage, prefix: str, manifest: Manifest, temporary: str, progress: Progress | None) -> None:
+    for file in manifest.files:
+        target = os.path.join(temporary, *file.path.split("/"))
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with storage.open(prefix + file.path) as reader, open(target, "xb") as out:
+                size = reader.entry.size
+                for offset in range(0, size, _BLOCK):
+                    block = reader.read(offset, min(_BLOCK, size - offset))
+                    out.write(block)
+                    if progress is not None:
+                        progress(len(block))
+                out.flush()
+                os.fsync(out.fileno())
+        except OSError as error:
+            if error.errno in (28, 27, 122):  # ENOSPC, EFBIG, EDQUOT
+                raise StorageFullError(f"no space left for {file.path} in {temporary}", key=target) from error
+            raise DeniedError(f"{target} cannot be written: {error.strerror}", key=target) from error
+
+
+def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:
+    """Give the copied checkpoint its own name in DEST. Model files of a run's root get the run's name."""
+    if manifest.path == ".":
+        final = os.path.join(dest, run.url.rstrip("/").rpartition("/")[2] or "final")
+        inner = os.path.join(temporary, ".")
+    else:
+        final = os.path.join(dest, manifest.path.rpartition("/")[2])
+        inner = os.path.join(temporary, *manifest.path.split("/"))
+    if os.path.lexists(final):
+        raise SettingsError(f"{final} appeared meanwhile")
+    if manifest.path == ".":
+        os.makedirs(final)
+        for name in os.listdir(inner):
+            os.rename(os.path.join(inner, name), os.path.join(final, name))
+    else:
+        os.rename(inner, final)
+    handle = os.open(dest, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return final

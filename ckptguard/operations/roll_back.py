@@ -1,0 +1,162 @@
+"""Roll back: quarantine what is newer than known-good, and have the known-good in place under its own name."""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError
+from ckptguard.layouts import Checkpoint
+from ckptguard.operations.compare_copy import copy_differs
+from ckptguard.operations.examine import unfinished_because
+from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates
+from ckptguard.operations.history import History, load_history
+from ckptguard.operations.keep import release
+from ckptguard.operations.listing import find_checkpoint, list_checkpoints
+from ckptguard.operations.locking import run_lock
+from ckptguard.operations.quarantine import quarantine_checkpoint
+from ckptguard.operations.quiet import youngest_age
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.run import Run
+from ckptguard.scan import Scanner, scan_files
+from ckptguard.verdict import Outcome
+
+
+class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rollback did, or would do. `known_good` is in place afterwards; `quarantined` are paths in the run."""
+
+    known_good: KnownGood
+    quarantined: tuple[str, ...]
+    put_back: bool
+    dry_run: bool
+
+
+def roll_back(
+    run: Run,
+    settings: Settings,
+    *,
+    reason: str,
+    before_step: int | None = None,
+    to_id: str | None = None,
+    series: str | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+    check_writing: bool = True,
+    scanner: Scanner = scan_files,
+) -> RolledBack:
+    """Go back to the newest known-good checkpoint (before `before_step`, or to `to_id`), which is read and verified
+    first: one that fails is recorded BAD and the next older one is taken.
+
+    Newer checkpoints of the series are quarantined, the GOOD ones as SUSPECT. The known-good is put back from its
+    kept copy with fresh times where it is not in place. BusyError if training is still writing (`check_writing`, not
+    with `force`) or another process holds the run; NoKnownGoodError if nothing good is left.
+    """
+    with run_lock(run):
+        if check_writing and not force:
+            _refuse_while_writing(run, settings)
+        chosen = _choose(
+            run, settings, before_step=before_step, to_id=to_id, series=series, dry_run=dry_run, scanner=scanner
+        )
+        history = load_history(run)
+        newer = _newer(run, history, chosen)
+        if not dry_run:
+            for checkpoint in newer:
+                quarantine_checkpoint(run, history, checkpoint, reason=reason)
+            if not chosen.in_place:
+                _put_back(run, chosen, scanner)
+        answer = chosen.answer
+        if not chosen.in_place:
+            answer = msgspec.structs.replace(answer, path=run.usable(chosen.manifest.path), kept=False)
+        return RolledBack(
+            known_good=chosen.answer if dry_run else answer,
+            quarantined=tuple(c.path for c in newer),
+            put_back=not chosen.in_place,
+            dry_run=dry_run,
+        )
+
+
+def _choose(
+    run: Run,
+    settings: Settings,
+    *,
+    before_step: int | None,
+    to_id: str | None,
+    series: str | None,
+    dry_run: bool,
+    scanner: Scanner,
+) -> Candidate:
+    """The best candidate whose bytes are right now. Damage found on the way is recorded."""
+    refused: set[str] = set()
+    while True:
+        history = load_history(run)
+        found = known_good_candidates(run, history, before_step=before_step, series=series, exclude=refused)
+        if to_id is not None:
+            found = [c for c in found if c.answer.id == to_id]
+        if not found:
+            wanted = f" {to_id}" if to_id else ""
+            raise NoKnownGoodError(f"{run.url} has no known-good checkpoint{wanted} to go back to")
+        candidate = found[0]
+        if candidate.in_place:
+            checkpoint = find_checkpoint(run, candidate.manifest.path)
+            if checkpoint is not None:
+                checked = verify_checkpoint(run, checkpoint, settings, scanner=scanner, md5=False, record=not dry_run)
+                if checked.outcome is Outcome.GOOD and checked.id == candidate.answer.id:
+                    return candidate
+        if candidate.copy is not None:
+            prefix = candidate.copy.folder + "/"
+            if copy_differs(run.records, prefix, candidate.manifest, scanner=scanner) is None:
+                return msgspec.structs.replace(candidate, in_place=False)
+            if not dry_run:
+                release(run, candidate.answer.series, candidate.key)
+        refused.add(candidate.answer.id)
+
+
+def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
+    """What must go: higher steps of the series, and whatever else lies where the known-good belongs."""
+    step = chosen.key[0] or 0
+    newer = []
+    for checkpoint in list_checkpoints(run):
+        if checkpoint.series != chosen.answer.series:
+            continue
+        in_the_way = checkpoint.path == chosen.manifest.path and not chosen.in_place
+        if (checkpoint.step is not None and checkpoint.step > step) or in_the_way:
+            newer.append(checkpoint)
+    return sorted(newer, key=lambda c: -(c.step or 0))
+
+
+def _put_back(run: Run, chosen: Candidate, scanner: Scanner) -> None:
+    """Copy the kept files to a temporary name, read them back, then give them their own name: whole or not at all.
+
+    A reflink or a copy, never a link: what the trainer does to the file must not reach the kept copy.
+    """
+    copy = chosen.copy
+    assert copy is not None
+    storage, run_prefix, records_prefix = run.shared()
+    temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
+    try:
+        for file in copy.files:
+            storage.copy(f"{records_prefix}{copy.key(file)}", f"{run_prefix}{temporary}/{file}", how="clone")
+        wrong = copy_differs(run.storage, temporary + "/", chosen.manifest, scanner=scanner)
+        if wrong:
+            raise CouldNotTellError(f"the kept copy could not be put back: {wrong}")
+        tops = list(copy.files) if copy.path == "." else [copy.path]
+        for top in tops:
+            storage.move(f"{run_prefix}{temporary}/{top}", run_prefix + top)
+    finally:
+        run.storage.remove(temporary)
+
+
+def _refuse_while_writing(run: Run, settings: Settings) -> None:
+    for checkpoint in list_checkpoints(run):
+        age = youngest_age(checkpoint)
+        if age is not None and age < settings.settle:
+            raise BusyError(
+                f"{checkpoint.path} was written {age:.1f} s ago: training may still be running",
+                hint="stop training first, or use --force",
+            )
+        recent = age is None or age < settings.unfinished_limit
+        why = unfinished_because(run.storage, checkpoint) if recent else None
+        if why is not None:
+            raise BusyError(f"{checkpoint.path} is unfinished ({why})", hint="stop training first, or use --force")

@@ -1,0 +1,93 @@
+"""Survey: what is known of every checkpoint of a run, without reading its bytes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.layouts import Checkpoint
+from ckptguard.names import checkpoint_id
+from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.listing import list_checkpoints
+from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.run import Run
+from ckptguard.verdict import Outcome, Severity, Verdict
+
+
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any."""
+
+    path: str
+    series: str
+    layout: str
+    step: int | None
+    id: str | None
+    outcome: Outcome
+    in_place: bool
+    kept: bool
+    kept_how: str | None
+    quarantined: bool
+    verified_at: str | None
+    bytes: int | None
+    reason: str
+
+
+def survey(run: Run) -> tuple[CheckpointState, ...]:
+    """Every checkpoint in place, then every recorded generation that is elsewhere or gone; by series and step."""
+    history = load_history(run)
+    kept = set(list_kept(run))
+    states: dict[tuple[str, Key], CheckpointState] = {}
+    fresh: list[CheckpointState] = []
+    for checkpoint in list_checkpoints(run):
+        key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+        open_key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
+        state = _state(run, history, checkpoint.series, open_key, kept, checkpoint)
+        if open_key in history.standings(checkpoint.series) or key is not None:
+            states[(checkpoint.series, open_key)] = state
+        else:
+            fresh.append(msgspec.structs.replace(state, id=None))
+    for series in history.names:
+        for key in history.standings(series):
+            if (series, key) not in states:
+                states[(series, key)] = _state(run, history, series, key, kept, None)
+    everything = [*states.values(), *fresh]
+    return tuple(sorted(everything, key=lambda s: (s.series, s.step is None, s.step or 0, s.id or "", s.path)))
+
+
+def _state(
+    run: Run,
+    history: History,
+    series: str,
+    key: Key,
+    kept: set[tuple[str, int | None, int]],
+    checkpoint: Checkpoint | None,
+) -> CheckpointState:
+    verdict, manifest = history.verdict(series, key), history.manifest(series, key)
+    copy = read_kept(run, series, *key) if (series, *key) in kept else None
+    size = checkpoint.bytes if checkpoint else manifest.bytes if manifest else None
+    return CheckpointState(
+        path=checkpoint.path if checkpoint else manifest.path if manifest else series,
+        series=series,
+        layout=checkpoint.layout if checkpoint else manifest.layout if manifest else "",
+        step=key[0],
+        id=checkpoint_id(*key),
+        outcome=verdict.outcome if verdict else Outcome.PENDING,
+        in_place=checkpoint is not None,
+        kept=copy is not None,
+        kept_how=copy.how if copy else None,
+        quarantined=key in history.quarantined.get(series, ()),
+        verified_at=verdict.checked_at if verdict else None,
+        bytes=size,
+        reason=heaviest_reason(verdict),
+    )
+
+
+def heaviest_reason(verdict: Verdict | None) -> str:
+    """The message of the heaviest finding, with what it is about; "" where nothing weighs."""
+    if verdict is None:
+        return ""
+    for severity in (Severity.ERROR, Severity.SICKNESS, Severity.WARNING):
+        for finding in verdict.findings:
+            if finding.severity is severity:
+                about = finding.tensor or finding.file
+                return f"{about}: {finding.message}" if about else finding.message
+    return ""

@@ -1,0 +1,104 @@
+"""What a user's TARGET is: a file, a checkpoint, or a run (section 9 of the design)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
+from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint
+from ckptguard.layouts import single_file as single
+from ckptguard.layouts.checkpoint import step_from_name
+from ckptguard.layouts.discovery import MAX_DEPTH
+from ckptguard.names import RECORDS_FOLDER, series_of
+from ckptguard.operations.listing import list_checkpoints
+from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.storage import Storage, normalise_url, open_storage
+
+
+@dataclass(frozen=True)
+class Target:
+    """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint`
+    with keys relative to that; a run, or a checkpoint inside a run that has records, has `run`."""
+
+    url: str
+    kind: str  # "file" | "checkpoint" | "run"
+    storage: Storage
+    checkpoint: Checkpoint | None = None
+    run: Run | None = None
+
+    @property
+    def prefix(self) -> str:
+        """What reported paths are relative to, as a key of the storage; "" for the storage's root."""
+        return self.checkpoint.path if self.checkpoint is not None else ""
+
+
+def resolve_target(target: str, *, records: str | None = None) -> Target:
+    """Find out what a path or URL is. NotFoundError if it is nothing that ckptguard can look at."""
+    url = normalise_url(target)
+    if "://" not in url:
+        url = os.path.realpath(url)
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if not name:
+        raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
+    storage = open_storage(parent or "/", must_exist=False)
+    try:
+        entry = storage.stat(name)
+    except ObjectMissingError as error:
+        raise NotFoundError(f"there is nothing at {target}") from error
+    if entry.kind not in ("file", "folder"):
+        raise NotFoundError(f"{target} is not a regular file or folder")
+    if entry.kind == "file":
+        lone = Checkpoint(
+            path=name,
+            layout=single.LAYOUT.name,
+            series=series_of(name),
+            step=step_from_name(name),
+            entries=(entry,),
+        )
+        return _inside_run(url, records) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
+    run_storage = open_storage(url)
+    if _is_run(run_storage):
+        return Target(url=url, kind="run", storage=run_storage, run=open_run(url, records=records))
+    inside = _inside_run(url, records)
+    if inside is not None:
+        return inside
+    entries = storage.list(name, recursive=True, enter=enter)
+    checkpoint = folder_as_checkpoint(name, entries)
+    if checkpoint is not None:
+        return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
+    run = open_run(url, records=records)
+    if list_checkpoints(run) or has_records(run):
+        return Target(url=url, kind="run", storage=run_storage, run=run)
+    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
+
+
+def _is_run(storage: Storage) -> bool:
+    """A folder with records, or with child checkpoints beside what may lie at its root."""
+    try:
+        storage.stat(f"{RECORDS_FOLDER}/format.json")
+        return True
+    except StorageError:
+        pass
+    children = find_checkpoints(storage.list("", recursive=True, enter=enter))
+    return any("/" in c.path or c.layout != single.LAYOUT.name or c.step is not None for c in children if c.path != ".")
+
+
+def _inside_run(url: str, records: str | None) -> Target | None:
+    """The run with records that holds this path as one of its checkpoints, at most three levels up."""
+    parts = url.rstrip("/").split("/")
+    for up in range(1, MAX_DEPTH + 1):
+        root = "/".join(parts[:-up])
+        if not root or root.endswith(":/") or RECORDS_FOLDER in parts[:-up]:
+            return None
+        try:
+            open_storage(root).stat(f"{RECORDS_FOLDER}/format.json")
+        except (NotFoundError, StorageError):
+            continue
+        run = open_run(root, records=records)
+        path = "/".join(parts[-up:])
+        found = next((c for c in list_checkpoints(run) if c.path == path), None)
+        if found is not None:
+            kind = "file" if found.layout == single.LAYOUT.name else "checkpoint"
+            return Target(url=url, kind=kind, storage=run.storage, checkpoint=found, run=run)
+    return None

@@ -1,0 +1,218 @@
+"""Verify one checkpoint of a run: read every byte once, judge, record."""
+
+from __future__ import annotations
+
+from ckptguard.checks import Evidence, facts_of, run_checks
+from ckptguard.config import Settings
+from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.manifest import Manifest
+from ckptguard.names import checkpoint_id
+from ckptguard.operations.classify_change import Change, classify_change
+from ckptguard.operations.compare_copy import copy_differs
+from ckptguard.operations.examine import collect_evidence, scan_checkpoint
+from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.keep import release
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.report import Checked
+from ckptguard.operations.seal import seal_observed
+from ckptguard.records.clock import utc_now
+from ckptguard.records.kept import read_kept
+from ckptguard.records.ledger import append_verdict
+from ckptguard.records.run import Run
+from ckptguard.records.run_settings import allowed_nonfinite
+from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.scan.result import Scan
+from ckptguard.verdict import Finding, Outcome, Severity, Verdict, judge, limit_findings
+from ckptguard.version import __version__
+
+_RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
+
+
+def verify_checkpoint(
+    run: Run,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    *,
+    scanner: Scanner = scan_files,
+    record: bool = True,
+    md5: bool = True,
+    resealed: bool = False,
+    wait_for_resave: bool = False,
+    reference: Manifest | None = None,
+    progress: Progress | None = None,
+) -> Checked:
+    """Verify a checkpoint in place, now, and record the verdict unless `record` is false.
+
+    The caller has seen to it that the files are quiet. `resealed` takes what lies there as a new generation, whatever
+    the manifest says. With `wait_for_resave` a re-save that is only half done is left pending (ChangedWhileReadError)
+    instead of being called BAD. Raises CouldNotTellError and its kinds when there can be no verdict: a file changed
+    or vanished while it was read, storage failed, the scanning process died.
+    """
+    options = ScanOptions(md5=md5)
+    scan = scan_checkpoint(run.storage, checkpoint, options, scanner=scanner, progress=progress)
+    now = find_checkpoint(run, checkpoint.path)
+    if now is None or now.signature != checkpoint.signature:
+        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
+    for _ in range(_RACES):
+        history = load_history(run)
+        try:
+            return _judge_and_record(
+                run,
+                history,
+                checkpoint,
+                scan,
+                settings,
+                scanner=scanner,
+                record=record,
+                md5=md5,
+                resealed=resealed,
+                wait_for_resave=wait_for_resave,
+                user_reference=reference,
+            )
+        except BusyError:
+            continue
+    raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
+
+
+def _judge_and_record(
+    run: Run,
+    history: History,
+    checkpoint: Checkpoint,
+    scan: Scan,
+    settings: Settings,
+    *,
+    scanner: Scanner,
+    record: bool,
+    md5: bool,
+    resealed: bool,
+    wait_for_resave: bool,
+    user_reference: Manifest | None,
+) -> Checked:
+    series, step = checkpoint.series, checkpoint.step
+    key = None if resealed else history.current(series, step, checkpoint.path)
+    sealed = history.manifest(series, key) if key else None
+    layout = LAYOUTS[checkpoint.layout]
+    if key is not None and sealed is not None:
+        found = {f.entry.key: f for f in scan.files}
+        first = collect_evidence(run.storage, checkpoint, scan, sealed=sealed)
+        change = classify_change(
+            sealed,
+            found,
+            whole=not any(f.structure.problems for f in scan.files) and not any(g.fatal for g in first.gaps),
+            last_written=layout.last_written,
+            ever_good=history.was_good(series, key),
+            sealed_by_writer=layout.sealed_by_writer,
+            other_contents=_other_contents(history, series, key),
+        )
+        if change is Change.RESAVING and wait_for_resave:
+            raise ChangedWhileReadError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
+        if change is Change.RESAVED:
+            key, sealed = None, None
+    if key is None:
+        key = (step, history.next_generation(series, step))
+    chosen = (user_reference, None) if user_reference else history.reference(series, *key)
+    evidence = collect_evidence(
+        run.storage,
+        checkpoint,
+        scan,
+        sealed=sealed,
+        reference=chosen[0] if chosen else None,
+        reference_facts=chosen[1].facts if chosen and chosen[1] else None,
+        allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(run)),
+        trust_globals=settings.trust_globals,
+    )
+    findings = run_checks(evidence)
+    if layout.sealed_by_writer and sealed is None:
+        findings.append(_never_committed(checkpoint))
+    before = history.verdict(series, key)
+    findings += _carried_suspicion(before)
+    outcome = judge(findings, sealed=sealed is not None)
+    if record:
+        commits = sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer
+        if commits:
+            sealed = seal_observed(run, evidence, key[1])
+        _record(run, evidence, key, outcome, limit_findings(findings), before, scan.seconds, md5=md5)
+        if outcome is Outcome.BAD and sealed is not None and before is not None:
+            _confirm_kept(run, series, key, sealed, scanner)
+    return Checked(
+        path=checkpoint.path,
+        series=series,
+        layout=checkpoint.layout,
+        step=step,
+        id=checkpoint_id(*key) if record or sealed else None,
+        outcome=outcome,
+        digest_origin=sealed.digest_origin if sealed else None,
+        bytes=checkpoint.bytes,
+        seconds=round(scan.seconds, 3),
+        findings=limit_findings(findings),
+    )
+
+
+def _other_contents(history: History, series: str, key: Key) -> list[Manifest]:
+    others = sorted(
+        (k for k in history.sealed(series) if k[0] != key[0]), key=lambda k: abs((k[0] or 0) - (key[0] or 0))
+    )
+    manifests = (history.manifest(series, k) for k in others[:20])
+    return [m for m in manifests if m is not None]
+
+
+def _never_committed(checkpoint: Checkpoint) -> Finding:
+    message = "its writer never sealed it: the save did not finish"
+    return Finding(check="completeness", severity=Severity.ERROR, message=message, file=None)
+
+
+def _carried_suspicion(before: Verdict | None) -> list[Finding]:
+    """SUSPECT belongs to a generation: re-verifying keeps it, only `clear` lifts it."""
+    if before is None:
+        return []
+    return [f for f in before.findings if f.severity is Severity.SICKNESS and f.check == "incident"]
+
+
+def _record(
+    run: Run,
+    evidence: Evidence,
+    key: Key,
+    outcome: Outcome,
+    findings: tuple[Finding, ...],
+    before: Verdict | None,
+    seconds: float,
+    *,
+    md5: bool,
+) -> None:
+    """Append the verdict; a re-check that changes nothing appends nothing."""
+    weighty = [f for f in findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
+    if before is not None and before.outcome is outcome:
+        known = [f for f in before.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
+        if {_essence(f) for f in known} == {_essence(f) for f in weighty}:
+            return
+    verdict = Verdict(
+        series=evidence.checkpoint.series,
+        step=key[0],
+        generation=key[1],
+        outcome=outcome,
+        findings=findings,
+        checked_at=utc_now(),
+        version=__version__,
+        digests=("blake3", "md5") if md5 else ("blake3",),
+        seconds=round(seconds, 3),
+        facts=facts_of(evidence),
+    )
+    append_verdict(run, verdict)
+
+
+def _essence(finding: Finding) -> tuple[object, ...]:
+    return (finding.check, finding.severity, finding.file, finding.tensor)
+
+
+def _confirm_kept(run: Run, series: str, key: Key, manifest: Manifest, scanner: Scanner) -> None:
+    """The bytes in place were damaged: the kept copy stays only if its own bytes are right (a hard link shares the
+    damage, a copy does not)."""
+    copy = read_kept(run, series, *key)
+    if copy is not None:
+        try:
+            wrong = copy_differs(run.records, copy.folder + "/", manifest, scanner=scanner)
+        except ObjectMissingError:
+            wrong = "gone"
+        if wrong:
+            release(run, series, key)

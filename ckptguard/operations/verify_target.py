@@ -1,0 +1,258 @@
+"""Verify what a user points at: a stray file, a checkpoint, or all checkpoints of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from ckptguard.checks import run_checks
+from ckptguard.config import Settings
+from ckptguard.errors import (
+    ChangedWhileReadError,
+    CouldNotTellError,
+    DeniedError,
+    NotFoundError,
+    RecordsError,
+    SettingsError,
+)
+from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
+from ckptguard.manifest import Manifest
+from ckptguard.operations.check_sums import parse_check_sums, sums_for
+from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.operations.listing import find_checkpoint, list_checkpoints
+from ckptguard.operations.quiet import wait_until_quiet
+from ckptguard.operations.report import Checked, Report, relative_to
+from ckptguard.operations.target import Target, resolve_target
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.run_settings import allow_nonfinite
+from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.storage import open_storage
+from ckptguard.verdict import Finding, Outcome, Severity, judge, limit_findings
+
+DEFAULT_WAIT = 120.0  # seconds to wait for a save that is still being written
+_LONGEST_SUMS = 64 * 1024**2
+
+
+def verify_target(
+    target: str,
+    settings: Settings,
+    *,
+    step: int | None = None,
+    newest: int | None = None,
+    record: bool = True,
+    check_sums: str | None = None,
+    reference: str | None = None,
+    wait: float | None = None,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+) -> Report:
+    """Verify a file, a checkpoint or a run. A run's verdicts are recorded; a stray target writes nothing.
+
+    `step` and `newest` choose among a run's checkpoints, `check_sums` is a checksum file, `reference` a checkpoint
+    whose keys, shapes and dtypes must match, `wait` the seconds to wait for files that are still being written.
+    NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
+    """
+    resolved = resolve_target(target, records=settings.records)
+    sums = _read_sums(check_sums) if check_sums else {}
+    schema = read_reference(reference, settings, scanner) if reference else None
+    wait = DEFAULT_WAIT if wait is None else wait
+    if resolved.run is None or sums:
+        checked, unsure = _one(
+            resolved, settings, sums=sums, reference=schema, wait=wait, scanner=scanner, progress=progress
+        )
+        return Report(target=resolved.url, kind=resolved.kind, checkpoints=(checked,), could_not_tell=unsure)
+    chosen = [resolved.checkpoint] if resolved.checkpoint else list_checkpoints(resolved.run)
+    if resolved.checkpoint is None:
+        chosen = _select(chosen, step, newest, target)
+    notes: list[str] = []
+    if record and settings.allow_nonfinite:
+        try:
+            allow_nonfinite(resolved.run, settings.allow_nonfinite)
+        except CouldNotTellError as error:
+            notes.append(f"the pattern could not be kept in the run's settings: {error.message}")
+    results = []
+    could_not_tell = False
+    for checkpoint in chosen:
+        checked, trouble, unsure = _in_run(
+            resolved,
+            checkpoint,
+            settings,
+            record=record,
+            reference=schema,
+            wait=wait,
+            scanner=scanner,
+            progress=progress,
+        )
+        results.append(relative_to(checked, resolved.prefix) if resolved.checkpoint else checked)
+        notes += trouble
+        could_not_tell = could_not_tell or unsure
+    return Report(
+        target=resolved.url,
+        kind=resolved.kind,
+        checkpoints=tuple(results),
+        notes=tuple(dict.fromkeys(notes)),
+        could_not_tell=could_not_tell,
+    )
+
+
+def read_reference(url: str, settings: Settings, scanner: Scanner = scan_files) -> Manifest:
+    """The schema of another checkpoint, as a manifest that is never written."""
+    target = resolve_target(url, records=settings.records)
+    if target.checkpoint is None:
+        raise SettingsError(f"the reference {url} is a run", hint="name one of its checkpoints")
+    scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), scanner=scanner, progress=None)
+    evidence = collect_evidence(target.storage, target.checkpoint, scan)
+    if any(f.structure.problems for f in scan.files):
+        raise SettingsError(f"the reference {url} is damaged itself", hint=f"ckptguard verify {url}")
+    return Manifest(
+        series=target.checkpoint.series,
+        path=target.checkpoint.path,
+        layout=target.checkpoint.layout,
+        step=target.checkpoint.step,
+        generation=1,
+        digest_origin="observer",
+        sealed_at="",
+        version="",
+        nonce="",
+        files=manifest_files(evidence),
+    )
+
+
+def _select(found: list[Checkpoint], step: int | None, newest: int | None, target: str) -> list[Checkpoint]:
+    if step is not None:
+        found = [c for c in found if c.step == step]
+        if not found:
+            raise NotFoundError(f"there is no checkpoint of step {step} in {target}")
+    ordered = sorted(found, key=lambda c: (c.step is None, c.step or 0, c.path))
+    if newest is not None:
+        numbered = [c for c in ordered if c.step is not None]
+        return numbered[-newest:] if newest > 0 else []
+    return ordered
+
+
+def _in_run(
+    target: Target,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    *,
+    record: bool,
+    reference: Manifest | None,
+    wait: float,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> tuple[Checked, list[str], bool]:
+    """(result, notes, could not tell)."""
+    run = target.run
+    assert run is not None
+    quiet = wait_until_quiet(
+        checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=wait
+    )
+    if quiet is None:
+        return _pending(checkpoint, "it is still being written"), [], False
+    try:
+        try:
+            checked = verify_checkpoint(
+                run, quiet, settings, scanner=scanner, record=record, reference=reference, progress=progress
+            )
+            return checked, [], False
+        except DeniedError as error:
+            # Reading is allowed and recording is not: a read-only run still gets its answer.
+            checked = verify_checkpoint(
+                run, quiet, settings, scanner=scanner, record=False, reference=reference, progress=progress
+            )
+            return checked, [f"verdicts could not be recorded: {error.message}"], False
+    except ChangedWhileReadError as error:
+        return _pending(quiet, error.message), [], False
+    except (CouldNotTellError, RecordsError) as error:
+        return _pending(quiet, error.message), [], True
+
+
+def _one(
+    target: Target,
+    settings: Settings,
+    *,
+    sums: Mapping[str, tuple[str, str]],
+    reference: Manifest | None,
+    wait: float,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> tuple[Checked, bool]:
+    """A stray file or checkpoint, or anything with a checksum file: judged at first sight, recorded nowhere."""
+    if target.checkpoint is None:
+        raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run")
+    checkpoint = target.checkpoint
+
+    def relist() -> Checkpoint | None:
+        if checkpoint.layout == "file":
+            return msgspec.structs.replace(checkpoint, entries=(target.storage.stat(checkpoint.path),))
+        entries = target.storage.list(checkpoint.path, recursive=True, enter=enter)
+        return (
+            folder_as_checkpoint(checkpoint.path, entries)
+            if target.run is None
+            else find_checkpoint(target.run, checkpoint.path)
+        )
+
+    quiet = wait_until_quiet(checkpoint, relist, settle=settings.settle, limit=wait)
+    if quiet is None:
+        return relative_to(_pending(checkpoint, "it is still being written"), checkpoint.path), False
+    started = time.monotonic()
+    expected = sums_for(sums, checkpoint.path, quiet.files)
+    algorithms = tuple(sorted({algorithm for algorithm, _ in expected.values()} - {"md5"}))
+    try:
+        options = ScanOptions(md5=True, sums=algorithms)
+        scan = scan_checkpoint(target.storage, quiet, options, scanner=scanner, progress=progress)
+        evidence = collect_evidence(
+            target.storage,
+            quiet,
+            scan,
+            reference=reference,
+            in_run=target.run is not None,
+            allow_nonfinite=settings.allow_nonfinite,
+            trust_globals=settings.trust_globals,
+            expected_sums=expected,
+        )
+    except CouldNotTellError as error:
+        unsure = not isinstance(error, ChangedWhileReadError)
+        return relative_to(_pending(quiet, error.message), checkpoint.path), unsure
+    findings = limit_findings(run_checks(evidence))
+    checked = Checked(
+        path=quiet.path,
+        series=quiet.series,
+        layout=quiet.layout,
+        step=quiet.step,
+        id=None,
+        outcome=judge(findings, sealed=False),
+        digest_origin=None,
+        bytes=quiet.bytes,
+        seconds=round(time.monotonic() - started, 3),
+        findings=findings,
+    )
+    return relative_to(checked, checkpoint.path), False
+
+
+def _pending(checkpoint: Checkpoint, why: str) -> Checked:
+    return Checked(
+        path=checkpoint.path,
+        series=checkpoint.series,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        id=None,
+        outcome=Outcome.PENDING,
+        digest_origin=None,
+        bytes=checkpoint.bytes,
+        seconds=None,
+        findings=(Finding(check="reading", severity=Severity.NOTICE, message=why),),
+    )
+
+
+def _read_sums(path: str) -> dict[str, tuple[str, str]]:
+    """A checksum file named by the user (a door's argument, so it is opened as it is named)."""
+    folder, _, name = path.rpartition("/")
+    storage = open_storage(folder or ".")
+    with storage.open(name) as reader:
+        if reader.entry.size > _LONGEST_SUMS:
+            raise SettingsError(f"{path} is too large for a checksum file")
+        text = reader.read(0, reader.entry.size)
+    return parse_check_sums(text.decode("utf-8", "replace"), path)

@@ -1,0 +1,108 @@
+"""Incidents on storage: each change is a new revision, exclusively created; the highest revision counts."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+import msgspec
+
+from ckptguard.errors import ObjectExistsError
+from ckptguard.records.clock import utc_now
+from ckptguard.records.run import Run, create_record, list_records, read_record
+
+FOLDER = "incidents"
+STATES = ("open", "handling", "closed")
+_NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json")
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One detected sickness or damage: step, cause, reason, evidence, and what was done."""
+
+    format: int = 1
+    id: str
+    revision: int = 1
+    step: int | None
+    cause: str  # "numeric" | "damage" | "crash" | ...
+    reason: str
+    evidence: dict[str, Any] = {}
+    opened_at: str
+    state: str = "open"  # "open" | "handling" | "closed"
+    actions: tuple[str, ...] = ()
+    source: str  # who noticed: "guard", "daemon", "callback", "cli"
+    known_good: str | None = None
+
+
+def open_incident(
+    run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, Any], source: str
+) -> Incident:
+    """Record a new incident."""
+    now = utc_now()
+    name = now.replace("-", "").replace(":", "").removesuffix("Z") + "-" + uuid.uuid4().hex[:8]
+    incident = Incident(id=name, step=step, cause=cause, reason=reason, evidence=evidence, opened_at=now, source=source)
+    _write(run, incident)
+    return incident
+
+
+def update_incident(
+    run: Run, incident: Incident, *, state: str | None = None, action: str | None = None, known_good: str | None = None
+) -> Incident:
+    """Record what became of an incident; a racing update of the same revision wins, and ours follows it."""
+    while True:
+        incident = msgspec.structs.replace(
+            incident,
+            revision=incident.revision + 1,
+            state=state or incident.state,
+            actions=(*incident.actions, action) if action else incident.actions,
+            known_good=known_good or incident.known_good,
+        )
+        try:
+            _write(run, incident)
+            return incident
+        except ObjectExistsError:
+            newest = read_incident(run, incident.id)
+            incident = newest if newest is not None else incident
+
+
+def read_incident(run: Run, incident_id: str) -> Incident | None:
+    """The newest revision of an incident."""
+    return next((i for i in list_incidents(run) if i.id == incident_id), None)
+
+
+def list_incidents(run: Run) -> list[Incident]:
+    """The newest revision of every incident, oldest first; damaged records are passed over."""
+    newest: dict[str, int] = {}
+    for name in list_records(run, FOLDER):
+        match = _NAME.fullmatch(name)
+        if match:
+            newest[match["id"]] = max(newest.get(match["id"], 0), int(match["revision"]))
+    found = []
+    for incident_id, revision in sorted(newest.items()):
+        text = read_record(run, incident_key(incident_id, revision))
+        try:
+            found.append(msgspec.json.decode(text or b"", type=Incident))
+        except msgspec.DecodeError:
+            continue
+    return found
+
+
+def incident_key(incident_id: str, revision: int) -> str:
+    """Where a revision of an incident lies in the records."""
+    return f"{FOLDER}/{incident_id}.{revision:04d}.json"
+
+
+def _write(run: Run, incident: Incident) -> None:
+    # msgspec writes NaN as null; evidence is for reading, so non-finite numbers go out as words.
+    spoken = msgspec.structs.replace(incident, evidence=_spoken(incident.evidence))
+    create_record(run, incident_key(incident.id, incident.revision), msgspec.json.encode(spoken) + b"\n")
+
+
+def _spoken(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _spoken(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spoken(v) for v in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return repr(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,72 @@
+"""Kept copies on storage: which there are, where, and how they were made."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.names import parse_id, record_name, series_folder, series_from_folder
+from ckptguard.records.run import Run, create_record, list_records, read_record
+
+FOLDER = "kept"
+
+
+class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
+    """One protected copy. Its files lie under ``<folder>/<path>``; `how` is "link", "reflink" or "copy".
+
+    The mark ``<folder>.json`` is written last: files without it are a leftover of a copy that did not finish.
+    """
+
+    format: int = 1
+    series: str
+    step: int | None
+    generation: int
+    path: str
+    how: str
+    files: tuple[str, ...]  # relative to the run, as in the manifest
+    kept_at: str
+
+    @property
+    def folder(self) -> str:
+        """The folder of this copy in the records."""
+        return kept_folder(self.series, self.step, self.generation)
+
+    def key(self, file: str) -> str:
+        """The records key of one of its files."""
+        return f"{self.folder}/{file}"
+
+    @property
+    def checkpoint_key(self) -> str:
+        """The records key of the checkpoint itself, as a trainer would load it."""
+        return self.folder if self.path == "." else self.key(self.path)
+
+
+def kept_folder(series: str, step: int | None, generation: int) -> str:
+    """Where the kept copy of a generation lies in the records."""
+    return f"{FOLDER}/{series_folder(series)}/{record_name(step, generation)}"
+
+
+def commit_kept(run: Run, copy: KeptCopy) -> None:
+    """Make a copy count, after all of its files are there."""
+    create_record(run, f"{copy.folder}.json", msgspec.json.encode(copy) + b"\n")
+
+
+def read_kept(run: Run, series: str, step: int | None, generation: int) -> KeptCopy | None:
+    """The kept copy of a generation, if there is a whole one."""
+    text = read_record(run, f"{kept_folder(series, step, generation)}.json")
+    if not text:
+        return None
+    try:
+        return msgspec.json.decode(text, type=KeptCopy)
+    except msgspec.DecodeError:
+        return None
+
+
+def list_kept(run: Run) -> list[tuple[str, int | None, int]]:
+    """(series, step, generation) of every kept copy that is whole, or whose leftovers are there; sorted by name."""
+    found: dict[tuple[str, int | None, int], None] = {}
+    for folder in list_records(run, FOLDER):
+        for name in list_records(run, f"{FOLDER}/{folder}"):
+            parsed = parse_id(name.removesuffix(".json"))
+            if parsed is not None:
+                found[(series_from_folder(folder), *parsed)] = None
+    return list(found)

@@ -1,0 +1,42 @@
+"""Manifests on storage: one a generation, exclusively created, written last."""
+
+from __future__ import annotations
+
+from ckptguard.errors import BusyError, ObjectExistsError
+from ckptguard.manifest import Manifest, decode_manifest, encode_manifest
+from ckptguard.names import checkpoint_id, parse_id, record_name, series_folder
+from ckptguard.records.run import Run, create_record, list_records, read_record
+
+FOLDER = "manifests"
+
+
+def manifest_key(series: str, step: int | None, generation: int) -> str:
+    """Where the manifest of a generation lies in the records."""
+    return f"{FOLDER}/{series_folder(series)}/{record_name(step, generation)}.json"
+
+
+def write_manifest(run: Run, manifest: Manifest) -> None:
+    """Commit a manifest; BusyError if this generation was sealed by somebody else meanwhile."""
+    key = manifest_key(manifest.series, manifest.step, manifest.generation)
+    try:
+        create_record(run, key, encode_manifest(manifest))
+    except ObjectExistsError as error:
+        winner = read_manifest(run, manifest.series, manifest.step, manifest.generation)
+        if winner is not None and winner.nonce == manifest.nonce:
+            return  # ours: the first answer was lost on the way
+        raise BusyError(
+            f"{checkpoint_id(manifest.step, manifest.generation)} of {manifest.series} was sealed by another process"
+        ) from error
+
+
+def read_manifest(run: Run, series: str, step: int | None, generation: int) -> Manifest | None:
+    """The manifest of a generation, or None. RecordsError if it is damaged or too new."""
+    text = read_record(run, manifest_key(series, step, generation))
+    return decode_manifest(text) if text else None
+
+
+def sealed_generations(run: Run, series: str) -> list[tuple[int | None, int]]:
+    """(step, generation) of every manifest of a series, in no promised order."""
+    names = list_records(run, f"{FOLDER}/{series_folder(series)}")
+    ids = (parse_id(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+    return [i for i in ids if i is not None]

@@ -1,0 +1,122 @@
+"""A run: the trainer's files, and what ckptguard records about them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import msgspec
+
+from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
+from ckptguard.names import RECORDS_FOLDER
+from ckptguard.storage import Storage, normalise_url, open_storage
+
+RECORDS_FORMAT = 1
+_FORMAT_KEY = "format.json"
+_MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run. `storage` holds the trainer's files, `records` ours (in the run unless set elsewhere)."""
+
+    url: str
+    storage: Storage
+    records: Storage
+    records_inside: bool
+
+    @property
+    def run_id(self) -> str:
+        """First 12 hexadecimal digits of the SHA-256 of the normalised URL."""
+        return hashlib.sha256(self.url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+    def usable(self, key: str) -> str:
+        """An absolute path or URL for a key of the run, usable as it is."""
+        return self.url if key == "." else f"{self.url.rstrip('/')}/{key}"
+
+    def usable_record(self, key: str) -> str:
+        """An absolute path or URL for a key of the records."""
+        return f"{self.records.url.rstrip('/')}/{key}"
+
+    def shared(self) -> tuple[Storage, str, str]:
+        """One storage that sees both the run and the records, with the key prefix of each.
+
+        SettingsError where no storage does (a remote run with records elsewhere).
+        """
+        if self.records_inside:
+            return self.storage, "", f"{RECORDS_FOLDER}/"
+        if self.storage.root is not None and self.records.root is not None:
+            return open_storage("/"), self.storage.root.strip("/") + "/", self.records.root.strip("/") + "/"
+        raise SettingsError(
+            "copies and quarantine need the records on the same storage as the run",
+            hint="leave `records` unset, or put both on a local disk",
+        )
+
+
+def open_run(url: str, *, records: str | None = None, must_exist: bool = True) -> Run:
+    """Open a run; nothing is written. NotFoundError if it is absent, RecordsError if its records are too new."""
+    normal = normalise_url(url)
+    storage = open_storage(normal, must_exist=must_exist)
+    place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
+    run = Run(url=normal, storage=storage, records=open_storage(place, must_exist=False), records_inside=not records)
+    _check_format(run)
+    return run
+
+
+def has_records(run: Run) -> bool:
+    """Whether ckptguard ever wrote records for this run."""
+    return read_record(run, _FORMAT_KEY) is not None
+
+
+def read_record(run: Run, key: str) -> bytes | None:
+    """The whole of a record; None if there is none."""
+    try:
+        with run.records.open(key) as reader:
+            if reader.entry.size > _MAX_RECORD:
+                raise RecordsError(f"the record {key} is absurdly large ({reader.entry.size} bytes)")
+            return reader.read(0, reader.entry.size)
+    except ObjectMissingError:
+        return None
+
+
+def create_record(run: Run, key: str, value: bytes) -> None:
+    """Write a record that must not exist yet, durably: ObjectExistsError if it does."""
+    _ensure_format(run)
+    run.records.create(key, value)
+
+
+def list_records(run: Run, folder: str, *, recursive: bool = False) -> list[str]:
+    """Keys of the records in a folder, relative to it; none where there is no such folder."""
+    try:
+        entries = run.records.list(folder, recursive=recursive)
+    except ObjectMissingError:
+        return []
+    return [e.key.removeprefix(folder + "/") for e in entries if recursive is False or e.kind == "file"]
+
+
+def _check_format(run: Run) -> None:
+    text = read_record(run, _FORMAT_KEY)
+    if text is None:
+        return
+    try:
+        stated = msgspec.json.decode(text, type=dict[str, int])["format"]
+    except (msgspec.DecodeError, KeyError) as error:
+        raise RecordsError(f"{_FORMAT_KEY} of the records of {run.url} cannot be read") from error
+    if stated > RECORDS_FORMAT:
+        raise RecordsError(
+            f"the records of {run.url} have format {stated}; this version knows up to {RECORDS_FORMAT}",
+            hint="upgrade ckptguard",
+        )
+
+
+def _ensure_format(run: Run) -> None:
+    try:
+        run.records.stat(_FORMAT_KEY)
+        return
+    except ObjectMissingError:
+        pass
+    for key, value in ((".gitignore", b"*\n"), (_FORMAT_KEY, msgspec.json.encode({"format": RECORDS_FORMAT}) + b"\n")):
+        try:
+            run.records.create(key, value)
+        except ObjectExistsError:
+            pass  # another process was first: equal bytes

@@ -14,6 +14,7 @@
     ├── RecordsError            our own records cannot be used (a newer format, a damaged file)
     └── CouldNotTellError       reading failed; it says nothing about the bytes: never BAD, never GOOD
         ├── ChangedWhileReadError   a file changed or vanished under the reader
+        │   └── ResavingError       a checkpoint is being saved again, and not all of its files are new yet
         ├── WorkerError             the scanning process died or ran out of its limits
         └── StorageError            the storage refused or failed
             ├── ObjectMissingError
@@ -119,6 +120,12 @@ class ChangedWhileReadError(CouldNotTellError):
     def __init__(self, message: str, *, key: str, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.key = key
+
+
+class ResavingError(ChangedWhileReadError):
+    """A sealed checkpoint is being saved again: some of its files are new, others are not yet."""
+
+    kind = "resaving"
 
 
 class WorkerError(CouldNotTellError):

@@ -75,6 +75,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digests: tuple[str, ...] = ()  # which digests this pass computed: ("blake3", "md5")
     seconds: float | None = None
     facts: Facts = Facts()
+    place_damaged: bool = False  # the bytes in place are not those that were sealed; a whole copy may be elsewhere
+    content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ckptguard.config import Settings
 from ckptguard.errors import ObjectExistsError, SettingsError, StorageError
-from ckptguard.known_good import parse_verdict_name
 from ckptguard.layouts import Checkpoint, step_from_name
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key
@@ -52,6 +51,7 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
         path=checkpoint.path,
         how=min(done, key=_WEAKEST.index, default="copy"),
         files=checkpoint.files,
+        sources=tuple(e.signature for e in checkpoint.entries),
         kept_at=utc_now(),
     )
     try:
@@ -95,19 +95,14 @@ def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str,
 
 def is_good(history: History, series: str, key: Key) -> bool:
     """Whether the content that was sealed under this generation is good, wherever a whole copy of it lies: it is
-    GOOD now, or it was, until its bytes in place were damaged."""
+    GOOD now, or it was when it was last seen whole, and only its place was damaged since."""
     standing = history.standings(series).get(key)
     if standing is None:
         return False
-    if standing.outcome in (Outcome.BAD, Outcome.INCOMPLETE):
-        return history.was_good(series, key) and not _was_suspect(history, series, key)
+    if standing.outcome in (Outcome.BAD, Outcome.INCOMPLETE) and history.was_good(series, key):
+        verdict = history.verdict(series, key)
+        return verdict is not None and verdict.place_damaged and verdict.content is Outcome.GOOD
     return standing.outcome is Outcome.GOOD
-
-
-def _was_suspect(history: History, series: str, key: Key) -> bool:
-    entries = [e for e in map(parse_verdict_name, history.names.get(series, ())) if e and (e.step, e.generation) == key]
-    marks = [e for e in sorted(entries, key=lambda e: e.number) if e.outcome in (Outcome.GOOD, Outcome.SUSPECT)]
-    return bool(marks) and marks[-1].outcome is Outcome.SUSPECT
 
 
 def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry]:
@@ -117,6 +112,12 @@ def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry
 
 
 def kept_matches(run: Run, copy: KeptCopy, manifest: Manifest) -> bool:
-    """Whether the files of a kept copy are there with the sealed sizes (not yet that their bytes are right)."""
+    """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
+    yet that its bytes are right)."""
+    made_of = dict(zip(copy.files, copy.sources, strict=False))
+    for file in manifest.files:
+        known = (file.size, file.mtime_ns, file.inode, file.etag)
+        if file.path not in made_of or (known[1:] != (None, None, None) and made_of[file.path] != known):
+            return False
     entries = kept_checkpoint(copy, run.records.list(copy.folder, recursive=True))
     return all(f.path in entries and entries[f.path].size == f.size for f in manifest.files)

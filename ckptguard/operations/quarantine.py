@@ -63,11 +63,12 @@ def finish_quarantines(run: Run, history: History) -> None:
 
 
 def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str) -> None:
-    """SUSPECT for a generation that is GOOD or has no verdict; worse verdicts stand."""
-    standing = history.standings(series).get(key)
-    if standing is not None and standing.outcome is not Outcome.GOOD:
-        return
+    """SUSPECT for a generation that is GOOD or has no verdict; worse verdicts stand. Where only the place is damaged,
+    the suspicion is of the content, which may still lie in a kept copy."""
     before = history.verdict(series, key)
+    damaged = before is not None and before.place_damaged and before.content is Outcome.GOOD
+    if before is not None and before.outcome is not Outcome.GOOD and not damaged:
+        return
     finding = Finding(check="incident", severity=Severity.SICKNESS, message=reason)
     append_verdict(
         run,
@@ -75,10 +76,12 @@ def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str)
             series=series,
             step=key[0],
             generation=key[1],
-            outcome=Outcome.SUSPECT,
+            outcome=before.outcome if before and damaged else Outcome.SUSPECT,
             findings=(*(before.findings if before else ()), finding),
             checked_at=utc_now(),
             version=__version__,
+            place_damaged=damaged,
+            content=Outcome.SUSPECT if damaged else None,
         ),
     )
     history.names.update(load_history(run).names)

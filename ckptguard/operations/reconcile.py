@@ -13,18 +13,24 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ckptguard.config import Settings
-from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError
+from ckptguard.errors import (
+    BusyError,
+    ChangedWhileReadError,
+    CouldNotTellError,
+    ObjectMissingError,
+    ResavingError,
+)
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.operations.classify_change import is_new
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import keep_checkpoint, release, trim_kept
+from ckptguard.operations.keep import is_good, keep_checkpoint, kept_matches, release, trim_kept
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.quarantine import finish_quarantines
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.report import Checked
-from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.operations.verify import Resave, verify_checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import Run
 from ckptguard.scan import Scanner, scan_files
@@ -219,9 +225,15 @@ def _verify(
     run: Run, checkpoint: Checkpoint, sample: _Sample, settings: Settings, scanner: Scanner
 ) -> tuple[Checked | None, str]:
     stable = max(time.monotonic() - sample.since, youngest_age(checkpoint) or 0.0)
-    still_patient = stable < settings.unfinished_limit
+    left = settings.unfinished_limit - stable
     try:
-        result = verify_checkpoint(run, checkpoint, settings, scanner=scanner, wait_for_resave=still_patient)
+        result = verify_checkpoint(
+            run, checkpoint, settings, scanner=scanner, resave=Resave.WAIT if left > 0 else Resave.GIVE_UP
+        )
+    except ResavingError as error:
+        # A new look is due when a file changes (then there is a new sample), or when patience ends.
+        sample.retry_at = time.monotonic() + left
+        return None, error.message
     except (ChangedWhileReadError, ObjectMissingError) as error:
         sample.retry_at = time.monotonic() + settings.settle
         return None, error.message
@@ -239,13 +251,15 @@ def _settle_kept(run: Run, checkpoints: list[Checkpoint], settings: Settings) ->
     troubles = []
     try:
         with run_lock(run):
+            for series in history.names:
+                for key in history.standings(series):
+                    manifest = history.manifest(series, key)
+                    copy = read_kept(run, series, *key)
+                    stale = copy is not None and (manifest is None or not kept_matches(run, copy, manifest))
+                    if copy is not None and (stale or not is_good(history, series, key)):
+                        release(run, series, key)
             for checkpoint, key in _good_without_copy(run, history, checkpoints, settings):
                 keep_checkpoint(run, checkpoint, key[1], settings)
-            for series in history.names:
-                for key, standing in history.standings(series).items():
-                    hopeless = standing.outcome is Outcome.SUSPECT or not history.was_good(series, key)
-                    if hopeless and read_kept(run, series, *key) is not None:
-                        release(run, series, key)
             trim_kept(run, history, settings)
     except (BusyError, CouldNotTellError) as error:
         troubles.append(f"kept copies could not be looked after: {error.message}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -62,10 +64,11 @@ def roll_back(
         history = load_history(run)
         newer = _newer(run, history, chosen)
         if not dry_run:
-            for checkpoint in newer:
-                quarantine_checkpoint(run, history, checkpoint, reason=reason)
-            if not chosen.in_place:
-                _put_back(run, chosen, scanner)
+            # The copy is staged and read back first: if that fails (a full disk), nothing was moved.
+            with _staged(run, chosen, scanner) as publish:
+                for checkpoint in newer:
+                    quarantine_checkpoint(run, history, checkpoint, reason=reason)
+                publish()
         answer = chosen.answer
         if not chosen.in_place:
             answer = msgspec.structs.replace(answer, path=run.usable(chosen.manifest.path), kept=False)
@@ -89,6 +92,7 @@ def _choose(
 ) -> Candidate:
     """The best candidate whose bytes are right now. Damage found on the way is recorded."""
     refused: set[str] = set()
+    unsure: CouldNotTellError | None = None
     while True:
         history = load_history(run)
         found = known_good_candidates(run, history, before_step=before_step, series=series, exclude=refused)
@@ -96,21 +100,34 @@ def _choose(
             found = [c for c in found if c.answer.id == to_id]
         if not found:
             wanted = f" {to_id}" if to_id else ""
+            if unsure is not None:
+                raise unsure
             raise NoKnownGoodError(f"{run.url} has no known-good checkpoint{wanted} to go back to")
         candidate = found[0]
-        if candidate.in_place:
-            checkpoint = find_checkpoint(run, candidate.manifest.path)
-            if checkpoint is not None:
-                checked = verify_checkpoint(run, checkpoint, settings, scanner=scanner, md5=False, record=not dry_run)
-                if checked.outcome is Outcome.GOOD and checked.id == candidate.answer.id:
-                    return candidate
-        if candidate.copy is not None:
-            prefix = candidate.copy.folder + "/"
-            if copy_differs(run.records, prefix, candidate.manifest, scanner=scanner) is None:
-                return msgspec.structs.replace(candidate, in_place=False)
-            if not dry_run:
-                release(run, candidate.answer.series, candidate.key)
+        try:
+            usable = _usable(run, settings, candidate, dry_run=dry_run, scanner=scanner)
+        except CouldNotTellError as error:
+            usable, unsure = None, error  # it says nothing about the bytes: take an older one, record nothing
+        if usable is not None:
+            return usable
         refused.add(candidate.answer.id)
+
+
+def _usable(run: Run, settings: Settings, candidate: Candidate, *, dry_run: bool, scanner: Scanner) -> Candidate | None:
+    """The candidate, if its bytes in place or in its copy are right now."""
+    if candidate.in_place:
+        checkpoint = find_checkpoint(run, candidate.manifest.path)
+        if checkpoint is not None:
+            checked = verify_checkpoint(run, checkpoint, settings, scanner=scanner, md5=False, record=not dry_run)
+            if checked.outcome is Outcome.GOOD and checked.id == candidate.answer.id:
+                return candidate
+    if candidate.copy is not None:
+        prefix = candidate.copy.folder + "/"
+        if copy_differs(run.records, prefix, candidate.manifest, scanner=scanner) is None:
+            return msgspec.structs.replace(candidate, in_place=False)
+        if not dry_run:
+            release(run, candidate.answer.series, candidate.key)
+    return None
 
 
 def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
@@ -126,24 +143,32 @@ def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
     return sorted(newer, key=lambda c: -(c.step or 0))
 
 
-def _put_back(run: Run, chosen: Candidate, scanner: Scanner) -> None:
-    """Copy the kept files to a temporary name, read them back, then give them their own name: whole or not at all.
+@contextlib.contextmanager
+def _staged(run: Run, chosen: Candidate, scanner: Scanner) -> Iterator[Callable[[], None]]:
+    """Copy the kept files to a temporary name and read them back; the call given gives them their own name.
 
-    A reflink or a copy, never a link: what the trainer does to the file must not reach the kept copy.
+    A reflink or a copy, never a link: what the trainer does to the file must not reach the kept copy. Nothing is to
+    be done where the known-good is in place.
     """
     copy = chosen.copy
-    assert copy is not None
+    if chosen.in_place or copy is None:
+        yield lambda: None
+        return
     storage, run_prefix, records_prefix = run.shared()
     temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
+    tops = list(copy.files) if copy.path == "." else [copy.path]
+
+    def publish() -> None:
+        for top in tops:
+            storage.move(f"{run_prefix}{temporary}/{top}", run_prefix + top)
+
     try:
         for file in copy.files:
             storage.copy(f"{records_prefix}{copy.key(file)}", f"{run_prefix}{temporary}/{file}", how="clone")
         wrong = copy_differs(run.storage, temporary + "/", chosen.manifest, scanner=scanner)
         if wrong:
             raise CouldNotTellError(f"the kept copy could not be put back: {wrong}")
-        tops = list(copy.files) if copy.path == "." else [copy.path]
-        for top in tops:
-            storage.move(f"{run_prefix}{temporary}/{top}", run_prefix + top)
+        yield publish
     finally:
         run.storage.remove(temporary)
 

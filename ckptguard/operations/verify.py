@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import enum
+
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.config import Settings
-from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError
+from ckptguard.errors import (
+    BusyError,
+    ChangedWhileReadError,
+    CouldNotTellError,
+    ObjectMissingError,
+    ResavingError,
+)
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id
@@ -26,6 +34,15 @@ from ckptguard.scan.result import Scan
 from ckptguard.verdict import Finding, Outcome, Severity, Verdict, judge, limit_findings
 from ckptguard.version import __version__
 
+
+class Resave(enum.Enum):
+    """What to do about a sealed checkpoint of which some files were saved anew and others were not."""
+
+    JUDGE = "judge"  # what lies there now is no whole checkpoint: BAD
+    WAIT = "wait"  # raise ResavingError: it may still complete
+    GIVE_UP = "give up"  # INCOMPLETE, until it completes after all
+
+
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
 
 
@@ -38,16 +55,17 @@ def verify_checkpoint(
     record: bool = True,
     md5: bool = True,
     resealed: bool = False,
-    wait_for_resave: bool = False,
+    resave: Resave = Resave.JUDGE,
     reference: Manifest | None = None,
     progress: Progress | None = None,
 ) -> Checked:
     """Verify a checkpoint in place, now, and record the verdict unless `record` is false.
 
     The caller has seen to it that the files are quiet. `resealed` takes what lies there as a new generation, whatever
-    the manifest says. With `wait_for_resave` a re-save that is only half done is left pending (ChangedWhileReadError)
-    instead of being called BAD. Raises CouldNotTellError and its kinds when there can be no verdict: a file changed
-    or vanished while it was read, storage failed, the scanning process died.
+    the manifest says. `resave` says what to do about a re-save that is only half done.
+
+    Raises CouldNotTellError and its kinds when there can be no verdict: a file changed or vanished while it was read,
+    storage failed, the scanning process died.
     """
     options = ScanOptions(md5=md5)
     scan = scan_checkpoint(run.storage, checkpoint, options, scanner=scanner, progress=progress)
@@ -67,7 +85,7 @@ def verify_checkpoint(
                 record=record,
                 md5=md5,
                 resealed=resealed,
-                wait_for_resave=wait_for_resave,
+                resave=resave,
                 user_reference=reference,
             )
         except BusyError:
@@ -86,13 +104,14 @@ def _judge_and_record(
     record: bool,
     md5: bool,
     resealed: bool,
-    wait_for_resave: bool,
+    resave: Resave,
     user_reference: Manifest | None,
 ) -> Checked:
     series, step = checkpoint.series, checkpoint.step
     key = None if resealed else history.current(series, step, checkpoint.path)
     sealed = history.manifest(series, key) if key else None
     layout = LAYOUTS[checkpoint.layout]
+    change = Change.SAME
     if key is not None and sealed is not None:
         found = {f.entry.key: f for f in scan.files}
         first = collect_evidence(run.storage, checkpoint, scan, sealed=sealed)
@@ -105,8 +124,8 @@ def _judge_and_record(
             sealed_by_writer=layout.sealed_by_writer,
             other_contents=_other_contents(history, series, key),
         )
-        if change is Change.RESAVING and wait_for_resave:
-            raise ChangedWhileReadError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
+        if change is Change.RESAVING and resave is Resave.WAIT:
+            raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
         if change is Change.RESAVED:
             key, sealed = None, None
     if key is None:
@@ -128,12 +147,15 @@ def _judge_and_record(
     before = history.verdict(series, key)
     findings += _carried_suspicion(before)
     outcome = judge(findings, sealed=sealed is not None)
+    if change is Change.RESAVING and resave is Resave.GIVE_UP:
+        outcome = Outcome.INCOMPLETE
+    damaged = sealed is not None and change is not Change.SAME
     if record:
         commits = sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer
         if commits:
             sealed = seal_observed(run, evidence, key[1])
-        _record(run, evidence, key, outcome, limit_findings(findings), before, scan.seconds, md5=md5)
-        if outcome is Outcome.BAD and sealed is not None and before is not None:
+        _record(run, evidence, key, outcome, limit_findings(findings), before, scan.seconds, md5=md5, damaged=damaged)
+        if damaged and sealed is not None:
             _confirm_kept(run, series, key, sealed, scanner)
     return Checked(
         path=checkpoint.path,
@@ -179,6 +201,7 @@ def _record(
     seconds: float,
     *,
     md5: bool,
+    damaged: bool,
 ) -> None:
     """Append the verdict; a re-check that changes nothing appends nothing."""
     weighty = [f for f in findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
@@ -197,8 +220,17 @@ def _record(
         digests=("blake3", "md5") if md5 else ("blake3",),
         seconds=round(seconds, 3),
         facts=facts_of(evidence),
+        place_damaged=damaged,
+        content=content_outcome(before) if damaged else None,
     )
     append_verdict(run, verdict)
+
+
+def content_outcome(before: Verdict | None) -> Outcome | None:
+    """The outcome of the sealed bytes, when they were last seen whole."""
+    if before is None:
+        return None
+    return before.content if before.place_damaged else before.outcome
 
 
 def _essence(finding: Finding) -> tuple[object, ...]:

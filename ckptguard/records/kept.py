@@ -23,6 +23,7 @@ class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     how: str
     files: tuple[str, ...]  # relative to the run, as in the manifest
+    sources: tuple[tuple[int, int | None, int | None, str | None], ...]  # their size, mtime, inode, etag when copied
     kept_at: str
 
     @property

@@ -79,46 +79,61 @@ def restore(
         raise SettingsError("DEST must be a local folder")
     dest = os.path.abspath(os.path.expanduser(dest))
     _refuse_unless_empty(dest)
-    history, series, key, manifest, outcome = _choose(run, settings, step, force=force, scanner=scanner)
-    wrong: str | None = None
-    for source in _sources(run, history, series, key, manifest, force=force):
-        storage = run.storage if source.storage_is_run else run.records
-        try:
-            with _staging(dest) as temporary:
-                _copy(storage, source.prefix, manifest, temporary, progress)
-                wrong = copy_differs(open_storage(temporary), "", manifest, scanner=scanner)
-                if wrong is None or force:
-                    path = _publish(temporary, dest, manifest, run)
-                    return Restored(
-                        path=path,
-                        id=checkpoint_id(*key),
-                        series=series,
-                        step=key[0],
-                        bytes=manifest.bytes,
-                        kept=source.kept,
-                        outcome=outcome,
-                    )
-        except (ObjectMissingError, ChangedWhileReadError) as error:
-            wrong = error.message
+    wrong = "no whole copy of it is there"
+    name = ""
+    for choice in _choices(run, settings, step, force=force, scanner=scanner):
+        name = f"{checkpoint_id(*choice.key)} of {choice.series}"
+        for source in _sources(run, choice, force=force):
+            storage = run.storage if source.storage_is_run else run.records
+            try:
+                with _staging(dest) as temporary:
+                    _copy(storage, source.prefix, choice.manifest, temporary, progress)
+                    difference = copy_differs(open_storage(temporary), "", choice.manifest, scanner=scanner)
+                    if difference is None or force:
+                        path = _publish(temporary, dest, choice.manifest, run)
+                        return Restored(
+                            path=path,
+                            id=checkpoint_id(*choice.key),
+                            series=choice.series,
+                            step=choice.key[0],
+                            bytes=choice.manifest.bytes,
+                            kept=source.kept,
+                            outcome=choice.outcome,
+                        )
+                    wrong = difference
+            except (ObjectMissingError, ChangedWhileReadError) as error:
+                wrong = error.message
     raise RefusedError(
-        f"{checkpoint_id(*key)} of {series} is damaged: {wrong or 'no whole copy of it is there'}",
+        f"{name} is damaged: {wrong}",
         outcome=Outcome.BAD.value,
         hint="restore another step, or use --force for the damaged bytes",
     )
 
 
-def _choose(
-    run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner
-) -> tuple[History, str, Key, Manifest, Outcome]:
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation that may be restored."""
+
+    series: str
+    key: Key
+    manifest: Manifest
+    outcome: Outcome
+    in_place: bool
+    quarantined: bool
+
+
+def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner) -> list[_Choice]:
+    """What to try, in order: without `step` every known-good checkpoint, newest first, for the newest may have been
+    damaged since its verdict."""
     history = load_history(run)
-    if step is None:
-        found = known_good_candidates(run, history, most=1)
-        if not found:
-            raise NoKnownGoodError(f"{run.url} has no known-good checkpoint", hint=f"ckptguard verify {run.url}")
-        return history, found[0].answer.series, found[0].key, found[0].manifest, Outcome.GOOD
-    for candidate in known_good_candidates(run, history):
-        if candidate.key[0] == step:
-            return history, candidate.answer.series, candidate.key, candidate.manifest, Outcome.GOOD
+    good = [
+        _choice(history, c.answer.series, c.key, c.manifest, Outcome.GOOD)
+        for c in known_good_candidates(run, history)
+        if step is None or c.key[0] == step
+    ]
+    if step is None and not good:
+        raise NoKnownGoodError(f"{run.url} has no known-good checkpoint", hint=f"ckptguard verify {run.url}")
+    if good:
+        return good
     for checkpoint in list_checkpoints(run):
         known = history.current(checkpoint.series, step, checkpoint.path)
         if checkpoint.step == step and (known is None or history.verdict(checkpoint.series, known) is None):
@@ -127,20 +142,29 @@ def _choose(
     options = [
         (series, key, standing) for series in history.names for key, standing in history.standings(series).items()
     ]
-    chosen = sorted((o for o in options if o[1][0] == step), key=_preference, reverse=True)
-    for series, key, standing in chosen:
+    for series, key, standing in sorted((o for o in options if o[1][0] == step), key=_preference, reverse=True):
         manifest = history.manifest(series, key)
         if manifest is None:
             continue
         if standing.outcome is not Outcome.GOOD and not force:
-            reason = _first_reason(history, series, key)
             raise RefusedError(
-                f"{standing.id} of {series} is {standing.outcome.value}: {reason}",
+                f"{standing.id} of {series} is {standing.outcome.value}: {_first_reason(history, series, key)}",
                 outcome=standing.outcome.value,
                 hint="restore another step, or use --force",
             )
-        return history, series, key, manifest, standing.outcome
+        return [_choice(history, series, key, manifest, standing.outcome)]
     raise NotFoundError(f"{run.url} has no checkpoint of step {step} that could be restored")
+
+
+def _choice(history: History, series: str, key: Key, manifest: Manifest, outcome: Outcome) -> _Choice:
+    return _Choice(
+        series=series,
+        key=key,
+        manifest=manifest,
+        outcome=outcome,
+        in_place=history.current(series, key[0], manifest.path) == key,
+        quarantined=key in history.quarantined.get(series, ()),
+    )
 
 
 def _preference(option: tuple[str, Key, Standing]) -> tuple[bool, int]:
@@ -152,15 +176,15 @@ def _first_reason(history: History, series: str, key: Key) -> str:
     return verdict.findings[0].message if verdict and verdict.findings else "its verdict says so"
 
 
-def _sources(run: Run, history: History, series: str, key: Key, manifest: Manifest, *, force: bool) -> list[_Source]:
+def _sources(run: Run, choice: _Choice, *, force: bool) -> list[_Source]:
     sources = []
-    if history.current(series, key[0], manifest.path) == key and find_checkpoint(run, manifest.path) is not None:
+    if choice.in_place and find_checkpoint(run, choice.manifest.path) is not None:
         sources.append(_Source(storage_is_run=True, prefix="", kept=False))
-    copy = read_kept(run, series, *key)
+    copy = read_kept(run, choice.series, *choice.key)
     if copy is not None:
         sources.append(_Source(storage_is_run=False, prefix=copy.folder + "/", kept=True))
-    if key in history.quarantined.get(series, ()):
-        folder = f"{QUARANTINE}/{series_folder(series)}/{record_name(*key)}/"
+    if choice.quarantined:
+        folder = f"{QUARANTINE}/{series_folder(choice.series)}/{record_name(*choice.key)}/"
         sources.append(_Source(storage_is_run=False, prefix=folder, kept=False))
     # With force the damaged bytes themselves may be what is wanted, but a whole copy comes first.
     return sources if not force else sorted(sources, key=lambda s: not s.kept)

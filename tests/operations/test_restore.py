@@ -1,0 +1,112 @@
+"""Restoring: complete and verified, or nothing."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from fixtures_runs import QUICK, state_dict, write_sharded, write_torch
+from test_roll_back import flip
+
+from ckptguard.errors import NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StorageFullError
+from ckptguard.operations import restore as module
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.restore import restore
+
+
+def test_the_known_good_comes_out_byte_for_byte(root, three, tmp_path):
+    """DEST is made, the file has its own name and its own bytes."""
+    reconcile(three, QUICK, Watch())
+    done = restore(three, QUICK, str(tmp_path / "out" / "deep"))
+    assert done.path == str(tmp_path / "out" / "deep" / "net-300.pt")
+    assert (tmp_path / "out" / "deep" / "net-300.pt").read_bytes() == (root / "net-300.pt").read_bytes()
+    assert os.listdir(tmp_path / "out" / "deep") == ["net-300.pt"]
+
+
+def test_folders_come_out_whole(root, run, tmp_path):
+    """A sharded folder is restored with every file, from its copy when rotation took it."""
+    path = write_sharded(root, 100, seed=1)
+    reconcile(run, QUICK, Watch())
+    before = {p.name: p.read_bytes() for p in (root / path).iterdir()}
+    shutil.rmtree(root / path)
+    done = restore(run, QUICK, str(tmp_path / "out"))
+    assert done.kept
+    assert {p.name: p.read_bytes() for p in (tmp_path / "out" / path).iterdir()} == before
+
+
+def test_a_destination_with_something_in_it_is_refused(three, tmp_path):
+    """Nothing in DEST is ever touched."""
+    reconcile(three, QUICK, Watch())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("x")
+    with pytest.raises(SettingsError):
+        restore(three, QUICK, str(tmp_path / "out"))
+    assert os.listdir(tmp_path / "out") == ["mine"]
+
+
+def test_damaged_bytes_are_refused_and_leave_nothing(root, three, tmp_path):
+    """Damage since the verdict is found while restoring; DEST is as it was: absent."""
+    reconcile(three, QUICK, Watch())
+    flip(root / "net-300.pt")
+    with pytest.raises(RefusedError) as caught:
+        restore(three, QUICK, str(tmp_path / "out"), step=300)
+    assert caught.value.outcome == "bad"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_copy_with_its_own_bytes_stands_in(root, three, tmp_path):
+    """With keep = copy, damage in place is no loss."""
+    before = (root / "net-300.pt").read_bytes()
+    reconcile(three, QUICK.changed(keep="copy"), Watch())
+    flip(root / "net-300.pt")
+    done = restore(three, QUICK, str(tmp_path / "out"))
+    assert done.kept
+    assert (tmp_path / "out" / "net-300.pt").read_bytes() == before
+
+
+def test_bad_ones_need_force(root, run, tmp_path):
+    """A poisoned checkpoint is handed out only with force."""
+    state = state_dict(1)
+    state["embed.weight"][0, 0] = torch.tensor(3e38) * 10
+    torch.save(state, root / "net-100.pt")
+    reconcile(run, QUICK, Watch())
+    with pytest.raises(NoKnownGoodError):
+        restore(run, QUICK, str(tmp_path / "out"))
+    with pytest.raises(RefusedError):
+        restore(run, QUICK, str(tmp_path / "out"), step=100)
+    done = restore(run, QUICK, str(tmp_path / "out"), step=100, force=True)
+    assert os.path.exists(done.path)
+
+
+def test_a_pending_one_is_verified_first(root, run, tmp_path):
+    """No daemon ever ran: restoring a step verifies it on the way."""
+    write_torch(root, 100, seed=1)
+    assert restore(run, QUICK, str(tmp_path / "out"), step=100).id == "100.1"
+    with pytest.raises(NotFoundError):
+        restore(run, QUICK, str(tmp_path / "out2"), step=7)
+
+
+def test_a_full_disk_leaves_nothing_behind(three, tmp_path, monkeypatch):
+    """No space: an error that says so, and no half-file under any name."""
+    reconcile(three, QUICK, Watch())
+
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.os, "fsync", full)
+    with pytest.raises(StorageFullError, match="no space left"):
+        restore(three, QUICK, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kept_copy_that_rotted_is_not_handed_out(root, three, tmp_path):
+    """Every use of a kept copy reads it; the next older good one is restored instead."""
+    before = (root / "net-200.pt").read_bytes()
+    reconcile(three, QUICK.changed(keep="copy"), Watch())
+    (root / "net-300.pt").unlink()
+    flip(next((root / "_ckptguard" / "kept").rglob("net-300.pt")))
+    with pytest.raises(RefusedError):
+        restore(three, QUICK, str(tmp_path / "out"), step=300)
+    assert not (tmp_path / "out").exists()
+    assert restore(three, QUICK, str(tmp_path / "out")).id == "200.1"
+    assert (tmp_path / "out" / "net-200.pt").read_bytes() == before

@@ -1,0 +1,145 @@
+"""Going back: what is newer goes to quarantine, the known-good is in place and verified."""
+
+import os
+
+import pytest
+import torch
+from fixtures_runs import QUICK, state_dict, write_torch
+
+from ckptguard.errors import BusyError, NoKnownGoodError
+from ckptguard.operations.clear import clear
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.survey import survey
+from ckptguard.verdict import Outcome
+
+
+def flip(path, offset=20000):
+    """One bit, with times kept."""
+    times = os.stat(path)
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def visible(root):
+    """Files of the run, ours aside."""
+    return sorted(p.name for p in root.iterdir() if not p.name.startswith("_"))
+
+
+def test_newer_ones_are_quarantined_and_the_good_among_them_suspect(root, three):
+    """Going back before step 250 leaves 200 as the newest; 300 was GOOD and is SUSPECT now."""
+    reconcile(three, QUICK, Watch())
+    done = roll_back(three, QUICK, reason="loss is NaN at 250", before_step=250, check_writing=False)
+    assert (done.known_good.id, done.quarantined, done.put_back) == ("200.1", ("net-300.pt",), False)
+    assert visible(root) == ["net-100.pt", "net-200.pt"]
+    states = {s.id: s for s in survey(three)}
+    assert states["300.1"].outcome is Outcome.SUSPECT
+    assert states["300.1"].quarantined
+    assert find_known_good(three).id == "200.1"
+
+
+def test_damage_with_kept_times_is_found_by_reading_and_skipped(root, three):
+    """The newest was damaged after its verdict: the rollback reads it, calls it BAD and takes the one before."""
+    reconcile(three, QUICK, Watch())
+    flip(root / "net-300.pt")
+    assert find_known_good(three).id == "300.1"
+    done = roll_back(three, QUICK, reason="NaN", check_writing=False)
+    assert done.known_good.id == "200.1"
+    assert {s.id: s.outcome for s in survey(three)}["300.1"] is Outcome.BAD
+
+
+def test_the_kept_copy_is_put_back_under_its_own_name(root, run):
+    """Rotated away and needed again: the copy comes back whole, and is no link to the kept one."""
+    write_torch(root, 100, seed=1)
+    before = (root / "net-100.pt").read_bytes()
+    reconcile(run, QUICK, Watch())
+    (root / "net-100.pt").unlink()
+    done = roll_back(run, QUICK, reason="NaN", check_writing=False)
+    assert done.put_back
+    assert done.known_good.path == str(root / "net-100.pt")
+    assert (root / "net-100.pt").read_bytes() == before
+    assert os.stat(root / "net-100.pt").st_nlink == 1
+    assert reconcile(run, QUICK, Watch()).pending == ()
+    assert find_known_good(run).id == "100.1"
+
+
+def test_a_step_saved_again_after_a_rollback_is_known_good_again(root, three):
+    """The next save of a quarantined step is a new generation, even with equal bytes."""
+    watch = Watch()
+    reconcile(three, QUICK, watch)
+    equal = (root / "net-300.pt").read_bytes()
+    roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
+    assert find_known_good(three).id == "200.1"
+    (root / "net-300.pt").write_bytes(equal)
+    reconcile(three, QUICK, watch)
+    assert find_known_good(three).id == "300.2"
+
+
+def test_a_dry_run_changes_nothing(root, three):
+    """It says what it would do, and every file and record stays."""
+    reconcile(three, QUICK, Watch())
+    flip(root / "net-300.pt")
+    before = sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*") if p.is_file())
+    done = roll_back(three, QUICK, reason="NaN", dry_run=True, check_writing=False)
+    assert (done.known_good.id, done.quarantined, done.dry_run) == ("200.1", ("net-300.pt",), True)
+    assert sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*") if p.is_file()) == before
+
+
+def test_it_refuses_while_training_writes(root, three):
+    """Files written a moment ago mean that training may be running."""
+    reconcile(three, QUICK, Watch())
+    with pytest.raises(BusyError):
+        roll_back(three, QUICK.changed(settle=60.0), reason="NaN")
+    assert roll_back(three, QUICK.changed(settle=60.0), reason="NaN", force=True).known_good.id == "300.1"
+
+
+def test_nothing_good_is_said_so(root, run):
+    """A run whose only checkpoint is poisoned has nothing to go back to, and keeps its files."""
+    state = state_dict(1)
+    state["embed.weight"] = (state["embed.weight"].to(torch.float16) * 60000 * 60000).to(torch.float32)
+    torch.save(state, root / "net-100.pt")
+    reconcile(run, QUICK, Watch())
+    with pytest.raises(NoKnownGoodError):
+        roll_back(run, QUICK, reason="NaN", check_writing=False)
+    assert visible(root) == ["net-100.pt"]
+
+
+def test_clear_lifts_suspicion_and_damage_cannot_be_cleared(root, three):
+    """SUSPECT becomes GOOD with a reason, and stays so when it is verified again; BAD is refused."""
+    from ckptguard.errors import RefusedError
+    from ckptguard.operations.history import load_history
+    from ckptguard.operations.quarantine import mark_suspect
+
+    reconcile(three, QUICK, Watch())
+    mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "loss was NaN soon after")
+    assert find_known_good(three).id == "200.1"
+    (root / "net-300.pt").touch()
+    reconcile(three, QUICK, Watch())
+    assert find_known_good(three).id == "200.1", "verifying again keeps the suspicion"
+    assert clear(three, "300", reason="the NaN came from a masked batch").outcome is Outcome.GOOD
+    assert find_known_good(three).id == "300.1"
+    flip(root / "net-200.pt")
+    reconcile(three, QUICK, Watch())
+    (root / "net-200.pt").touch()
+    reconcile(three, QUICK, Watch())
+    with pytest.raises(RefusedError):
+        clear(three, "200", reason="no")
+
+
+def test_a_crash_between_mark_and_move_is_mended(root, three, monkeypatch):
+    """What was marked and not moved is moved in the next pass, not verified as a new save."""
+    from ckptguard.operations import quarantine as module
+
+    reconcile(three, QUICK, Watch())
+    monkeypatch.setattr(module, "_move", lambda run, mark: None)
+    roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
+    monkeypatch.undo()
+    assert "net-300.pt" in visible(root)
+    reconcile(three, QUICK, Watch())
+    assert visible(root) == ["net-100.pt", "net-200.pt"]
+    assert find_known_good(three).id == "200.1"

@@ -1,0 +1,59 @@
+"""The known-good decision: names in, ids out."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptguard.known_good import choose_known_good, parse_verdict_name, standings, verdict_name
+from ckptguard.verdict import Outcome, worst
+
+WRITTEN = [Outcome.GOOD, Outcome.SUSPECT, Outcome.INCOMPLETE, Outcome.BAD]
+entries = st.tuples(
+    st.one_of(st.none(), st.integers(0, 10**12 - 1)),
+    st.integers(1, 50),
+    st.integers(1, 12000),
+    st.sampled_from(WRITTEN),
+)
+
+
+@given(entries)
+def test_a_name_tells_id_order_and_outcome(entry):
+    """Parsing a ledger name gives back what it was made of."""
+    step, generation, number, outcome = entry
+    parsed = parse_verdict_name(verdict_name(step, generation, number, outcome))
+    assert parsed is not None
+    assert (parsed.step, parsed.generation, parsed.number, parsed.outcome) == entry
+
+
+@given(st.lists(entries, max_size=20), st.randoms())
+def test_order_of_names_does_not_matter_and_the_worst_of_the_newest_counts(found, random):
+    """Any order of the listing gives the same standings; of equal numbers the worst outcome counts."""
+    names = [verdict_name(*entry) for entry in found]
+    shuffled = list(names)
+    random.shuffle(shuffled)
+    assert standings(names) == standings(shuffled)
+    for (step, generation), standing in standings(names).items():
+        own = [e for e in found if (e[0], e[1]) == (step, generation)]
+        newest = max(e[2] for e in own)
+        assert standing.number == newest
+        assert standing.outcome is worst(e[3] for e in own if e[2] == newest)
+
+
+@given(st.lists(entries, max_size=20), st.integers(0, 10**12))
+def test_nothing_but_good_is_ever_chosen(found, before):
+    """Candidates are GOOD, have a step below the limit, and come newest first."""
+    current = standings(verdict_name(*entry) for entry in found)
+    chosen = choose_known_good(current.values(), before_step=before)
+    assert all(s.outcome is Outcome.GOOD and s.step is not None and s.step < before for s in chosen)
+    assert chosen == sorted(chosen, key=lambda s: (s.step, s.generation), reverse=True)
+
+
+def test_foreign_names_are_no_entries():
+    """What is not exactly a ledger name is passed over."""
+    for name in (
+        "",
+        "x.json",
+        "000000000500.1.0001.good.json.tmp",
+        "500.1.0001.good.json",
+        "000000000500.0.0001.good.json",
+    ):
+        assert parse_verdict_name(name) is None

@@ -1,0 +1,123 @@
+"""What a listing shows: checkpoints, steps, series, roles."""
+
+import pytest
+
+from ckptguard.formats.structure import TensorPlace
+from ckptguard.layouts import find_checkpoints, folder_as_checkpoint, step_from_name
+from ckptguard.layouts.roles import assign_roles
+from ckptguard.storage.protocol import Entry
+
+
+def listing(*keys):
+    """Entries of regular files."""
+    return [Entry(key=key, kind="file", size=1) for key in sorted(keys)]
+
+
+def summary(*keys):
+    """{path: (layout, series, step, number of files)} of the checkpoints in a listing."""
+    return {c.path: (c.layout, c.series, c.step, len(c.files)) for c in find_checkpoints(listing(*keys))}
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoint-500", 500),
+        ("step_500", 500),
+        ("step-000000500", 500),
+        ("epoch=0-step=2.ckpt", 2),
+        ("epoch_3.pt", 3),
+        ("net-500.pth", 500),
+        ("char-0040.pt", 40),
+        ("2.pt", 2),
+        ("global_step1000", 1000),
+        ("iter_0000100", 100),
+        ("last.ckpt", None),
+        ("model.safetensors", None),
+        ("model-00001-of-00002.safetensors", None),
+        ("rng_state_3.pth", None),
+        ("random_states_0.pkl", None),
+        ("model_v2.pt", None),
+        ("step-99999999999999999999.pt", None),
+    ],
+)
+def test_step_from_name(name, step):
+    """The step that a name states, and none where digits mean something else."""
+    assert step_from_name(name) == step
+
+
+def test_hugging_face_run_with_a_final_model():
+    """checkpoint-N folders are one series; model files at the root are the series final, without a step."""
+    found = summary(
+        "checkpoint-2/model.safetensors",
+        "checkpoint-2/trainer_state.json",
+        "checkpoint-4/model.safetensors",
+        "model.safetensors",
+        "config.json",
+        "training_args.bin",
+        "runs/events.out",
+    )
+    assert found == {
+        "checkpoint-2": ("hf-trainer", "checkpoint-#", 2, 2),
+        "checkpoint-4": ("hf-trainer", "checkpoint-#", 4, 1),
+        ".": ("folder", "final", None, 3),
+    }
+
+
+def test_flat_files_are_checkpoints_each_and_shards_are_not():
+    """Files with steps stand alone; shards and rank files belong to their folder."""
+    assert summary("a-1.pt", "a-2.pt", "last.pt") == {
+        "a-1.pt": ("file", "a-#.pt", 1, 1),
+        "a-2.pt": ("file", "a-#.pt", 2, 1),
+        "last.pt": ("file", "last.pt", None, 1),
+    }
+    shards = ("m/model-00001-of-00002.safetensors", "m/model-00002-of-00002.safetensors", "m/rng_state_0.pth")
+    assert summary(*shards) == {"m": ("folder", "m", None, 3)}
+
+
+def test_nested_checkpoints_stop_the_outer_one_and_pieces_do_not():
+    """A step folder inside a checkpoint is its own; DeepSpeed's tag folder is a piece."""
+    found = summary(
+        "step_5/model.safetensors",
+        "step_5/run/step_7/model.safetensors",
+        "checkpoint-9/trainer_state.json",
+        "checkpoint-9/global_step9/mp_rank_00_model_states.pt",
+    )
+    assert found["step_5"] == ("folder", "step_#", 5, 1)
+    assert found["step_5/run/step_7"] == ("folder", "step_#/run/step_#", 7, 1)
+    assert found["checkpoint-9"] == ("hf-trainer", "checkpoint-#", 9, 2)
+    assert len(found) == 3
+
+
+def test_temporaries_and_links_are_not_checkpoints():
+    """Writers' temporaries, and aliases such as final.pt, are passed over."""
+    entries = listing("step-1.pt.tmp", "tmp-step-000000002/model.safetensors", ".tmpabc", "a-1.pt")
+    entries.append(Entry(key="final.pt", kind="link", target="a-1.pt"))
+    assert [c.path for c in find_checkpoints(entries)] == ["a-1.pt"]
+
+
+def test_our_own_layout_is_known_by_its_name():
+    """step-000000500 is ours, whatever is in it so far."""
+    found = summary("step-000000500/model.safetensors")
+    assert found == {"step-000000500": ("ckptguard", "step-#", 500, 1)}
+
+
+def test_a_folder_without_state_is_no_checkpoint():
+    """Logs and configurations alone are nothing to verify."""
+    assert summary("logs/a.txt", "conf/config.json", "rng/rng_state.pth") == {}
+    assert folder_as_checkpoint("logs", listing("logs/a.txt")) is None
+
+
+def place(name, shape=(2, 2)):
+    """A tensor by name and shape."""
+    return TensorPlace(name=name, dtype="float32", shape=shape, span=0)
+
+
+def test_roles_come_from_file_names_then_keys():
+    """Names of files decide, else first keys; what is left counts as weights."""
+    assert assign_roles("checkpoint-1/optimizer.pt", [place("state.0.exp_avg")], whole_file_is_model=False) == [
+        "optimizer"
+    ]
+    mixed = [place("model.w"), place("optimizer.state.0.exp_avg"), place("best", ()), place("extra")]
+    assert assign_roles("x-1.pt", mixed, whole_file_is_model=False) == ["model", "optimizer", "other", "model"]
+    flat = [place("encoder.w"), place("logit_scale", ())]
+    assert assign_roles("x-1.pt", flat, whole_file_is_model=False) == ["model", "model"]

@@ -1,0 +1,59 @@
+"""File formats: how one file stores tensors. A new format is one file here and one line in the table.
+
+Nothing here imports torch or numpy, and nothing that a file names is ever imported or called.
+"""
+
+from __future__ import annotations
+
+from ckptguard.formats import (
+    bare_pickle,
+    hf_index,
+    opaque,
+    own_state,
+    safetensors,
+    torch_legacy,
+    torch_zip,
+    trainer_state,
+)
+from ckptguard.formats.structure import Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
+from ckptguard.formats.suffixes import tensor_suffix
+from ckptguard.storage.protocol import Reader
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Leaf",
+    "Problem",
+    "SpanPlace",
+    "Structure",
+    "TensorPlace",
+    "format_of",
+    "read_structure",
+    "tensor_suffix",
+]
+
+HEAD = 64
+
+# The first row that matches reads the file.
+FORMATS: tuple[Format, ...] = (
+    safetensors.FORMAT,
+    torch_zip.FORMAT,
+    torch_legacy.FORMAT,
+    bare_pickle.FORMAT,
+    hf_index.FORMAT,
+    trainer_state.FORMAT,
+    own_state.FORMAT,
+    opaque.UNRECOGNISED,
+    opaque.FORMAT,
+)
+
+
+def format_of(path: str, head: bytes) -> Format:
+    """The row for a file of this name and these first bytes; "opaque" for anything that nobody claims."""
+    return next(row for row in FORMATS if row.matches(path, head))
+
+
+def read_structure(reader: Reader, path: str) -> Structure:
+    """The structure of one file, whatever its bytes; raises only what the reader raises."""
+    head = reader.read(0, min(reader.entry.size, HEAD))
+    return format_of(path, head).read(reader, path)

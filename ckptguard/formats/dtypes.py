@@ -1,0 +1,146 @@
+"""Element types by torch's names: how large, and how a float's bits are read.
+
+Only integer arithmetic on bits tells NaN and infinity exactly in every float type, so a float type is described by
+its bit layout, not by a library's type.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+
+class FloatLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How to read one float from its bits.
+
+    Bits without the sign, compared as an integer, order as magnitudes do. Those from `bad` up are not finite, and
+    of those `infinity` is infinite (None: the type has no infinities) and all others are NaN. `negative_zero_is_nan`:
+    the one NaN is the sign bit alone.
+    """
+
+    size: int
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    bad: int
+    infinity: int | None
+    negative_zero_is_nan: bool = False
+
+    @property
+    def sign(self) -> int:
+        """The sign bit."""
+        return 1 << (8 * self.size - 1)
+
+    def magnitude(self, bits: int) -> float:
+        """The value of finite bits without sign."""
+        exponent, mantissa = bits >> self.mantissa_bits, bits & ((1 << self.mantissa_bits) - 1)
+        if exponent:
+            return math.ldexp(mantissa + (1 << self.mantissa_bits), exponent - self.bias - self.mantissa_bits)
+        return math.ldexp(mantissa, 1 - self.bias - self.mantissa_bits)
+
+
+class Dtype(msgspec.Struct, frozen=True, kw_only=True):
+    """One element type: `size` bytes, which are `components` floats of layout `float` (None: not a float type)."""
+
+    name: str
+    size: int
+    float: FloatLayout | None = None
+    components: int = 1
+
+
+def _ieee(size: int, exponent_bits: int) -> FloatLayout:
+    mantissa_bits = 8 * size - 1 - exponent_bits
+    infinity = ((1 << exponent_bits) - 1) << mantissa_bits
+    bias = (1 << (exponent_bits - 1)) - 1
+    return FloatLayout(
+        size=size, exponent_bits=exponent_bits, mantissa_bits=mantissa_bits, bias=bias, bad=infinity, infinity=infinity
+    )
+
+
+def _fp8(exponent_bits: int, bias: int, bad: int, *, negative_zero_is_nan: bool = False) -> FloatLayout:
+    return FloatLayout(
+        size=1,
+        exponent_bits=exponent_bits,
+        mantissa_bits=7 - exponent_bits,
+        bias=bias,
+        bad=bad,
+        infinity=None,
+        negative_zero_is_nan=negative_zero_is_nan,
+    )
+
+
+_F64, _F32, _F16, _BF16 = _ieee(8, 11), _ieee(4, 8), _ieee(2, 5), _ieee(2, 8)
+
+_FLOATS = {
+    "float64": _F64,
+    "float32": _F32,
+    "float16": _F16,
+    "bfloat16": _BF16,
+    "float8_e5m2": _ieee(1, 5),
+    "float8_e4m3fn": _fp8(4, 7, 0x7F),
+    "float8_e4m3fnuz": _fp8(4, 8, 0x80, negative_zero_is_nan=True),
+    "float8_e5m2fnuz": _fp8(5, 16, 0x80, negative_zero_is_nan=True),
+}
+_COMPLEX = {"complex128": _F64, "complex64": _F32, "complex32": _F16}
+_OTHERS = {
+    **dict.fromkeys(("int64", "uint64"), 8),
+    **dict.fromkeys(("int32", "uint32", "qint32"), 4),
+    **dict.fromkeys(("int16", "uint16", "bits16"), 2),
+    **dict.fromkeys(("int8", "uint8", "bool", "qint8", "quint8", "quint4x2", "quint2x4", "bits8", "bits1x8"), 1),
+    **dict.fromkeys(("bits2x4", "bits4x2", "float4_e2m1fn_x2", "float8_e8m0fnu"), 1),
+    **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
+}
+
+DTYPES: dict[str, Dtype] = {
+    **{name: Dtype(name=name, size=layout.size, float=layout) for name, layout in _FLOATS.items()},
+    **{name: Dtype(name=name, size=2 * f.size, float=f, components=2) for name, f in _COMPLEX.items()},
+    **{name: Dtype(name=name, size=size) for name, size in _OTHERS.items()},
+}
+
+# safetensors' words -> (our name, bits of one element). The sub-byte types are opaque bytes to us.
+SAFETENSORS_DTYPES: dict[str, tuple[str, int]] = {
+    "F64": ("float64", 64),
+    "F32": ("float32", 32),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "F8_E4M3": ("float8_e4m3fn", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8),
+    "F8_E8M0": ("float8_e8m0fnu", 8),
+    "F6_E2M3": ("F6_E2M3", 6),
+    "F6_E3M2": ("F6_E3M2", 6),
+    "F4": ("F4", 4),
+    "I64": ("int64", 64),
+    "I32": ("int32", 32),
+    "I16": ("int16", 16),
+    "I8": ("int8", 8),
+    "U64": ("uint64", 64),
+    "U32": ("uint32", 32),
+    "U16": ("uint16", 16),
+    "U8": ("uint8", 8),
+    "BOOL": ("bool", 8),
+    "C64": ("complex64", 64),
+}
+
+STORAGE_DTYPES: dict[str, str] = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "QInt8Storage": "qint8",
+    "QInt32Storage": "qint32",
+    "QUInt8Storage": "quint8",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+    "UntypedStorage": "uint8",
+}

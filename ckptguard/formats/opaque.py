@@ -1,0 +1,29 @@
+"""Files that we do not look into: any other file, and files whose name promises tensors but whose bytes fit nothing."""
+
+from __future__ import annotations
+
+from ckptguard.formats.structure import Format, Problem, Structure
+from ckptguard.formats.suffixes import has_tensor_suffix
+from ckptguard.storage.protocol import Reader
+
+
+def _matches_unrecognised(path: str, head: bytes) -> bool:
+    return has_tensor_suffix(path)
+
+
+def _read_unrecognised(reader: Reader, path: str) -> Structure:
+    if reader.entry.size == 0:
+        return Structure(format="unrecognised", problems=(Problem(message="the file is empty"),), truncated=True)
+    message = "it is neither a torch archive, nor safetensors, nor a pickle"
+    head = reader.read(0, min(reader.entry.size, 64))
+    # A writer that sets the full length first leaves zeros where its first bytes will stand.
+    unwritten = not any(head) or reader.entry.size < 4
+    return Structure(format="unrecognised", problems=(Problem(message=message),), truncated=unwritten)
+
+
+def _read_opaque(reader: Reader, path: str) -> Structure:
+    return Structure(format="opaque")
+
+
+UNRECOGNISED = Format(name="unrecognised", matches=_matches_unrecognised, read=_read_unrecognised)
+FORMAT = Format(name="opaque", matches=lambda path, head: True, read=_read_opaque, holds_tensors=False)

@@ -1,0 +1,54 @@
+"""Our own ``state.json``: everything of a checkpoint in our layout that is no tensor."""
+
+from __future__ import annotations
+
+import re
+
+from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
+from ckptguard.formats.structure import Format, Leaf, Problem, Structure
+from ckptguard.storage.protocol import Reader
+
+MAX_SIZE = 256 << 20
+MAX_LEAVES = 20_000
+_PATH = re.compile(r"(?:.*/)?step-\d{9,12}/state\.json")
+_NUMBERS_OF = ("optimizer", "scheduler", "scaler")
+_FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
+def matches(path: str, head: bytes) -> bool:
+    """By the name, in a folder of our layout."""
+    return _PATH.fullmatch(path) is not None
+
+
+def read(reader: Reader, path: str) -> Structure:
+    """Leaves: the numbers of optimizer, scheduler and scaler, those that are not finite too."""
+    size = reader.entry.size
+    if not size or size > MAX_SIZE:
+        return _broken("it is empty" if not size else f"it has {size} bytes", truncated=not size)
+    text = reader.read(0, size)
+    try:
+        state = parse_object(text)
+    except JsonProblem as error:
+        return _broken(f"it cannot be read: {error}", truncated=not text.rstrip().endswith(b"}"))
+    if state.get("ckptguard_state") != 1:
+        return _broken("it is no state of a format that this version reads")
+    leaves: list[Leaf] = []
+    waiting: list[tuple[str, object]] = [(key, state[key]) for key in reversed(_NUMBERS_OF) if key in state]
+    while waiting and len(leaves) < MAX_LEAVES:
+        name, value = waiting.pop()
+        if isinstance(value, dict) and set(value) == {"$float"} and str(value["$float"]) in _FLOATS:
+            leaves.append(Leaf(name, _FLOATS[str(value["$float"])]))
+        elif isinstance(value, dict):
+            waiting += [(f"{name}.{printable(key)}", value[key]) for key in reversed(value)]
+        elif isinstance(value, list):
+            waiting += [(f"{name}.{index}", value[index]) for index in reversed(range(len(value)))]
+        elif isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+            leaves.append(Leaf(name, value))
+    return Structure(format=FORMAT.name, leaves=tuple(leaves))
+
+
+def _broken(message: str, *, truncated: bool = False) -> Structure:
+    return Structure(format=FORMAT.name, problems=(Problem(message=message),), truncated=truncated)
+
+
+FORMAT = Format(name="ckptguard_state", matches=matches, read=read, holds_tensors=False)

@@ -1,0 +1,123 @@
+"""safetensors files: an 8-byte length, a JSON header, then the tensors' bytes without holes."""
+
+from __future__ import annotations
+
+import math
+
+from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
+from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
+from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace
+from ckptguard.formats.suffixes import has_tensor_suffix
+from ckptguard.storage.protocol import Reader
+
+MAX_HEADER = 100_000_000  # the limit of the reference implementation
+MAX_DIMENSIONS = 64
+
+
+def matches(path: str, head: bytes) -> bool:
+    """By the suffix alone; or, under another tensor suffix, by a plausible length followed by an opening brace."""
+    return path.lower().endswith(".safetensors") or (has_tensor_suffix(path) and looks_like(head))
+
+
+def looks_like(head: bytes) -> bool:
+    """Whether these first bytes could begin a safetensors file."""
+    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER
+
+
+def read(reader: Reader, path: str) -> Structure:
+    """The structure of a safetensors file; whatever is wrong with it is among the problems."""
+    size = reader.entry.size
+    if size < 8:
+        return _broken("the file ends before the length of its header", truncated=True)
+    length = int.from_bytes(reader.read(0, 8), "little")
+    if not 2 <= length <= MAX_HEADER:
+        # A zeroed start is what a writer leaves that sets the full length first.
+        return _broken(f"the header's length of {length} bytes cannot be", truncated=length == 0)
+    if 8 + length > size:
+        return _broken(f"the header should be {length} bytes, but the file has {size}", truncated=True)
+    text = reader.read(8, length)
+    if text[:1] != b"{":
+        return _broken("the header does not begin with {")
+    try:
+        header = parse_object(text)
+    except JsonProblem as error:
+        return _broken(f"the header cannot be read: {error}")
+    return _from_header(header, 8 + length, size)
+
+
+def _from_header(header: dict[str, object], start: int, size: int) -> Structure:
+    problems: list[Problem] = []
+    metadata = _metadata(header.pop("__metadata__", None), problems)
+    found = []
+    for name, described in header.items():
+        place = _place(described)
+        if isinstance(place, str):
+            problems.append(Problem(message=f"tensor {printable(name)!r}: {place}", tensor=printable(name)))
+        else:
+            found.append((*place, name))
+    found.sort(key=lambda f: (f[0], f[1]))
+    spans: list[SpanPlace] = []
+    tensors: list[TensorPlace] = []
+    end = 0
+    for begin, stop, dtype, shape, name in found:
+        if begin != end:
+            what = "overlaps the one before it" if begin < end else f"leaves a hole of {begin - end} bytes before it"
+            problems.append(Problem(message=f"tensor {name!r} {what}", tensor=name))
+        end = max(end, stop)
+        span = None
+        if stop > begin >= (spans[-1].offset + spans[-1].length - start if spans else 0) and start + stop <= size:
+            span = len(spans)
+            spans.append(SpanPlace(start + begin, stop - begin))
+        tensors.append(TensorPlace(name, dtype, shape, span, 0, math.prod(shape) if span is not None else 0))
+    truncated = start + end > size
+    if start + end != size:
+        what = "bytes are missing at the end" if truncated else "bytes follow the last tensor"
+        problems.append(
+            Problem(message=f"{abs(start + end - size)} {what}", expected=str(start + end), found=str(size))
+        )
+    return Structure(
+        format=FORMAT.name,
+        spans=tuple(spans),
+        tensors=tuple(tensors),
+        problems=tuple(problems),
+        truncated=truncated,
+        metadata=metadata,
+    )
+
+
+def _place(described: object) -> tuple[int, int, str, tuple[int, ...]] | str:
+    """(begin, end, dtype, shape) of one header entry, or what is wrong with it."""
+    if not isinstance(described, dict) or set(described) != {"dtype", "shape", "data_offsets"}:
+        return "it needs dtype, shape and data_offsets, and nothing else"
+    word, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
+    if not isinstance(word, str) or word not in SAFETENSORS_DTYPES:
+        return f"the dtype {printable(str(word)[:40])} is not known"
+    if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
+        return "its shape is not a list of sizes"
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return "its data_offsets are not a range"
+    dtype, bits = SAFETENSORS_DTYPES[word]
+    total = math.prod(shape) * bits
+    if total % 8 or total // 8 != offsets[1] - offsets[0]:
+        return f"its shape needs {total // 8} bytes, its data_offsets give {offsets[1] - offsets[0]}"
+    return offsets[0], offsets[1], dtype, tuple(shape)
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _metadata(value: object, problems: list[Problem]) -> dict[str, str]:
+    if value is None:
+        return {}
+    if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+        return dict(value)
+    problems.append(Problem(message="__metadata__ does not map text to text"))
+    return {}
+
+
+def _broken(message: str, *, truncated: bool = False) -> Structure:
+    return Structure(format=FORMAT.name, problems=(Problem(message=message),), truncated=truncated)
+
+
+FORMAT = Format(name="safetensors", matches=matches, read=read)

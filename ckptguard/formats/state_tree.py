@@ -1,0 +1,201 @@
+"""Walking what a pickle holds: named tensors, and the numbers beside them.
+
+Names are dotted paths of keys. The walk has no recursion; it is safe from cycles and from values that share parts
+so often that they would unfold without end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptguard.formats.numpy_values import is_numpy, numpy_numbers
+from ckptguard.formats.pickle_values import Call, Global, Mapping, Sequence, SetOf
+from ckptguard.formats.strict_json import printable
+from ckptguard.formats.structure import Leaf, Problem
+from ckptguard.formats.torch_values import is_tensor
+
+MAX_DEPTH = 200
+MAX_NODES = 10_000_000
+MAX_LEAVES = 20_000
+MAX_TENSORS = 1_000_000
+_MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
+_LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what is not finite matters
+_MAX_VISITS = 8
+_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+_WITHOUT_NUMBERS = ("torch.Size", "torch.device", "_codecs.encode", "torch.Generator")
+
+
+class Found(NamedTuple):
+    """What a tree holds: tensors as calls that rebuild them, in the order of the file."""
+
+    tensors: list[tuple[str, Call]]
+    leaves: tuple[Leaf, ...]
+    problems: tuple[Problem, ...]
+
+
+class _Parents(NamedTuple):
+    """The containers above a value, nearest first."""
+
+    value: object
+    above: _Parents | None
+    depth: int
+
+
+def walk(root: object) -> Found:
+    """Everything that a pickle's value holds, by name. A value that stands alone is called "value"."""
+    return _Walk().run(root)
+
+
+class _Walk:
+    def __init__(self) -> None:
+        self.tensors: list[tuple[str, Call]] = []
+        self.leaves: list[Leaf] = []
+        self.problems: dict[str, Problem] = {}
+        self.visits: dict[int, int] = {}
+
+    def run(self, root: object) -> Found:
+        waiting: list[tuple[str, object, _Parents | None]] = [("", root, None)]
+        for _ in range(MAX_NODES):
+            if not waiting or len(self.tensors) > MAX_TENSORS:
+                break
+            name, value, parents = waiting.pop()
+            kind = type(value)
+            if kind is float or kind is int or kind is bool:
+                self.number(name, value)  # type: ignore[arg-type]
+            elif kind is Call and is_tensor(value):  # type: ignore[arg-type]
+                self.tensors.append((name or "value", value))  # type: ignore[arg-type]
+            elif kind in _CONTAINERS and self.enter(name, value, parents):
+                below = _Parents(value, parents, parents.depth + 1 if parents else 1)
+                children = [(child_name, child, below) for child_name, child in self.children(name, value)]
+                children.reverse()
+                waiting += children
+        if waiting:
+            self.problem("it holds more values than we would read")
+        return Found(self.tensors, tuple(self.leaves), tuple(self.problems.values()))
+
+    def enter(self, name: str, value: object, parents: _Parents | None) -> bool:
+        """Whether to look into a container: not into itself, not for ever deeper, not again and again."""
+        visits = self.visits[id(value)] = self.visits.get(id(value), 0) + 1
+        if visits > _MAX_VISITS:
+            return False
+        if parents is not None and parents.depth >= MAX_DEPTH:
+            self.problem(f"it is nested deeper than {MAX_DEPTH} levels")
+            return False
+        while visits > 1 and parents is not None:
+            if parents.value is value:
+                return False
+            parents = parents.above
+        return True
+
+    def children(self, name: str, value: object) -> Iterator[tuple[str, object]]:
+        prefix = f"{name}." if name else ""
+        if type(value) is Mapping:
+            yield from _pairs(prefix, value.flat)
+        elif type(value) is Sequence or type(value) is SetOf:
+            yield from self.series(prefix, value.items)
+        elif type(value) is tuple:
+            yield from self.series(prefix, value)
+        elif type(value) is Call:
+            yield from self.of_call(name, prefix, value)
+
+    def of_call(self, name: str, prefix: str, call: Call) -> Iterator[tuple[str, object]]:
+        if is_numpy(call):
+            for number in numpy_numbers(call):
+                self.number(name, number)
+            return
+        if call.calls(*_WITHOUT_NUMBERS):
+            return
+        pairs = _ordered_pairs(call)
+        if pairs is not None:
+            yield from _pairs(prefix, pairs)
+        elif type(call.args) is tuple:
+            yield from self.series(prefix, call.args)
+        if call.kwargs is not None:
+            yield prefix + "kwargs", call.kwargs
+        if call.flat is not None:
+            yield from _pairs(prefix, call.flat)
+        if call.items is not None:
+            yield from self.series(prefix, call.items)
+        states = call.state if type(call.state) is tuple else (call.state,)
+        for state in states:
+            if type(state) is not Mapping:
+                yield prefix + "state", state
+            elif not call.calls("collections.OrderedDict"):  # there it is only a state dict's own version numbers
+                yield from _attributes(name, prefix, state)
+
+    def series(self, prefix: str, items: list[object] | tuple[object, ...]) -> Iterator[tuple[str, object]]:
+        """Children by index; of a long list of plain numbers only what is not finite."""
+        if len(items) > _LONG_SERIES and not any(type(i) in _CONTAINERS for i in items):
+            for index, item in enumerate(items):
+                if type(item) is float and not math.isfinite(item):
+                    yield f"{prefix}{index}", item
+            return
+        for index, item in enumerate(items):
+            if type(item) not in _SILENT:
+                yield f"{prefix}{index}", item
+
+    def number(self, name: str, value: float | int) -> None:
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            return
+        finite = type(value) is not float or math.isfinite(value)
+        if len(self.leaves) < (_MAX_FINITE_LEAVES if finite else MAX_LEAVES):
+            self.leaves.append(Leaf(name or "value", value))
+
+    def problem(self, message: str) -> None:
+        self.problems.setdefault(message, Problem(message=message))
+
+
+_CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
+_SILENT = frozenset((str, bytes, type(None), Global))
+
+
+def _pairs(prefix: str, flat: list[object]) -> Iterator[tuple[str, object]]:
+    for index in range(0, len(flat) - 1, 2):
+        key, value = flat[index], flat[index + 1]
+        if type(key) is str and len(key) <= 500 and key.isascii():
+            yield prefix + key, value
+        else:
+            yield prefix + _key_text(key, index // 2), value
+            if type(key) is Call:
+                yield f"{prefix}key{index // 2}", key
+
+
+def _attributes(name: str, prefix: str, state: Mapping) -> Iterator[tuple[str, object]]:
+    """An object's attributes; a torch module's own tables are left out of the names of what they hold."""
+    for index in range(0, len(state.flat) - 1, 2):
+        key, value = state.flat[index], state.flat[index + 1]
+        yield (name if key in _MODULE_PARTS else prefix + _key_text(key, index // 2)), value
+
+
+def _key_text(key: object, index: int) -> str:
+    if isinstance(key, str):
+        return printable(key, 500) if len(key) <= 500 else f"{printable(key, 200)}#{index}"
+    if isinstance(key, int) and key.bit_length() <= 64:
+        return str(key)
+    if key is None or isinstance(key, float):
+        return str(key)
+    if isinstance(key, bytes):
+        return printable(repr(key[:100]))
+    if isinstance(key, Global):
+        return printable(key.dotted)
+    if isinstance(key, tuple) and len(key) <= 8 and not any(type(k) in _CONTAINERS for k in key):
+        return f"({', '.join(_key_text(k, index) for k in key)})"
+    return f"?{index}"
+
+
+def _ordered_pairs(call: Call) -> list[object] | None:
+    """Keys and values of ``OrderedDict([[key, value], ...])``, the way that Python 2 wrote it."""
+    args = call.args
+    if not call.calls("collections.OrderedDict", "builtins.dict") or type(args) is not tuple or len(args) != 1:
+        return None
+    if type(args[0]) is not Sequence:
+        return None
+    flat: list[object] = []
+    for pair in args[0].items:
+        parts = pair.items if type(pair) is Sequence else pair
+        if not isinstance(parts, list | tuple) or len(parts) != 2:
+            return None
+        flat += parts
+    return flat

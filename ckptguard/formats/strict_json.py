@@ -1,0 +1,67 @@
+"""JSON from files, parsed strictly: what two parsers could read differently is an error here."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+
+class JsonProblem(ValueError):
+    """The text is not the JSON that it should be; the message says why."""
+
+
+def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
+    """The JSON object in `text`; JsonProblem for anything else, for duplicate keys and for invalid Unicode.
+
+    `allow_nan` accepts the bare words NaN and Infinity, which Python's own writer produces.
+    """
+    try:
+        decoded = text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise JsonProblem("it is not UTF-8") from error
+    if "\\u" in decoded and _has_lone_surrogate(decoded):
+        raise JsonProblem("it holds a lone surrogate")
+    try:
+        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=None if allow_nan else _refuse)
+    except JsonProblem:
+        raise
+    except RecursionError as error:
+        raise JsonProblem("it is nested too deeply") from error
+    except ValueError as error:
+        raise JsonProblem(str(error)[:200]) from error
+    if not isinstance(value, dict):
+        raise JsonProblem("it is not an object")
+    return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise JsonProblem(f"the key {printable(twice)!r} is there twice")
+    return found
+
+
+def _refuse(word: str) -> NoReturn:
+    raise JsonProblem(f"{word} is not JSON")
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    """Whether an escape such as \\ud800 stands without its other half."""
+    if "\\ud" not in text and "\\uD" not in text:
+        return False
+    try:
+        json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False  # the parse that follows says why
+    return False
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """Text from a file, short and with valid Unicode, so that it can stand in our own JSON."""
+    if len(text) > limit:
+        text = text[:limit] + "..."
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

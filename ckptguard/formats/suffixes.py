@@ -1,0 +1,27 @@
+"""What a file's name says about its format. A name alone never makes a file good or bad."""
+
+from __future__ import annotations
+
+_TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_PICKLE_SUFFIXES = (".pkl", ".pickle")
+_WITHOUT_TENSORS = ("training_args.bin",)
+
+
+def name_of(path: str) -> str:
+    """The last part of a path, in lower case."""
+    return path.rpartition("/")[2].lower()
+
+
+def has_tensor_suffix(path: str) -> bool:
+    """Whether files of this suffix usually hold tensors (training_args.bin has the suffix, but none)."""
+    return name_of(path).endswith(_TENSOR_SUFFIXES)
+
+
+def tensor_suffix(path: str) -> bool:
+    """Whether a checkpoint cannot do without a file of this name, judged by the name alone."""
+    return has_tensor_suffix(path) and name_of(path) not in _WITHOUT_TENSORS
+
+
+def is_pickle_name(path: str) -> bool:
+    """Whether the name is that of a pickle."""
+    return name_of(path).endswith(_PICKLE_SUFFIXES)

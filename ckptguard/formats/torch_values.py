@@ -1,0 +1,128 @@
+"""How torch's pickles describe tensors: storages by persistent id, and calls that view them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
+from ckptguard.formats.pickle_values import Call, Global, PersistentId
+
+_VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_qtensor")
+_TYPED_VIEW = "torch._utils._rebuild_tensor_v3"
+_META = "torch._utils._rebuild_meta_tensor_no_storage"
+_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+_FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *_PARAMETERS))
+_MAX_WRAPPERS = 16
+_MAX_DIMENSIONS = 64
+_LIMIT = 2**63
+
+
+class StorageRef(NamedTuple):
+    """A storage that a pickle refers to: its key and how many bytes it should have."""
+
+    key: str
+    length: int
+
+
+class TensorRef(NamedTuple):
+    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    storage: StorageRef | None
+    start: int
+    stop: int
+
+
+class TensorProblem(ValueError):
+    """A description that cannot be true; the message says why."""
+
+
+def is_tensor(call: Call) -> bool:
+    """Whether loading this call would make a tensor of stored elements."""
+    func = _unwrap(call).func
+    return type(func) is Global and func.dotted in _TENSORS
+
+
+def as_tensor(call: Call) -> TensorRef:
+    """The description; TensorProblem where it contradicts itself or reaches out of its storage."""
+    call = _unwrap(call)
+    args = call.args
+    if type(args) is not tuple or type(call.func) is not Global:
+        raise TensorProblem("it has no arguments")
+    if call.func.dotted in _PARAMETERS:
+        raise TensorProblem("it is a parameter of nothing")
+    if call.func.dotted == _META:
+        if len(args) < 2:
+            raise TensorProblem("it has too few arguments")
+        return TensorRef(_dtype_of(args[0]), _sizes(args[1]), None, 0, 0)
+    typed = call.func.dotted == _TYPED_VIEW
+    if len(args) < (7 if typed else 4):
+        raise TensorProblem("it has too few arguments")
+    storage, storage_dtype = as_storage(args[0])
+    dtype = _dtype_of(args[6]) if typed else storage_dtype
+    return _view(dtype, storage, args[1], _sizes(args[2]), _sizes(args[3]))
+
+
+def as_storage(value: object) -> tuple[StorageRef, str]:
+    """The storage behind a persistent id, and the dtype that its class states."""
+    parts = value.value if type(value) is PersistentId else None
+    if type(parts) is not tuple or len(parts) < 5 or parts[0] != "storage":
+        raise TensorProblem("it refers to no storage")
+    _, kind, key, _, count = parts[:5]
+    dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global and kind.module.split(".")[0] == "torch" else None
+    if dtype is None or type(key) is not str:
+        raise TensorProblem("its storage is of no known kind")
+    if type(count) is not int or not 0 <= count < _LIMIT:
+        raise TensorProblem("its storage has an impossible size")
+    return StorageRef(key, count * DTYPES[dtype].size), dtype
+
+
+def _unwrap(call: Call) -> Call:
+    """The call that views a storage, out of parameters and tensor subclasses."""
+    for _ in range(_MAX_WRAPPERS):
+        func, args = call.func, call.args
+        if type(func) is not Global or type(args) is not tuple or not args:
+            break
+        inner = args[0]
+        if func.dotted in _PARAMETERS and type(inner) is Call:
+            call = inner
+        elif func.dotted in _FROM_TYPE and type(inner) is Global and len(args) > 2:
+            call = Call(inner, args[2])
+        else:
+            break
+    return call
+
+
+def _view(
+    dtype: str, storage: StorageRef, offset: object, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> TensorRef:
+    if type(offset) is not int or not 0 <= offset < _LIMIT or len(stride) != len(shape):
+        raise TensorProblem("its offset or strides are impossible")
+    if 0 in shape:
+        return TensorRef(dtype, shape, None, 0, 0)
+    stop = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    known = DTYPES.get(dtype)
+    if known is None:
+        return TensorRef(dtype, shape, storage, 0, 0)
+    if stop * known.size > storage.length:
+        raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.length} bytes")
+    return TensorRef(dtype, shape, storage, offset, stop)
+
+
+def _dtype_of(value: object) -> str:
+    if type(value) is not Global or value.module != "torch":
+        raise TensorProblem("its dtype cannot be told")
+    return value.name
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    if type(value) is Call and value.calls("torch.Size") and type(value.args) is tuple and len(value.args) == 1:
+        value = value.args[0]
+    if type(value) is not tuple or len(value) > _MAX_DIMENSIONS:
+        raise TensorProblem("its shape or strides cannot be told")
+    for number in value:
+        if type(number) is not int or not 0 <= number < _LIMIT:
+            raise TensorProblem("its shape or strides are impossible")
+    return value

@@ -1,0 +1,132 @@
+"""What torch.save writes: a zip archive of one pickle and the storages that it refers to."""
+
+from __future__ import annotations
+
+from ckptguard.formats.crc import crc32_of
+from ckptguard.formats.pickle_constants import PickleProblem
+from ckptguard.formats.pickle_reader import MAX_STREAM, read_pickle
+from ckptguard.formats.pickle_values import Call
+from ckptguard.formats.state_tree import Found, walk
+from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace
+from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
+from ckptguard.formats.torch_values import TensorProblem, TensorRef, as_tensor
+from ckptguard.formats.zip_archive import Archive, Record, read_archive
+from ckptguard.storage.protocol import Reader
+
+MAGIC = b"PK\x03\x04"
+_DATA = "data/"
+_MAX_PROBLEMS = 200
+
+
+def matches(path: str, head: bytes) -> bool:
+    """By a tensor suffix (or a pickle's) and the magic of a zip archive."""
+    return head.startswith(MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path))
+
+
+def read(reader: Reader, path: str) -> Structure:
+    """The structure of a torch archive; each storage is a span, with the CRC-32 that the archive states."""
+    archive = read_archive(reader)
+    problems = list(archive.problems)
+    storages = [(name, r) for name, r in archive.records.items() if name.startswith(_DATA) and r.size]
+    storages.sort(key=lambda storage: storage[1].offset)
+    spans = tuple(SpanPlace(r.offset, r.size, r.crc32) for _, r in storages)
+    span_of = {name[len(_DATA) :]: index for index, (name, _) in enumerate(storages)}
+    problems += _wrong_sums(reader, archive)
+    byte_order = _byte_order(reader, archive, problems)
+    found, names = _read_state(reader, archive, problems)
+    tensors = []
+    for name, call in found.tensors:
+        tensor = place_tensor(name, call, archive, span_of, byte_order)
+        if isinstance(tensor, Problem):
+            problems.append(tensor)
+        else:
+            tensors.append(tensor)
+    if len(problems) > _MAX_PROBLEMS:
+        problems[_MAX_PROBLEMS:] = [Problem(message=f"and {len(problems) - _MAX_PROBLEMS} more problems")]
+    return Structure(
+        format=FORMAT.name,
+        spans=spans,
+        tensors=tuple(tensors),
+        problems=tuple(problems),
+        truncated=archive.truncated,
+        globals=names,
+        leaves=found.leaves,
+    )
+
+
+def place_tensor(
+    name: str, call: Call, archive: Archive, span_of: dict[str, int], byte_order: str
+) -> TensorPlace | Problem:
+    """Where a tensor's elements lie, or what is wrong with it."""
+    try:
+        tensor = as_tensor(call)
+    except TensorProblem as error:
+        return Problem(message=f"tensor {name!r}: {error}", tensor=name)
+    return _placed(name, tensor, archive, span_of, byte_order)
+
+
+def _placed(
+    name: str, tensor: TensorRef, archive: Archive, span_of: dict[str, int], byte_order: str
+) -> TensorPlace | Problem:
+    if tensor.storage is None:
+        return TensorPlace(name, tensor.dtype, tensor.shape, None, 0, 0, "", byte_order)
+    record = archive.records.get(_DATA + tensor.storage.key)
+    if record is None:
+        return Problem(message=f"tensor {name!r}: its storage is not in the archive", tensor=name)
+    if record.size != tensor.storage.length:
+        return Problem(
+            message=f"tensor {name!r}: its storage has another size than the pickle says",
+            tensor=name,
+            expected=str(tensor.storage.length),
+            found=str(record.size),
+        )
+    span = span_of[tensor.storage.key]
+    return TensorPlace(name, tensor.dtype, tensor.shape, span, tensor.start, tensor.stop, "", byte_order)
+
+
+def _read_state(reader: Reader, archive: Archive, problems: list[Problem]) -> tuple[Found, tuple[str, ...]]:
+    record = archive.records.get("data.pkl")
+    if record is None:
+        if archive.records or not archive.problems:
+            problems.append(Problem(message="the archive holds no data.pkl: it is no torch archive"))
+        return Found([], (), ()), ()
+    if record.size > MAX_STREAM:
+        problems.append(Problem(message=f"data.pkl has {record.size} bytes, which is more than we would read"))
+        return Found([], (), ()), ()
+    data = reader.read(record.offset, record.size)
+    try:
+        pickled = read_pickle(data)
+    except PickleProblem as error:
+        problems.append(Problem(message=f"data.pkl cannot be read: {error}"))
+        return Found([], (), ()), tuple(sorted(error.globals))
+    if pickled.end != len(data):
+        problems.append(Problem(message=f"{len(data) - pickled.end} bytes follow the pickle in data.pkl"))
+    found = walk(pickled.value)
+    problems += found.problems
+    return found, tuple(sorted(pickled.globals))
+
+
+def _wrong_sums(reader: Reader, archive: Archive) -> list[Problem]:
+    """Records beside the storages are checked here; the storages' bytes are checked as they are scanned."""
+    others = [r for name, r in archive.records.items() if not name.startswith(_DATA) or not r.size]
+    return [_wrong_sum(r, found) for r in others if (found := crc32_of(reader, r.offset, r.size)) != r.crc32]
+
+
+def _wrong_sum(record: Record, found: int) -> Problem:
+    return Problem(
+        message=f"record {record.name!r} has a wrong CRC-32", expected=f"{record.crc32:08x}", found=f"{found:08x}"
+    )
+
+
+def _byte_order(reader: Reader, archive: Archive, problems: list[Problem]) -> str:
+    record = archive.records.get("byteorder")
+    if record is None:
+        return "little"
+    stated = reader.read(record.offset, min(record.size, 16))
+    if stated not in (b"little", b"big"):
+        problems.append(Problem(message="the byte order that the archive states is neither little nor big"))
+        return "little"
+    return stated.decode()
+
+
+FORMAT = Format(name="torch_zip", matches=matches, read=read)

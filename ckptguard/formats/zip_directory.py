@@ -1,0 +1,197 @@
+"""The end of a zip archive: end records, zip64 end records and the central directory, read strictly."""
+
+from __future__ import annotations
+
+import stat
+import struct
+from typing import NamedTuple
+
+from ckptguard.formats.strict_json import printable
+from ckptguard.formats.structure import Problem
+from ckptguard.storage.protocol import Reader
+
+MAX_ENTRIES = 1_000_000
+MAX_DIRECTORY = 256 << 20
+
+_END = struct.Struct("<4sHHHHIIH")
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_LOCATOR = struct.Struct("<4sIQI")
+_ENTRY = struct.Struct("<IHHHHHHIIIHHHHHII")
+_ENTRY_SIGNATURE = 0x02014B50
+_KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
+_FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+
+
+class Tail(NamedTuple):
+    """What the end records say, or the `problem` why they say nothing."""
+
+    directory_offset: int = 0
+    directory_size: int = 0
+    entries: int = 0
+    problem: str | None = None
+    truncated: bool = False
+
+
+class DirectoryEntry(NamedTuple):
+    """One record as the central directory states it."""
+
+    name: str
+    raw_name: bytes
+    flags: int
+    method: int
+    crc32: int
+    size: int
+    header_offset: int
+
+
+def find_tail(reader: Reader) -> Tail:
+    """The end records; they must stand at the very end, and the directory directly before them."""
+    size = reader.entry.size
+    if size < _END.size:
+        return Tail(problem="the file ends before the archive does", truncated=True)
+    raw = reader.read(size - _END.size, _END.size)
+    if raw[:4] != b"PK\x05\x06":
+        return _without_end(reader, size)
+    _, disk, first_disk, here, entries, length, offset, comment = _END.unpack(raw)
+    if disk or first_disk or here != entries or comment:
+        return Tail(problem="the archive's end record is not as it should be")
+    end = size - _END.size
+    if end >= _LOCATOR.size + _END64.size:
+        locator = reader.read(end - _LOCATOR.size, _LOCATOR.size)
+        if locator[:4] == b"PK\x06\x07":
+            return _zip64_tail(reader, end - _LOCATOR.size, locator, (entries, length, offset))
+    if entries == _FULL16 or _FULL32 in (length, offset):
+        return Tail(problem="the archive's zip64 end record is missing")
+    return _bounded(Tail(offset, length, entries), end)
+
+
+def _zip64_tail(reader: Reader, end: int, locator: bytes, short: tuple[int, int, int]) -> Tail:
+    _, disk, offset64, disks = _LOCATOR.unpack(locator)
+    start = end - _END64.size
+    if disk or disks != 1 or offset64 != start:
+        return Tail(problem="the archive's zip64 locator points elsewhere")
+    signature, length64, _, _, disk, first_disk, here, entries, length, offset = _END64.unpack(
+        reader.read(start, _END64.size)
+    )
+    if signature != b"PK\x06\x06" or length64 != _END64.size - 12 or disk or first_disk or here != entries:
+        return Tail(problem="the archive's zip64 end record is not as it should be")
+    full = (_FULL16, _FULL32, _FULL32)
+    if any(s not in (whole, f) for s, whole, f in zip(short, (entries, length, offset), full, strict=True)):
+        return Tail(problem="the archive's two end records contradict each other")
+    return _bounded(Tail(offset, length, entries), start)
+
+
+def _bounded(tail: Tail, end: int) -> Tail:
+    if tail.directory_offset + tail.directory_size != end:
+        return Tail(problem="the archive's directory does not stand directly before its end record")
+    if tail.entries > MAX_ENTRIES or tail.directory_size > MAX_DIRECTORY:
+        return Tail(problem=f"the archive has {tail.entries} records, which is more than we would read")
+    if tail.entries == 0:
+        return Tail(problem="the archive is empty")
+    return tail
+
+
+def _without_end(reader: Reader, size: int) -> Tail:
+    """No end record at the end: bytes were appended, or the file is not complete."""
+    length = min(size, _END.size + 65_536)
+    block = reader.read(size - length, length)
+    position = block.rfind(b"PK\x05\x06")
+    if position >= 0 and position + _END.size <= length:
+        *_, directory_size, offset, _ = _END.unpack_from(block, position)
+        at = size - length + position
+        # The directory, or behind it the zip64 records, ends exactly where this record begins.
+        if offset + directory_size in (at, at - _END64.size - _LOCATOR.size) or offset == _FULL32:
+            extra = length - position - _END.size
+            return Tail(problem=f"{extra} bytes follow the archive")
+    return Tail(problem="the archive has no end record: the file is not complete", truncated=True)
+
+
+def read_directory(reader: Reader, tail: Tail, problems: list[Problem]) -> list[DirectoryEntry]:
+    """The directory's entries that make sense; the others are problems."""
+    raw = reader.read(tail.directory_offset, tail.directory_size)
+    entries: list[DirectoryEntry] = []
+    position = 0
+    while position < len(raw):
+        if position + _ENTRY.size > len(raw):
+            problems.append(Problem(message="the archive's directory ends in the middle of an entry"))
+            return entries
+        fields = _ENTRY.unpack_from(raw, position)
+        name_length, extra_length, comment_length = fields[10:13]
+        begin = position + _ENTRY.size
+        position = begin + name_length + extra_length + comment_length
+        if fields[0] != _ENTRY_SIGNATURE or position > len(raw):
+            problems.append(Problem(message=f"entry {len(entries)} of the archive's directory is damaged"))
+            return entries
+        raw_name = raw[begin : begin + name_length]
+        extra = raw[begin + name_length : begin + name_length + extra_length]
+        entry = _entry(fields, raw_name, extra)
+        if isinstance(entry, str):
+            shown = printable(raw_name.decode("utf-8", "replace"))
+            problems.append(Problem(message=f"record {shown!r}: {entry}"))
+        else:
+            entries.append(entry)
+    if len(entries) != tail.entries and not problems:
+        problems.append(
+            Problem(
+                message="the archive's directory has another number of records than its end record says",
+                expected=str(tail.entries),
+                found=str(len(entries)),
+            )
+        )
+    return entries
+
+
+def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes) -> DirectoryEntry | str:
+    """One entry, or why it is refused."""
+    _, _, _, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, attributes, offset = fields
+    if flags & ~_KNOWN_FLAGS:
+        return f"flags 0x{flags:04x} are refused"
+    if method:
+        return "it is compressed; only stored records are read"
+    sizes = _with_zip64((size, packed, offset), extra)
+    if sizes is None:
+        return "its zip64 sizes are missing or damaged"
+    size, packed, offset = sizes
+    if packed != size or disk or comment:
+        return "its sizes, disk or comment are not as they should be"
+    if stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG) or attributes & 0x10:
+        return "it is a link, a folder or something else that is no file"
+    try:
+        name = raw_name.decode("utf-8")
+    except UnicodeDecodeError:
+        return "its name is not UTF-8"
+    if not _is_plain(name):
+        return "its name is unsafe"
+    return DirectoryEntry(name, raw_name, flags, method, crc, size, offset)
+
+
+def _is_plain(name: str) -> bool:
+    if not name or len(name) > 4096 or any(c in name for c in "\0\n\r\\") or "://" in name:
+        return False
+    return all(part not in ("", ".", "..") for part in name.split("/"))
+
+
+def _with_zip64(stated: tuple[int, int, int], extra: bytes) -> tuple[int, int, int] | None:
+    """Size, packed size and offset with the zip64 extra field's values in place of the full ones."""
+    values: bytes = b""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, position)
+        if position + 4 + length > len(extra):
+            return None
+        if kind == 1:
+            values = extra[position + 4 : position + 4 + length]
+        position += 4 + length
+    if position != len(extra):
+        return None
+    result = []
+    for value in stated:
+        if value == _FULL32:
+            if len(values) < 8:
+                return None
+            value = int.from_bytes(values[:8], "little")
+            values = values[8:]
+        result.append(value)
+    if values:
+        return None
+    return result[0], result[1], result[2]

@@ -30,7 +30,7 @@ def find_checkpoints(entries: Sequence[Entry]) -> list[Checkpoint]:
     """
     folders: dict[str, list[Entry]] = {"": []}
     for entry in entries:
-        if not is_temporary(entry.name):
+        if not any(is_temporary(part) for part in entry.key.split("/")):
             folder = entry.key.rpartition("/")[0]
             while folder not in folders:
                 folders[folder] = []

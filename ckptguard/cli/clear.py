@@ -1,0 +1,37 @@
+"""``ckptguard clear``: lift a suspicion, with a reason."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say
+
+
+@click.command(
+    "clear", cls=Command, short_help="Lift a suspicion, with a reason.", codes=(ExitCode.BAD, ExitCode.NOT_FOUND)
+)
+@click.argument("run", type=click.Path())
+@click.argument("checkpoint")
+@click.option("--reason", required=True, metavar="TEXT", help="Why it is trusted again; it is recorded.")
+@json_option
+@settings_options
+def command(run: str, checkpoint: str, reason: str, as_json: bool, config: str | None, records: str | None) -> None:
+    """Lift SUSPECT from one CHECKPOINT of RUN (its path, id or step), with a recorded reason.
+
+    Damage cannot be cleared.
+    """
+    from ckptguard.cli.documents import clear_document
+    from ckptguard.names import checkpoint_id, escape
+    from ckptguard.operations.clear import clear
+    from ckptguard.records.run import open_run
+
+    settings = settings_from(config, records)
+    opened = open_run(run, records=settings.records)
+    verdict = clear(opened, checkpoint, reason=reason)
+    if as_json:
+        emit(clear_document(opened.url, verdict))
+    else:
+        name = checkpoint_id(verdict.step, verdict.generation)
+        say(f"{name} of {escape(verdict.series)} is {verdict.outcome.value}")

@@ -1,0 +1,62 @@
+"""What every command shares: exit codes in its help, and the options that make its settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ckptguard.cli.exit_codes import MEANINGS, ExitCode
+from ckptguard.errors import SettingsError
+
+if TYPE_CHECKING:
+    from ckptguard.config import Settings
+
+SETTINGS_FILE = "ckptguard.toml"
+_ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+class Command(click.Command):
+    """A command whose help ends with the exit codes it can have."""
+
+    def __init__(self, *args: Any, codes: Iterable[ExitCode] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.codes = sorted({*_ALWAYS, *codes})
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the exit codes below the options."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(int(code)), MEANINGS[code]) for code in self.codes])
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+
+
+def settings_options(command: _Decorated) -> _Decorated:
+    """Add the options of which `settings_from` makes the settings."""
+    config = click.option(
+        "--config", metavar="FILE", help=f"Settings (TOML) instead of ./{SETTINGS_FILE}.", type=click.Path()
+    )
+    records = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
+    return config(records(command))
+
+
+def settings_from(config: str | None, records: str | None = None, **flags: object) -> Settings:
+    """The settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
+    from ckptguard.config import Settings, parse_settings, with_environment
+
+    path = Path(config or SETTINGS_FILE)
+    settings = Settings()
+    try:
+        if config is not None or path.is_file():
+            settings = parse_settings(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text") from error
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
+    given = {name: value for name, value in flags.items() if value != ()}
+    return with_environment(settings, os.environ).changed(records=records, **given)

@@ -1,0 +1,23 @@
+"""``ckptguard completion``: the script that makes a shell complete our commands."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command
+from ckptguard.cli.output import say
+
+
+@click.command("completion", cls=Command, short_help="Print a shell's completion script.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> None:
+    """Print the completion script of a SHELL: put `eval "$(ckptguard completion bash)"` into its start-up file."""
+    from click.shell_completion import get_completion_class
+
+    from ckptguard.cli.entry import commands
+
+    found = get_completion_class(shell)
+    assert found is not None
+    completion = found(commands, {}, "ckptguard", "_CKPTGUARD_COMPLETE")
+    # `source` would start the shell to ask for its version; the template needs none of that.
+    say(completion.source_template % completion.source_vars())

@@ -1,0 +1,39 @@
+"""``ckptguard list``: every checkpoint that the records or the storage know, and where it stands."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, trouble
+
+
+@click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
+@click.argument("run", type=click.Path())
+@json_option
+@settings_options
+def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
+    """List RUN's checkpoints with their verdicts, from the records; nothing is read back."""
+    from ckptguard.cli.documents import list_document
+    from ckptguard.cli.render import size, table
+    from ckptguard.operations.survey import survey
+    from ckptguard.records.run import open_run
+
+    settings = settings_from(config, records)
+    opened = open_run(run, records=settings.records)
+    states = survey(opened)
+    if as_json:
+        emit(list_document(opened.url, states))
+        return
+    if not states:
+        trouble("no checkpoints yet")
+        return
+    rows = [(s.path, s.id, s.outcome.value, where(s), size(s.bytes), s.reason) for s in states]
+    table(("path", "id", "outcome", "where", "size", "reason"), rows)
+
+
+def where(state: object) -> str:
+    """In which places the checkpoint's files are, in one word each."""
+    places = [("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine")]
+    return "+".join(word for field, word in places if getattr(state, field)) or "gone"

@@ -1,0 +1,61 @@
+"""Data to stdout, trouble to stderr, and never a traceback for a reader that has gone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.names import escape
+
+if TYPE_CHECKING:
+    from ckptguard.errors import CkptguardError
+
+
+def prepare_streams() -> None:
+    """Make writing to stdout and stderr total: what their encoding cannot say is written as an escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def say(text: str) -> None:
+    """One or more lines of data to stdout. A reader that closed the pipe early ends the output, not the command:
+    its exit code still tells what was found."""
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Send everything still to come nowhere, so that neither we nor the interpreter's exit complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def emit(document: Mapping[str, object]) -> None:
+    """One JSON document to stdout. ASCII only: names with control or surrogate characters stay exact and harmless."""
+    say(json.dumps(document, ensure_ascii=True, allow_nan=False, indent=2))
+
+
+def trouble(text: str) -> None:
+    """One sentence to stderr, escaped; losing it must not change the outcome."""
+    try:
+        click.echo(escape(text), err=True)
+    except OSError:
+        pass
+
+
+def report_error(error: CkptguardError) -> None:
+    """The error as one sentence, and its hint as another."""
+    trouble(f"error: {error.message}")
+    if error.hint:
+        trouble(f"hint: {error.hint}")

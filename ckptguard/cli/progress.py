@@ -1,0 +1,42 @@
+"""A bar for long reads: on stderr, on a terminal only, in bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+from ckptguard.names import RECORDS_FOLDER
+
+Advance = Callable[[int], None]
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int | None = None) -> Iterator[Advance | None]:
+    """Yield what to call with the bytes done since the last call, from any thread; None where nobody is watching."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total or None)
+        yield lambda done: bar.advance(task, done)
+
+
+def bytes_below(target: str) -> int | None:
+    """An estimate for the bar alone: the bytes of a local file or folder; None where that is not known."""
+    if "://" in target or not sys.stderr.isatty():
+        return None
+    if os.path.isfile(target):
+        return os.path.getsize(target)
+    total = 0
+    for folder, folders, names in os.walk(target):
+        folders[:] = [f for f in folders if f != RECORDS_FOLDER]
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total

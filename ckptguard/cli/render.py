@@ -1,0 +1,111 @@
+"""Values as text for people: coloured tables on a terminal, aligned plain lines everywhere else.
+
+Every name that came from a file goes through `escape` here, once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.output import say
+from ckptguard.names import escape
+
+if TYPE_CHECKING:
+    from ckptguard.operations.report import Checked
+    from ckptguard.verdict import Finding
+
+COLOURS = {
+    "good": "green",
+    "bad": "red",
+    "incomplete": "yellow",
+    "suspect": "yellow",
+    "pending": "cyan",
+    "error": "red",
+    "sickness": "yellow",
+    "warning": "yellow",
+    "notice": "cyan",
+}
+
+
+def size(count: int | None) -> str:
+    """Bytes as people read them."""
+    if count is None:
+        return "-"
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def age(seconds: float | None) -> str:
+    """A span of time as people read it."""
+    if seconds is None:
+        return "-"
+    for length, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def word(text: str, width: int = 0) -> str:
+    """An outcome or severity, coloured; colours vanish where the output is not a terminal."""
+    return click.style(text.ljust(width), fg=COLOURS.get(text))
+
+
+def cell(value: object) -> str:
+    """One value of a table, escaped; "-" where it is not known."""
+    return "-" if value is None or value == "" else escape(str(value))
+
+
+def finding_line(finding: Finding) -> str:
+    """One finding: how heavy, where, what."""
+    places = [p for p in (finding.file, finding.tensor) if p and p not in finding.message]
+    text = ": ".join(escape(p) for p in (*places, finding.message))
+    return f"  {word(finding.severity.value)} [{escape(finding.check)}] {text}"
+
+
+def print_checked(checked: Checked) -> None:
+    """One line for a checkpoint that was checked, and one for each finding."""
+    shown = f" ({checked.id})" if checked.id else ""
+    say(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{shown}  {size(checked.bytes)}")
+    for finding in checked.findings:
+        say(finding_line(finding))
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Rows under titles: a rich table on a terminal, else columns that pipes can cut, one row a line."""
+    cells = [[cell(v) for v in row] for row in rows]
+    if sys.stdout.isatty():
+        _rich_table(titles, cells)
+        return
+    widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
+    for row in ([t.upper() for t in titles], *cells):
+        say("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+
+
+def facts(pairs: Sequence[tuple[str, object]]) -> None:
+    """Named values below each other."""
+    width = max(len(name) for name, _ in pairs) + 2
+    for name, value in pairs:
+        say(f"{(name + ':').ljust(width)}{cell(value)}")
+
+
+def _rich_table(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in titles:
+        drawn.add_column(title, overflow="fold")
+    for row in cells:
+        # Text, not markup: a name may contain brackets.
+        drawn.add_row(*(Text(value, style=COLOURS.get(value, "")) for value in row))
+    Console().print(drawn)

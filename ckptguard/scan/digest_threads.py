@@ -1,0 +1,78 @@
+"""Whole-file digests in threads of their own, fed with blocks that are reused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Protocol
+
+
+class Hasher(Protocol):
+    """What hashlib's objects can do."""
+
+    def update(self, data: memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class DigestThreads:
+    """`count` threads, each serving one digest of the file at hand.
+
+    A block that was fed may be overwritten once `depth - 1` more blocks were fed: `feed` waits for that. An error in
+    a thread comes out of the next `feed` or `drain`; the thread goes on taking blocks, so that nobody ever waits for it
+    in vain. Leaving the context ends the threads.
+    """
+
+    def __init__(self, count: int, depth: int) -> None:
+        self._depth = depth
+        self._queues: list[SimpleQueue[tuple[Hasher, memoryview] | None]] = [SimpleQueue() for _ in range(count)]
+        self._free = [threading.Semaphore(depth) for _ in range(count)]
+        self._error: BaseException | None = None
+        self._threads = [
+            threading.Thread(target=self._serve, args=(queue, free), name="ckptguard-digest", daemon=True)
+            for queue, free in zip(self._queues, self._free, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_for_room(self) -> None:
+        """Wait until the block fed `depth` blocks ago is no longer needed, in every thread."""
+        for free in self._free:
+            free.acquire()
+        self._raise()
+
+    def feed(self, hashers: Sequence[Hasher], block: memoryview) -> None:
+        """Give each thread its digest's next block; `wait_for_room` must have come before."""
+        for queue, hasher in zip(self._queues, hashers, strict=True):
+            queue.put((hasher, block))
+
+    def drain(self) -> None:
+        """Wait until everything that was fed is in the digests."""
+        for free in self._free:
+            for _ in range(self._depth):
+                free.acquire()
+            free.release(self._depth)
+        self._raise()
+
+    def _serve(self, queue: SimpleQueue[tuple[Hasher, memoryview] | None], free: threading.Semaphore) -> None:
+        while (item := queue.get()) is not None:
+            try:
+                if self._error is None:
+                    item[0].update(item[1])
+            except BaseException as error:
+                self._error = error
+            del item
+            free.release()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the threads, also in the middle of a file."""
+        self._error = self._error or InterruptedError()  # what is still queued is not worth its time
+        for queue in self._queues:
+            queue.put(None)
+        for thread in self._threads:
+            thread.join()

@@ -1,0 +1,28 @@
+"""What a caller may ask of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ckptguard.scan.result import Scan
+from ckptguard.storage.protocol import Storage
+
+
+class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`md5`: take each file's MD5 too. `sums`: further whole-file digests ("sha256", "sha1", "md5").
+
+    `spare_cache`: tell the storage as soon as bytes will not be read again, so that a daemon does not push training's
+    files out of the page cache; not for a user who loads the file next. `threads` 1 hashes in the caller's thread
+    alone.
+    """
+
+    md5: bool = True
+    sums: tuple[str, ...] = ()
+    threads: int = 2
+    spare_cache: bool = False
+
+
+Progress = Callable[[int], None]  # bytes done since the last call; may be called from other threads
+Scanner = Callable[[Storage, Sequence[str], ScanOptions, Progress | None], Scan]

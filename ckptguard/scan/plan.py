@@ -1,0 +1,114 @@
+"""Where in a file which numbers lie: spans cut into segments that whole tensors are made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ckptguard.formats.dtypes import DTYPES, Dtype
+from ckptguard.formats.structure import Problem, SpanPlace, Structure
+
+MAX_PIECES = 4_000_000
+
+
+class Segment(NamedTuple):
+    """Bytes `begin`..`end` of a file: floats of one type that belong to the same tensors throughout."""
+
+    begin: int
+    end: int
+    dtype: str
+    byte_order: str
+
+
+class Region(NamedTuple):
+    """A span with the segments in it: for each type of floats its own, in order and without overlaps."""
+
+    begin: int
+    end: int
+    crc32: int | None
+    groups: tuple[tuple[int, ...], ...]  # indices in the plan's segments
+
+
+class Plan(NamedTuple):
+    """`pieces` aligns with the structure's tensors: the segments each one consists of, None where not to be counted."""
+
+    regions: list[Region]
+    segments: list[Segment]
+    pieces: list[tuple[int, ...] | None]
+    problems: tuple[Problem, ...]
+
+
+def plan_of(structure: Structure) -> Plan:
+    """Cut each span at the boundaries of the float tensors in it, so that no byte's numbers are looked at twice."""
+    by_span: dict[int, dict[tuple[str, str], list[int]]] = {}
+    for index, tensor in enumerate(structure.tensors):
+        dtype = DTYPES.get(tensor.dtype)
+        if tensor.span is None or dtype is None or dtype.float is None or tensor.stop <= tensor.start:
+            continue
+        by_span.setdefault(tensor.span, {}).setdefault((tensor.dtype, tensor.byte_order), []).append(index)
+    regions: list[Region] = []
+    segments: list[Segment] = []
+    pieces: list[tuple[int, ...] | None] = [None] * len(structure.tensors)
+    problems: list[Problem] = []
+    room = MAX_PIECES
+    for number, span in enumerate(structure.spans):
+        groups = []
+        for (name, order), tensors in by_span.get(number, {}).items():
+            first = len(segments)
+            ranges = [(structure.tensors[i].start, structure.tensors[i].stop) for i in tensors]
+            room = _cut(span, DTYPES[name], order, ranges, tensors, segments, pieces, room)
+            groups.append(tuple(range(first, len(segments))))
+        if room < 0:
+            first_name = structure.tensors[next(iter(by_span[number].values()))[0]].name
+            problems.append(Problem(message="its tensors overlap beyond all bounds", tensor=first_name))
+            room = 0
+        regions.append(Region(span.offset, span.offset + span.length, span.crc32, tuple(groups)))
+    return Plan(regions, segments, pieces, tuple(problems))
+
+
+def _cut(
+    span: SpanPlace,
+    dtype: Dtype,
+    order: str,
+    ranges: Sequence[tuple[int, int]],
+    tensors: list[int],
+    segments: list[Segment],
+    pieces: list[tuple[int, ...] | None],
+    room: int,
+) -> int:
+    """Add the segments that these tensors of one type need; returns how many more pieces there may be."""
+
+    def add(start: int, stop: int) -> int:
+        begin = span.offset + start * dtype.size
+        segments.append(
+            Segment(begin, min(span.offset + stop * dtype.size, span.offset + span.length), dtype.name, order)
+        )
+        return len(segments) - 1
+
+    distinct = sorted(set(ranges))
+    if len(distinct) == 1 or all(a[1] <= b[0] for a, b in itertools.pairwise(distinct)):
+        numbered = {place: (add(*place),) for place in distinct}
+        for tensor, place in zip(tensors, ranges, strict=True):
+            pieces[tensor] = numbered[place]
+        return room - len(tensors)
+    # Overlapping views: cut at every boundary, leave out what no tensor covers, and let each tensor collect its own.
+    edges = sorted({edge for place in distinct for edge in place})
+    opening = dict(distinct)  # sorted, so of equal starts the furthest stop stays
+    at: dict[int, int] = {}
+    kept: list[tuple[int, int]] = []
+    covered = -1
+    for begin, end in itertools.pairwise(edges):
+        covered = max(covered, opening.get(begin, -1))
+        at[begin] = len(kept)
+        if begin < covered:
+            kept.append((begin, end))
+    at[edges[-1]] = len(kept)
+    room -= sum(at[stop] - at[start] for start, stop in ranges)
+    if room < 0:
+        return room
+    numbers = [add(*place) for place in kept]
+    shared = {(start, stop): tuple(numbers[at[start] : at[stop]]) for start, stop in distinct}
+    for tensor, place in zip(tensors, ranges, strict=True):
+        pieces[tensor] = shared[place]
+    return room

@@ -56,6 +56,8 @@ def classify_change(
     last = last_written if sealed.path in (".", "") else f"{sealed.path}/{last_written}"
     must_be_new = [f for f in sealed.files if f.tensors or (last_written and f.path == last)] or list(sealed.files)
     new = [f for f in must_be_new if is_new(f, entries.get(f.path))]
+    if not any(f.path in entries for f in new):
+        return Change.DAMAGED  # files are gone, and nothing is being written
     if len(new) == len(must_be_new):
         if not whole:
             return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in new) else Change.DAMAGED

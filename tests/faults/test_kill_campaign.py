@@ -109,7 +109,9 @@ def test_the_known_good_restores_after_every_kill(kind, tmp_path):
     killed = 0
     try:
         assert saver.save(kind, root, 1, 1, None)
-        for number in range(2, KILLS // 2 + 2):
+        for number in range(2, 10 * KILLS):
+            if killed >= KILLS // 2:
+                break
             reconcile(run, QUICK, Watch())
             again = kind == "torch" and rng.random() < 0.3 and number > 3
             step = number - 1 if again else number  # now and then over a checkpoint that is there
@@ -126,4 +128,4 @@ def test_the_known_good_restores_after_every_kill(kind, tmp_path):
             shutil.rmtree(target)
     finally:
         saver.close()
-    assert killed > 0, "no save was ever hit: the times are off"
+    assert killed >= KILLS // 2, "too few saves were hit: the times are off"

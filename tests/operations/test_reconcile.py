@@ -260,3 +260,15 @@ def test_folders_are_kept_whole(root, run):
     answer = find_known_good(run)
     assert sorted(os.listdir(answer.path)) == ["config.json", "model.safetensors"]
     assert os.path.basename(answer.path) == path
+
+
+def test_a_sealed_folder_that_lost_its_weights_is_bad_not_gone(root, run):
+    """Only the configuration is left: no layout would call that a checkpoint, but the manifest knows better."""
+    path = write_safetensors(root, 100, seed=1)
+    watch = Watch()
+    reconcile(run, QUICK, watch)
+    (root / path / "model.safetensors").unlink()
+    done = reconcile(run, QUICK.changed(unfinished_limit=0.0), watch)
+    assert [(c.path, c.outcome) for c in done.checked] == [(path, Outcome.BAD)]
+    (root / path / "config.json").unlink()
+    assert reconcile(run, QUICK, watch).gone == (path,)

@@ -1,0 +1,174 @@
+"""Checks on values: what is an error, what a notice, and what the message says."""
+
+import math
+
+import pytest
+
+from ckptguard.checks import Evidence, facts_of, run_checks
+from ckptguard.checks.pickle_safety import is_allowed, is_executor
+from ckptguard.formats.structure import Leaf, Structure, TensorPlace
+from ckptguard.layouts import Checkpoint
+from ckptguard.operations.check_sums import parse_check_sums
+from ckptguard.scan.result import Numbers, Scan, ScannedFile
+from ckptguard.schema import compare_schemas
+from ckptguard.storage.protocol import Entry
+from ckptguard.verdict import Facts, Finding, Outcome, Severity, judge, limit_findings
+
+FINE = Numbers(count=4, largest=1.0)
+
+
+def evidence(tensors=(), leaves=(), globals_=(), **more):
+    """A one-file checkpoint: tensors as (name, role, shape, numbers)."""
+    entry = Entry(key="net-1.pt", kind="file", size=10)
+    places = tuple(TensorPlace(name, "float32", shape, 0) for name, _, shape, _ in tensors)
+    file = ScannedFile(
+        entry=entry,
+        structure=Structure(format="torch", tensors=places, leaves=tuple(leaves), globals=tuple(globals_)),
+        envelope="e",
+        span_digests=("d",),
+        numbers=tuple(n for *_, n in tensors),
+    )
+    checkpoint = Checkpoint(path="net-1.pt", layout="file", series="net-#.pt", step=1, entries=(entry,))
+    roles = {"net-1.pt": tuple(role for _, role, _, _ in tensors)}
+    return Evidence(checkpoint=checkpoint, scan=Scan(files=(file,), seconds=0.1), roles=roles, **more)
+
+
+def heavy(given):
+    """(check, tensor or global) of errors."""
+    return [(f.check, f.tensor or f.found) for f in run_checks(given) if f.severity is Severity.ERROR]
+
+
+@pytest.mark.parametrize("role", ["model", "optimizer", "ema"])
+@pytest.mark.parametrize("what", ["nan", "posinf", "neginf"])
+def test_nonfinite_state_is_an_error(role, what):
+    """NaN, +Inf and -Inf in weights, optimizer state and EMA; the count and the first index are told."""
+    numbers = Numbers(count=4, first_bad=2, **{what: 1})
+    [finding] = [f for f in run_checks(evidence([("w", role, (2, 2), numbers)])) if f.check == "finite"]
+    assert (finding.severity, finding.tensor, finding.count) == (Severity.ERROR, "w", 1)
+    assert "index 2" in finding.message
+    assert '--allow-nonfinite "w"' in finding.message
+
+
+def test_masks_and_other_numbers_are_notices():
+    """-Inf beside one finite value is a mask; an infinite best score is nobody's weight."""
+    mask = Numbers(count=4, neginf=2, first_bad=1, single_finite=True)
+    best = Numbers(count=1, posinf=1, first_bad=0)
+    assert heavy(evidence([("mask", "model", (2, 2), mask), ("best", "other", (), best)])) == []
+    spread = Numbers(count=4, neginf=1, first_bad=1)
+    assert heavy(evidence([("w", "model", (2, 2), spread)])) == [("finite", "w")]
+    poisoned = Numbers(count=4, neginf=2, nan=1, first_bad=1, single_finite=True)
+    assert heavy(evidence([("mask", "model", (2, 2), poisoned)])) == [("finite", "mask")]
+
+
+def test_a_model_of_zeros_is_bad_and_one_zero_matrix_is_not():
+    """All float matrices zero passes every digest; a LoRA's fresh half does not make a model of zeros."""
+    zero = Numbers(count=4, zero=True, constant=True)
+    assert heavy(evidence([("a", "model", (2, 2), zero), ("b", "model", (2,), FINE)])) == [("finite", "a")]
+    assert heavy(evidence([("a", "model", (2, 2), zero), ("b", "model", (2, 2), FINE)])) == []
+
+
+def test_a_matrix_that_became_constant_is_a_warning():
+    """Only where the reference's was not."""
+    constant = Numbers(count=4, constant=True, largest=1.0)
+    tensors = [("a", "model", (2, 2), constant), ("b", "model", (2, 2), FINE)]
+    found = run_checks(evidence(tensors, reference_facts=Facts()))
+    assert [(f.severity, f.tensor) for f in found if f.check == "finite"] == [(Severity.WARNING, "a")]
+    assert facts_of(evidence(tensors)).constant == ("a",)
+    assert not [f for f in run_checks(evidence(tensors, reference_facts=Facts(constant=("a",)))) if f.check == "finite"]
+
+
+def test_numbers_beside_tensors():
+    """NaN in optimizer, scheduler or scaler numbers is an error; an infinite `best` is not; an infinite scale is."""
+    leaves = [
+        Leaf("optimizer.param_groups.0.lr", math.nan),
+        Leaf("scheduler.best", math.inf),
+        Leaf("scaler.scale", math.inf),
+        Leaf("callbacks.best_score", math.inf),
+        Leaf("optimizer.param_groups.0.eps", 1e-8),
+    ]
+    assert heavy(evidence([("model.w", "model", (2, 2), FINE)], leaves)) == [
+        ("finite", "optimizer.param_groups.0.lr"),
+        ("finite", "scaler.scale"),
+    ]
+
+
+def test_pickle_safety_in_a_run_and_for_a_stray_file():
+    """Executors are errors everywhere; unknown names only in stray files, unless trusted."""
+    names = ("collections.OrderedDict", "os.system", "mylib.Config", "torch._utils._rebuild_tensor_v2")
+    assert heavy(evidence(globals_=names)) == [("pickle-safety", "os.system")]
+    assert heavy(evidence(globals_=names, in_run=False)) == [
+        ("pickle-safety", "os.system"),
+        ("pickle-safety", "mylib.Config"),
+    ]
+    assert heavy(evidence(globals_=("mylib.Config",), in_run=False, trust_globals=("mylib.Config",))) == []
+    new = [
+        f for f in run_checks(evidence(globals_=names, known_globals=frozenset(names[:2]))) if f.found == "mylib.Config"
+    ]
+    assert [f.severity for f in new] == [Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["os.system", "posix.popen", "builtins.eval", "builtins.getattr", "subprocess.Popen", "importlib.import_module",
+     "torch.load", "pickle.loads", "runpy.run_path", "ctypes.CDLL", "torch.hub.load", "numpy.load", "io.open"],
+)  # fmt: skip
+def test_known_executors(name):
+    """None of these is ever allowed."""
+    assert is_executor(name)
+    assert not is_allowed(name)
+
+
+def test_headroom_is_a_notice():
+    """Near the fp16 limit, or grown tenfold."""
+    near = evidence(
+        [("w", "model", (2, 2), Numbers(count=4, largest=60000.0))], reference_facts=Facts(largest_magnitude=2.0)
+    )
+    messages = [f.message for f in run_checks(near) if f.check == "headroom"]
+    assert len(messages) == 2
+    assert judge(run_checks(near), sealed=True) is Outcome.GOOD
+
+
+def test_prefix_changes_are_recognised_both_ways():
+    """module. put before or gone is one prefix, nothing missing."""
+    plain = {"a.w": ("float32", (2,)), "b": ("float32", ())}
+    wrapped = {f"module.{k}": v for k, v in plain.items()}
+    assert compare_schemas(plain, wrapped).prefix == ("module.", "")
+    assert compare_schemas(wrapped, plain).prefix == ("", "module.")
+    assert not compare_schemas(plain, plain)
+    assert compare_schemas(plain, {"a.w": ("float32", (2,))}, aliases=["b"]).missing == ()
+
+
+def test_findings_to_outcome():
+    """Section 5's table."""
+
+    def one(severity, check="structure"):
+        return [Finding(check=check, severity=severity, message="")]
+
+    assert judge(one(Severity.ERROR), sealed=False) is Outcome.BAD
+    assert judge(one(Severity.ERROR, "completeness"), sealed=False) is Outcome.INCOMPLETE
+    assert judge(one(Severity.ERROR, "completeness"), sealed=True) is Outcome.BAD
+    assert judge(one(Severity.ERROR) + one(Severity.ERROR, "completeness"), sealed=False) is Outcome.BAD
+    assert judge(one(Severity.SICKNESS), sealed=True) is Outcome.SUSPECT
+    assert judge(one(Severity.WARNING) + one(Severity.NOTICE), sealed=True) is Outcome.GOOD
+
+
+def test_at_most_fifty_findings_of_a_check_are_kept_and_the_rest_counted():
+    """Errors stay before notices."""
+    many = [Finding(check="finite", severity=Severity.NOTICE, message=str(i)) for i in range(60)]
+    many.append(Finding(check="finite", severity=Severity.ERROR, message="heavy"))
+    kept = limit_findings(many)
+    assert len(kept) == 51
+    assert kept[0].message == "heavy"
+    assert kept[-1].omitted == 11
+
+
+def test_checksum_files_are_read_strictly():
+    """Both styles, both algorithms, a leading ./; a path that climbs out is refused."""
+    from ckptguard.errors import SettingsError
+
+    md5, sha = "d41d8cd98f00b204e9800998ecf8427e", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    text = f"# made by hand\n{md5}  ./a b.bin\n{sha} *c/d.bin\nMD5 (e) = {md5.upper()}\n"
+    assert parse_check_sums(text, "SUMS") == {"a b.bin": ("md5", md5), "c/d.bin": ("sha256", sha), "e": ("md5", md5)}
+    for bad in (f"{md5}  ../x", f"{md5}  /etc/passwd", "hello", ""):
+        with pytest.raises(SettingsError):
+            parse_check_sums(bad, "SUMS")

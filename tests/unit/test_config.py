@@ -1,0 +1,31 @@
+"""Settings: from TOML and environment, refusing nonsense."""
+
+import pytest
+
+from ckptguard.config import Settings, parse_settings, with_environment
+from ckptguard.errors import SettingsError
+
+
+def test_toml_and_environment():
+    """The environment wins over the file; lists are separated by commas."""
+    settings = parse_settings('settle = 2\nkeep = "copy"\non_incident = ["notify", "-v"]', "ckptguard.toml")
+    assert (settings.settle, settings.keep, settings.on_incident) == (2.0, "copy", ("notify", "-v"))
+    changed = with_environment(settings, {"CKPTGUARD_SETTLE": "0.5", "CKPTGUARD_ALLOW_NONFINITE": "a.*,b", "HOME": "/"})
+    assert (changed.settle, changed.keep, changed.allow_nonfinite) == (0.5, "copy", ("a.*", "b"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["settle = -1", "settle = nan", "keep_good = 0", 'keep = "links"', "colour = 1", 'settle = "soon"', "settle = ",
+     'webhook = "ftp://x"', "worker_memory = 1", "scan_interval = 0", "keep_pending = 0"],
+)  # fmt: skip
+def test_nonsense_is_refused_with_the_source(text):
+    """Impossible values, unknown names and broken TOML name the file."""
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, "ckptguard.toml")
+    assert caught.value.message
+
+
+def test_none_leaves_what_was():
+    """Flags that were not given change nothing."""
+    assert Settings().changed(settle=None, keep_good=3) == Settings(keep_good=3)

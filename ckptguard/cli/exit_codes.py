@@ -63,7 +63,7 @@ _OF_ERROR: tuple[tuple[type[CkptguardError], ExitCode], ...] = (
 def of_error(error: CkptguardError) -> ExitCode:
     """The code of an error; a refused checkpoint has the code of its outcome, anything else is a failure."""
     if isinstance(error, RefusedError):
-        return ExitCode.BAD if error.outcome == "bad" else ExitCode.UNDECIDED
+        return {"bad": ExitCode.BAD, "good": ExitCode.USAGE}.get(error.outcome, ExitCode.UNDECIDED)
     return next((code for kind, code in _OF_ERROR if isinstance(error, kind)), ExitCode.FAILED)
 
 

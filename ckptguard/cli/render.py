@@ -70,12 +70,15 @@ def finding_line(finding: Finding) -> str:
     return f"  {word(finding.severity.value)} [{escape(finding.check)}] {text}"
 
 
-def print_checked(checked: Checked) -> None:
-    """One line for a checkpoint that was checked, and one for each finding."""
+def print_checked(checked: Checked, *, notices: bool = True) -> None:
+    """One line for a checkpoint that was checked, and one for each finding; notices may only be counted."""
     shown = f" ({checked.id})" if checked.id else ""
-    say(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{shown}  {size(checked.bytes)}")
+    quiet = [f for f in checked.findings if f.severity.value == "notice" and not notices]
+    counted = f", {len(quiet)} notice{'s' * (len(quiet) > 1)}" if quiet else ""
+    say(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{shown}  {size(checked.bytes)}{counted}")
     for finding in checked.findings:
-        say(finding_line(finding))
+        if finding not in quiet:
+            say(finding_line(finding))
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

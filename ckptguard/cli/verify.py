@@ -86,7 +86,7 @@ def print_report(report: Report) -> None:
     from ckptguard.cli.render import cell, print_checked, word
 
     for checked in report.checkpoints:
-        print_checked(checked)
+        print_checked(checked, notices=report.kind != "run" or checked.outcome.value == "pending")
     counts = Counter(c.outcome.value for c in report.checkpoints)
     parts = ", ".join(f"{counts[o]} {o}" for o in ORDER if counts[o]) or "no checkpoints"
     say(f"{cell(report.target)}: {word(report.outcome.value)} ({parts})")

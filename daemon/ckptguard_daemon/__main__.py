@@ -1,0 +1,110 @@
+"""The command ``ckptguard-daemon``."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import click
+
+from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
+from ckptguard.names import escape
+from ckptguard.version import __version__
+from ckptguard_daemon.log import start_logging
+from ckptguard_daemon.settings import SETTINGS_FILE, distinct_urls, load_settings
+
+_EPILOG = """\b
+Exit codes:
+  0  stopped as asked; with --once: all good
+  1  failed; with --once: could not tell
+  2  wrong usage or settings
+  3  with --once: something is bad
+  4  with --once: something is incomplete, pending or suspect
+  10 with --once: no such run
+  11 another daemon has the socket
+"""
+
+
+@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--once", is_flag=True, help="Verify what is there and end: for cron or a job's epilog.")
+@click.option("--config", metavar="FILE", help=f"Settings (TOML) instead of ./{SETTINGS_FILE}.")
+@click.option("--socket", "socket_path", metavar="PATH", help="Where to listen, instead of the runtime folder.")
+@click.option("--parent", type=int, metavar="PID", help="Stop when this parent process is gone.")
+@click.option("--log-file", metavar="PATH", help="Append the log to a file instead of stderr.")
+@click.option("--settle", type=float, metavar="SECONDS", help="A save is finished when it is unchanged for so long.")
+@click.option("--interval", type=float, metavar="SECONDS", help="How often to look without being told of a change.")
+@click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
+@click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
+def command(
+    runs: tuple[str, ...],
+    once: bool,
+    config: str | None,
+    socket_path: str | None,
+    parent: int | None,
+    log_file: str | None,
+    settle: float | None,
+    interval: float | None,
+    records: str | None,
+) -> None:
+    """Guard training runs: verify every new save, and answer which checkpoint is the last known-good one.
+
+    RUN is the folder or URL under which a training run saves; it need not exist yet.
+    """
+    try:
+        settings = load_settings(config, os.environ, settle=settle, scan_interval=interval, records=records)
+        urls = distinct_urls(runs, settings)
+        _start_logging(log_file)
+    except CkptguardError as error:
+        _end(error)
+    # Imported after the settings are known to be sound: a mistake in them is answered at once.
+    from ckptguard_daemon.service import run_once, serve
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+
+    def still_wanted() -> bool:
+        return parent is None or os.getppid() == parent
+
+    gc.freeze()  # what was imported stays; the idle daemon need not look at it again
+    try:
+        if once:
+            code = run_once(urls, settings, stop)
+            if stop.is_set():
+                code = 130
+        else:
+            code = serve(urls, settings, os.environ, stop, socket_path=socket_path, still_wanted=still_wanted)
+    except CkptguardError as error:
+        _end(error)
+    sys.stderr.flush()
+    # Not sys.exit: a thread that hangs in a dead network file system must not keep the daemon from stopping.
+    os._exit(code)
+
+
+def _start_logging(log_file: str | None) -> None:
+    try:
+        start_logging(log_file)
+    except OSError as error:
+        raise SettingsError(f"cannot write the log {log_file}: {error.strerror}") from error
+
+
+def _end(error: CkptguardError) -> Any:
+    click.echo(f"error: {escape(error.message)}", err=True)
+    if error.hint:
+        click.echo(f"hint: {escape(error.hint)}", err=True)
+    codes: tuple[tuple[type[CkptguardError], int], ...] = ((SettingsError, 2), (NotFoundError, 10), (BusyError, 11))
+    sys.exit(next((code for kind, code in codes if isinstance(error, kind)), 1))
+
+
+def main() -> None:
+    """The entry point."""
+    command(prog_name="ckptguard-daemon")
+
+
+if __name__ == "__main__":
+    main()

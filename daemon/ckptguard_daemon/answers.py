@@ -1,0 +1,259 @@
+"""The HTTP answers: DESIGN's routes, each one call of an operation. Bad questions get a sentence and a status."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError, SettingsError
+from ckptguard.names import MAX_STEP, is_safe_path
+from ckptguard.operations.find_known_good import KnownGood, find_known_good
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.survey import survey
+from ckptguard.records.incidents import open_incident
+from ckptguard.records.presence import DaemonRecord
+from ckptguard.records.run import Run, open_run
+from ckptguard.verdict import Outcome
+from ckptguard_daemon import documents
+from ckptguard_daemon.events import incident_event
+from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.hooks import Hooks
+from ckptguard_daemon.log import log
+from ckptguard_daemon.loop import Loop
+from ckptguard_daemon.waiting import Passes
+
+LARGEST_BODY = 64 * 1024
+LONGEST_WAIT = 600.0
+_BODY_SECONDS = 10.0
+_LOOK_AGAIN = 30.0  # another daemon may give the verdict that somebody waits for
+_HOSTS = {"", "localhost", "ckptguard"}
+
+_Body = TypeVar("_Body")
+
+
+class IncidentBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What is posted to report an incident."""
+
+    reason: str
+    cause: str = "numeric"
+    step: int | None = None
+    evidence: dict[str, Any] = {}
+    source: str = "guard"
+
+
+class VerifyBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be posted to ask for a pass; `path` has that checkpoint read again."""
+
+    path: str | None = None
+
+
+class Answers:
+    """The routes over the daemon's runs."""
+
+    def __init__(
+        self,
+        runs: Sequence[GuardedRun],
+        loop: Loop,
+        passes: Passes,
+        hooks: Hooks,
+        presence: DaemonRecord,
+        alive: Callable[[], bool],
+        records: str | None,
+    ) -> None:
+        self._runs = {run.run_id: run for run in runs}
+        self._loop = loop
+        self._passes = passes
+        self._hooks = hooks
+        self._presence = presence
+        self._alive = alive
+        self._records = records
+
+    def application(self) -> ASGIApp:
+        """The ASGI application."""
+        run = "/v1/runs/{run}"
+        routes = [
+            Route("/healthz", self._healthz),
+            Route("/v1/runs", self._list_runs),
+            Route(f"{run}/checkpoints", self._checkpoints),
+            Route(f"{run}/known-good", self._known_good),
+            Route(f"{run}/incidents", self._incidents, methods=["POST"]),
+            Route(f"{run}/verify", self._verify, methods=["POST"]),
+        ]
+        failures: Mapping[Any, Any] = {
+            CkptguardError: _answer_error,
+            HTTPException: _answer_http_error,
+            Exception: _answer_mistake,
+        }
+        return _OnlyLocalCallers(Starlette(routes=routes, exception_handlers=failures))
+
+    async def _healthz(self, request: Request) -> Response:
+        alive = self._alive()
+        return _json(
+            documents.health_document(self._presence, len(self._runs), alive=alive), status=200 if alive else 503
+        )
+
+    async def _list_runs(self, request: Request) -> Response:
+        return _json(documents.runs_document(list(self._runs.values())))
+
+    async def _checkpoints(self, request: Request) -> Response:
+        guarded, run = await self._run_of(request)
+        return _json(documents.checkpoints_document(guarded, await run_in_threadpool(survey, run)))
+
+    async def _known_good(self, request: Request) -> Response:
+        guarded, run = await self._run_of(request)
+        before = _number(request, "before_step", int, MAX_STEP + 1)
+        patience = min(_number(request, "wait_seconds", float, 1e9) or 0.0, LONGEST_WAIT)
+        deadline = time.monotonic() + patience
+        waited = False
+        while True:
+            expected = self._passes.expect()
+            try:
+                answer, pending = await run_in_threadpool(_known_good_and_pending, run, before)
+                left = deadline - time.monotonic()
+                if not pending or left <= 0:
+                    break
+                if not waited:
+                    self._loop.wake(guarded.run_id)
+                waited = True
+                await expected.wait(min(left, _LOOK_AGAIN))
+            finally:
+                expected.forget()
+        if isinstance(answer, NoKnownGoodError):
+            raise answer
+        return _json(documents.known_good_document(guarded, answer, waited=waited, pending=pending))
+
+    async def _incidents(self, request: Request) -> Response:
+        guarded, run = await self._run_of(request)
+        body = await _body(request, IncidentBody, empty=None)
+        incident = await run_in_threadpool(
+            open_incident,
+            run,
+            step=body.step,
+            cause=body.cause,
+            reason=body.reason,
+            evidence=body.evidence,
+            source=body.source,
+        )
+        log("incident", level="warning", run=run.url, step=incident.step, cause=incident.cause, reason=incident.reason)
+        self._hooks.tell(incident_event(run, incident))
+        self._loop.wake(guarded.run_id)
+        return _json(documents.incident_document(guarded, incident), status=201)
+
+    async def _verify(self, request: Request) -> Response:
+        guarded, run = await self._run_of(request)
+        path = (await _body(request, VerifyBody, empty=VerifyBody())).path
+        if path is not None:
+            if path != "." and not is_safe_path(path):
+                raise SettingsError("`path` must be the path of a checkpoint, relative to its run")
+            if await run_in_threadpool(find_checkpoint, run, path) is None:
+                raise NotFoundError(f"there is no checkpoint {path} in {run.url}")
+            guarded.ask(path)
+        self._loop.wake(guarded.run_id)
+        return _json(documents.verify_document(guarded, path), status=202)
+
+    async def _run_of(self, request: Request) -> tuple[GuardedRun, Run]:
+        guarded = self._runs.get(request.path_params["run"])
+        if guarded is None:
+            raise NotFoundError(
+                f"this daemon guards no run {request.path_params['run'][:40]}", hint="GET /v1/runs lists them"
+            )
+        # Opened anew: the answer must be about what is there now, and absent runs are not found.
+        return guarded, await run_in_threadpool(open_run, guarded.url, records=self._records)
+
+
+def _known_good_and_pending(run: Run, before: int | None) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
+    """The answer as of now, and the newer checkpoints without a verdict that could change it."""
+    pending = [
+        (state.step, state.path)
+        for state in survey(run)
+        if state.in_place and state.outcome is Outcome.PENDING and state.step is not None
+    ]
+    try:
+        answer: KnownGood | NoKnownGoodError = find_known_good(run, before_step=before)
+    except NoKnownGoodError as error:
+        answer = error
+    newest = -1 if isinstance(answer, NoKnownGoodError) or answer.step is None else answer.step
+    return answer, [path for step, path in pending if step > newest and (before is None or step < before)]
+
+
+def _number(request: Request, name: str, kind: Callable[[str], Any], most: float) -> Any:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    try:
+        value = kind(text[:40])
+    except ValueError:
+        value = None
+    if value is None or not 0 <= value <= most:
+        raise SettingsError(f"`{name}` must be a number, 0 or more")
+    return value
+
+
+async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Body:
+    """The request's JSON body, of bounded size and in bounded time."""
+    data = b""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for block in request.stream():
+                data += block
+                if len(data) > LARGEST_BODY:
+                    raise HTTPException(413, f"the body is longer than {LARGEST_BODY} bytes")
+    except TimeoutError:
+        raise HTTPException(408, "the body did not arrive in time") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the body ended early") from None
+    if not data and empty is not None:
+        return empty
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise SettingsError(f"the body is not what is expected here: {error}") from error
+
+
+def _json(document: documents.Document, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(document) + b"\n", status_code=status, media_type="application/json")
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CkptguardError)
+    document = documents.error_document(error.kind, error.message, error.hint)
+    return _json(document, status=documents.status_of(error))
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kinds = {404: "not_found", 405: "method", 408: "timeout", 413: "too_large"}
+    return _json(documents.error_document(kinds.get(error.status_code, "request"), error.detail), error.status_code)
+
+
+async def _answer_mistake(request: Request, error: Exception) -> Response:
+    log("answer_failed", level="error", path=request.url.path, reason=f"{type(error).__name__}: {error}")
+    return _json(documents.error_document("error", f"unexpected {type(error).__name__}"), 500)
+
+
+class _OnlyLocalCallers:
+    """Refuses what a browser could be made to send: a foreign Host, or any Origin."""
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = {name.lower(): value for name, value in scope["headers"]}
+            host = headers.get(b"host", b"").decode("latin-1").partition(":")[0]
+            if host.lower() not in _HOSTS or b"origin" in headers:
+                refusal = documents.error_document("forbidden", "only programs on this machine are answered")
+                await _json(refusal, 403)(scope, receive, send)
+                return
+        await self._application(scope, receive, send)

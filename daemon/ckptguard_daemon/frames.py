@@ -1,0 +1,38 @@
+"""What the daemon and its scanning process say to each other: length-prefixed MessagePack on two pipes."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from ckptguard.scan import ScanOptions
+from ckptguard.scan.result import Scan
+
+PREFIX = struct.Struct(">Q")
+# A checkpoint of 100 000 tensors answers with some 25 MB.
+LARGEST_ANSWER = 256 * 1024**2
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """Scan these files of a local storage, using at most `cpu_seconds`."""
+
+    url: str
+    keys: tuple[str, ...]
+    options: ScanOptions
+    cpu_seconds: float
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The scan, or why there is none: an error's `kind`, `message` and the `key` concerned."""
+
+    scan: Scan | None = None
+    kind: str = ""
+    message: str = ""
+    key: str = ""
+
+
+def frame(value: Request | Answer) -> bytes:
+    """The bytes to send."""
+    body = msgspec.msgpack.encode(value)
+    return PREFIX.pack(len(body)) + body

@@ -1,0 +1,177 @@
+"""One run under guard: what the daemon knows about it between passes, all of it rebuilt after a restart."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, NotFoundError
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.reconcile import Pass, Watch, reconcile
+from ckptguard.operations.report import Checked
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.clock import utc_now
+from ckptguard.records.presence import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
+from ckptguard.records.run import Run, open_run
+from ckptguard.scan import Scanner
+from ckptguard.verdict import Outcome
+from ckptguard_daemon.events import Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard_daemon.hooks import Hooks
+from ckptguard_daemon.log import log
+
+_SOONEST = 0.2
+_LONGEST_BACKOFF = 600.0
+_REMEMBERED = 1000
+
+
+class GuardedRun:
+    """Makes passes over one run. Only the loop's thread calls `step`; other threads read its public attributes."""
+
+    def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
+        self.url = url
+        self.run_id = run_id
+        self.run: Run | None = None
+        self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
+        self.trouble: CkptguardError | None = None
+        self.last_pass = Pass()
+        self.last_pass_at: str | None = None
+        self.passes = 0
+        self.due = 0.0  # monotonic
+        self._settings = settings
+        self._hooks = hooks
+        self._presence = presence
+        self._watch = Watch()
+        self._known: Known | None = None
+        self._asked: set[str] = set()
+        self._asked_lock = threading.Lock()
+        self._failures = 0
+        self._logged: dict[str, None] = {}
+
+    def ask(self, path: str) -> None:
+        """Have a checkpoint read again in the next pass, whatever the records say. Safe from any thread."""
+        with self._asked_lock:
+            self._asked.add(path)
+
+    def step(self, scanner: Scanner, stop: threading.Event) -> Pass | None:
+        """Make one pass; None if it failed, which is logged and never raised. Sets when the next one is due."""
+        began = time.monotonic()
+        try:
+            done = self._pass(scanner, stop)
+        except NotFoundError as error:
+            self._failed("waiting", error, pause=min(self._settings.scan_interval, 1.0))
+            return None
+        except CkptguardError as error:
+            self._failed("failing", error, pause=self._backoff())
+            return None
+        except Exception as error:
+            if type(error).__name__ not in self._logged:
+                log("pass_failed", level="error", trace=True, run=self.url)
+                self._logged[type(error).__name__] = None
+            self._failed("failing", CkptguardError(f"{type(error).__name__}: {error}"), pause=self._backoff())
+            return None
+        self._failures = 0
+        if self.trouble is not None:
+            self._logged = {k: None for k in self._logged if not k.startswith(("failing ", "waiting "))}
+            log("recovered", run=self.url)
+        self.state, self.trouble = "guarded", None
+        self.last_pass, self.last_pass_at = done, utc_now()
+        self.passes += 1
+        now = time.monotonic()
+        pause = self._settings.scan_interval
+        if done.next_in is not None:
+            # A slow listing must not follow itself at once: training has the first call on storage.
+            cost = 0.0 if done.checked else now - began
+            pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
+        self.due = now + pause
+        return done
+
+    def leave(self) -> None:
+        """Say that this daemon no longer guards the run."""
+        if self.run is not None and self._presence is not None:
+            try:
+                clear_daemon_record(self.run, self._presence)
+            except CkptguardError as error:
+                log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
+
+    def _pass(self, scanner: Scanner, stop: threading.Event) -> Pass:
+        # Opened anew each time: a folder that was removed must be noticed, not made again by our records.
+        self.run = run = open_run(self.url, records=self._settings.records)
+        if self._known is None:
+            self._known = known_outcomes(run)
+            log("guarding", run=self.url, run_id=self.run_id)
+        if self._presence is not None:
+            current = read_daemon_record(run)
+            if current is None or (self.passes == 0 and current != self._presence):
+                write_daemon_record(run, self._presence)
+        with self._asked_lock:
+            asked, self._asked = self._asked, set()
+        done = reconcile(run, self._settings, self._watch, scanner=scanner, stop=stop)
+        self._report(run, done, stopping=stop.is_set())
+        touched = {c.path for c in done.checked} | {w.path for w in done.pending}
+        for path in sorted(asked - touched):
+            self._read_again(run, path, scanner)
+        return done
+
+    def _read_again(self, run: Run, path: str, scanner: Scanner) -> None:
+        checkpoint = find_checkpoint(run, path)
+        if checkpoint is None:
+            log("no_such_checkpoint", level="warning", run=self.url, path=path)
+            return
+        try:
+            checked = verify_checkpoint(run, checkpoint, self._settings, scanner=scanner)
+        except CkptguardError as error:
+            log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
+            return
+        self._tell(run, (checked,))
+
+    def _report(self, run: Run, done: Pass, *, stopping: bool) -> None:
+        self._tell(run, done.checked)
+        for waiting in done.pending:
+            self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)
+        for sentence in () if stopping else done.could_not_tell:
+            self._log_once("could_not_tell", level="warning", reason=sentence)
+        for path in done.gone:
+            log("gone", run=self.url, path=path)
+
+    def _tell(self, run: Run, checked: tuple[Checked, ...]) -> None:
+        for one in checked:
+            log(
+                "verified",
+                level="info" if one.outcome is Outcome.GOOD else "warning",
+                run=self.url,
+                path=one.path,
+                step=one.step,
+                id=one.id,
+                outcome=one.outcome.value,
+                bytes=one.bytes,
+                seconds=one.seconds,
+                reason=reason_of(one),
+            )
+        assert self._known is not None
+        for one in news_in(checked, self._known):
+            self._hooks.tell(verdict_event(run, one))
+        if checked:
+            try:
+                log("known_good", run=self.url, id=find_known_good(run).id)
+            except CkptguardError as error:
+                log("known_good", level="warning", run=self.url, id=None, reason=error.message)
+
+    def _failed(self, state: str, error: CkptguardError, *, pause: float) -> None:
+        self.state, self.trouble = state, error
+        self.run = None if state == "waiting" else self.run
+        self._log_once(state, level="warning", kind=error.kind, reason=error.message)
+        self.due = time.monotonic() + pause
+
+    def _backoff(self) -> float:
+        self._failures += 1
+        return float(min(self._settings.scan_interval * 2 ** (self._failures - 1), _LONGEST_BACKOFF))
+
+    def _log_once(self, event: str, *, level: str = "info", **fields: object) -> None:
+        key = f"{event} {sorted(fields.items())}"
+        if key not in self._logged:
+            while len(self._logged) >= _REMEMBERED:
+                del self._logged[next(iter(self._logged))]
+            self._logged[key] = None
+            log(event, level=level, trace=False, run=self.url, **fields)

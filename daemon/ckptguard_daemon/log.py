@@ -1,0 +1,58 @@
+"""Structured logs: one JSON object a line, with the keys time, level, event and what the event is about."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+import traceback
+
+import msgspec
+
+from ckptguard.names import escape
+from ckptguard.records.clock import utc_now
+
+_LOG = logging.getLogger("ckptguard_daemon")
+_FIELDS = "ckptguard_fields"
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, _FIELDS, None)
+        line: dict[str, object] = {"time": utc_now(), "level": record.levelname.lower()}
+        if fields is None:  # said by a library
+            line |= {"event": "library", "logger": record.name, "message": record.getMessage()}
+        else:
+            line |= {"event": record.getMessage(), **fields}
+        if record.exc_info:
+            line["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        return msgspec.json.encode(_printable(line), enc_hook=str).decode()
+
+
+def start_logging(log_file: str | None = None) -> None:
+    """Send logs to stderr, or append them to a file (which may be rotated away)."""
+    out: logging.Handler = logging.StreamHandler(sys.stderr)
+    if log_file is not None:
+        out = logging.handlers.WatchedFileHandler(log_file, encoding="utf-8")
+    out.setFormatter(_JsonLines())
+    root = logging.getLogger()
+    root.handlers[:] = [out]
+    root.setLevel(logging.WARNING)
+    _LOG.setLevel(logging.INFO)
+    logging.raiseExceptions = False  # a full disk under the log must not end the guard
+
+
+def log(event: str, /, *, level: str = "info", trace: bool = False, **fields: object) -> None:
+    """One line. Text in `fields` may come from files: it is escaped. `trace` adds the current exception."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    _LOG.log(number, event, extra={_FIELDS: fields}, exc_info=trace)
+
+
+def _printable(value: object) -> object:
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, dict):
+        return {escape(str(name)): _printable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(inner) for inner in value]
+    return value

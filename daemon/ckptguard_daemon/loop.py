@@ -1,0 +1,61 @@
+"""The loop: one thread that makes passes over all runs, when something hints at a change and on a timer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ckptguard.scan import Scanner
+from ckptguard_daemon.guarded import GuardedRun
+
+_GAP = 0.5  # seconds between two passes over a run that is being written to all the time
+_LONGEST_SLEEP = 60.0
+
+
+class Loop:
+    """Makes passes until it is stopped. `wake` may be called from any thread, as often as it likes."""
+
+    def __init__(
+        self, runs: Sequence[GuardedRun], scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]
+    ) -> None:
+        self._runs = runs
+        self._scanner = scanner
+        self._stop = stop
+        self._after_pass = after_pass
+        self._changed = threading.Condition()
+        self._woken: set[str] = set()
+        self._last: dict[str, float] = {}
+
+    def wake(self, run_id: str | None = None) -> None:
+        """Have a pass over one run, or over all, soon."""
+        with self._changed:
+            self._woken.update([run_id] if run_id is not None else [run.run_id for run in self._runs])
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Loop until `stop` is set (and `wake` is called, to be quick about it)."""
+        while not self._stop.is_set():
+            due = self._next()
+            if due is None:
+                continue
+            due.step(self._scanner, self._stop)
+            self._last[due.run_id] = time.monotonic()
+            self._after_pass()
+
+    def _next(self) -> GuardedRun | None:
+        """The run whose pass is due, or None after sleeping until something may be."""
+        with self._changed:
+            now = time.monotonic()
+            waits = {run.run_id: self._wait(run, now) for run in self._runs}
+            first = min(self._runs, key=lambda run: waits[run.run_id])
+            if waits[first.run_id] > 0 and not self._stop.is_set():
+                self._changed.wait(min(waits[first.run_id], _LONGEST_SLEEP))
+                return None
+            self._woken.discard(first.run_id)
+            return first
+
+    def _wait(self, run: GuardedRun, now: float) -> float:
+        if run.run_id in self._woken:
+            return self._last.get(run.run_id, 0.0) + _GAP - now
+        return run.due - now

@@ -1,0 +1,139 @@
+"""The Unix socket: bound by us, readable by its owner alone, in a folder that nobody else can touch."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptguard.errors import BusyError, SettingsError
+
+LONGEST_PATH = 107  # what a socket's address can hold
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """A listening socket and where it can be found."""
+
+    socket: socket.socket
+    path: str
+    inode: int
+
+    def close(self) -> None:
+        """Stop listening, and remove the path if it is still ours."""
+        self.socket.close()
+        with contextlib.suppress(OSError):
+            if os.lstat(self.path).st_ino == self.inode:
+                os.unlink(self.path)
+
+
+def runtime_folder(environ: Mapping[str, str]) -> str:
+    """The folder for sockets, made if absent: 0700 and ours, or SettingsError."""
+    above = environ.get("XDG_RUNTIME_DIR")
+    if above and os.path.isabs(above):
+        folder = os.path.join(above, "ckptguard")
+    else:
+        folder = os.path.join(tempfile.gettempdir(), f"ckptguard-{os.getuid()}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        found = os.lstat(folder)
+    except OSError as error:
+        raise SettingsError(
+            f"the folder {folder} for the socket cannot be made: {error.strerror}", hint="name one with --socket"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise SettingsError(
+            f"{folder} is not a folder of yours with mode 0700, so a socket in it could be anybody's",
+            hint="remove it, or name another place with --socket",
+        )
+    return folder
+
+
+def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) -> Rendezvous:
+    """Bind and listen, at `path` or at a path of our own that follows from the runs.
+
+    The socket of a daemon that died is replaced. BusyError if another daemon answers at the `path` asked for;
+    SettingsError if the path is too long or its folder is open to others.
+    """
+    if path is not None:
+        place = os.path.abspath(path)
+        _check_folder(os.path.dirname(place))
+        with _alone(os.path.dirname(place)):
+            return _bind(place)
+    folder = runtime_folder(environ)
+    name = hashlib.sha256("\n".join(sorted(urls)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    with _alone(folder):
+        try:
+            return _bind(os.path.join(folder, f"{name}.sock"))
+        except BusyError:  # two daemons on one run are harmless, each at its own address
+            return _bind(os.path.join(folder, f"{name}-{os.getpid()}.sock"))
+
+
+def _check_folder(folder: str) -> None:
+    try:
+        found = os.stat(folder)
+    except OSError as error:
+        raise SettingsError(f"the folder {folder} of the socket cannot be used: {error.strerror}") from error
+    if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
+        raise SettingsError(
+            f"others may write to {folder}, so they could replace a socket in it", hint="use a folder with mode 0700"
+        )
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """One daemon at a time looks for a dead socket and replaces it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _bind(path: str) -> Rendezvous:
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise SettingsError(
+            f"the socket's path has {len(os.fsencode(path))} bytes, and {LONGEST_PATH} are possible: {path}",
+            hint="name a shorter one with --socket",
+        )
+    _remove_dead(path)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listening.bind(path)
+    except OSError as error:
+        listening.close()
+        raise SettingsError(f"cannot listen at {path}: {error.strerror}") from error
+    finally:
+        os.umask(before)
+    listening.listen(128)
+    listening.setblocking(False)
+    return Rendezvous(socket=listening, path=path, inode=os.lstat(path).st_ino)
+
+
+def _remove_dead(path: str) -> None:
+    try:
+        is_socket = stat.S_ISSOCK(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise SettingsError(f"{path} exists and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(2.0)
+        try:
+            asking.connect(path)
+        except OSError as error:
+            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+                return
+        raise BusyError(f"another daemon answers at {path}")

@@ -1,0 +1,154 @@
+"""The daemon as a whole: everything started in order, and stopped in order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError
+from ckptguard.operations.survey import survey
+from ckptguard.records.clock import utc_now
+from ckptguard.records.presence import DaemonRecord, this_host
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+from ckptguard.version import __version__
+from ckptguard_daemon.answers import Answers
+from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.hooks import COMMAND_SECONDS, Hooks
+from ckptguard_daemon.log import log
+from ckptguard_daemon.loop import Loop
+from ckptguard_daemon.rendezvous import listen
+from ckptguard_daemon.scanning import WorkerScanner
+from ckptguard_daemon.server import HttpServer
+from ckptguard_daemon.waiting import Passes
+from ckptguard_daemon.watcher import Watcher
+
+GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
+_LOOP_STOP_SECONDS = 2.0
+_HOOK_STOP_SECONDS = 1.0
+_LONGEST_SETTLING = 60.0
+
+
+def run_id_of(url: str) -> str:
+    """The id of a run, known before the run is there."""
+    return hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def serve(
+    urls: Sequence[str],
+    settings: Settings,
+    environ: Mapping[str, str],
+    stop: threading.Event,
+    *,
+    socket_path: str | None = None,
+    still_wanted: Callable[[], bool] = lambda: True,
+) -> int:
+    """Guard the runs until `stop` is set or nobody wants it any more. SettingsError or BusyError if the socket cannot
+    be had; nothing ends it afterwards. Returns the exit code."""
+    rendezvous = listen(socket_path, urls, environ)
+    host, boot_id = this_host()
+    presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
+    hooks = Hooks(settings)
+    scanner = WorkerScanner(settings, stop)
+    runs = [GuardedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
+    passes = Passes()
+    watchers: list[Watcher] = []
+
+    def after_pass() -> None:
+        passes.done()
+        for watcher in watchers:
+            watcher.keep_watching()
+
+    loop = Loop(runs, scanner, stop, after_pass)
+    watchers += [
+        Watcher(url, lambda run_id=run.run_id: loop.wake(run_id))  # type: ignore[misc]  # a default binds the id
+        for url, run in zip(urls, runs, strict=True)
+        if os.path.isabs(url)
+    ]
+    thread = threading.Thread(target=loop.run, name="loop", daemon=True)
+    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, settings.records)
+    server = HttpServer(answers.application(), rendezvous.socket)
+    try:
+        if not server.start():
+            return FAILED
+        for watcher in watchers:  # before the first pass, so that nothing falls in between
+            watcher.keep_watching()
+        thread.start()
+        log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
+        while not stop.wait(1.0):
+            if not still_wanted():
+                log("parent_gone")
+                stop.set()
+    finally:
+        stop.set()
+        loop.wake()
+        server.close()
+        for watcher in watchers:
+            watcher.close()
+        if thread.ident is not None:
+            thread.join(timeout=_LOOP_STOP_SECONDS)
+        if not thread.is_alive():
+            scanner.close()
+        hooks.close(patience=_HOOK_STOP_SECONDS)
+        for run in runs:
+            run.leave()
+        rendezvous.close()
+        log("stopped", pid=presence.pid)
+    return GOOD
+
+
+def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> int:
+    """One full pass over each run, waiting for saves that are settling but not for unfinished ones. NotFoundError if
+    a run is not there. Returns the exit code of what stands in the runs afterwards."""
+    for url in urls:
+        open_run(url, records=settings.records)
+    hooks = Hooks(settings)
+    scanner = WorkerScanner(settings, stop)
+    told = True
+    try:
+        for url in urls:
+            told = (
+                _settled_pass(GuardedRun(url, run_id_of(url), settings, hooks, None), settings, scanner, stop) and told
+            )
+    finally:
+        scanner.close()
+        hooks.close(patience=0.0 if stop.is_set() else COMMAND_SECONDS + 5.0)
+    outcomes: list[Outcome] = []
+    for url in urls:
+        try:
+            states = survey(open_run(url, records=settings.records))
+        except CkptguardError as error:
+            log("could_not_tell", level="error", run=url, reason=error.message)
+            told = False
+            continue
+        outcomes += [state.outcome for state in states if state.in_place]
+    return exit_code(outcomes, told=told)
+
+
+def exit_code(outcomes: Iterable[Outcome], *, told: bool) -> int:
+    """First that applies: something is bad, could not tell, something (or everything) is undecided, all good."""
+    found = set(outcomes)
+    if Outcome.BAD in found:
+        return BAD
+    if not told:
+        return FAILED
+    return GOOD if found == {Outcome.GOOD} else UNDECIDED
+
+
+def _settled_pass(run: GuardedRun, settings: Settings, scanner: WorkerScanner, stop: threading.Event) -> bool:
+    """Passes until nothing is merely settling; whether everything could be told."""
+    patience = _LONGEST_SETTLING + 10 * settings.settle
+    while True:
+        done = run.step(scanner, stop)
+        if done is None:
+            return False
+        settling = done.next_in is not None and done.next_in <= settings.settle
+        if not settling or patience <= 0 or stop.is_set():
+            return not done.could_not_tell
+        pause = max(done.next_in or 0.0, 0.05)
+        patience -= pause
+        if stop.wait(pause):
+            return False

@@ -18,8 +18,6 @@ from ckptguard.records.run import open_run
 TEXT = (Path(documents.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS)}
-    d["command"]: d for d in map(json.loads, re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE))
-}
 FREE = {"evidence"}  # whatever the one who noticed wrote down
 
 

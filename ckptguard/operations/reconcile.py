@@ -31,7 +31,7 @@ from ckptguard.operations.quarantine import finish_quarantines
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.report import Checked
 from ckptguard.operations.verify import Resave, verify_checkpoint
-from ckptguard.records.kept import read_kept
+from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run
 from ckptguard.scan import Scanner, scan_files
 from ckptguard.verdict import Outcome
@@ -251,13 +251,15 @@ def _settle_kept(run: Run, checkpoints: list[Checkpoint], settings: Settings) ->
     troubles = []
     try:
         with run_lock(run):
-            for series in history.names:
-                for key in history.standings(series):
-                    manifest = history.manifest(series, key)
-                    copy = read_kept(run, series, *key)
-                    stale = copy is not None and (manifest is None or not kept_matches(run, copy, manifest))
-                    if copy is not None and (stale or not is_good(history, series, key)):
-                        release(run, series, key)
+            for series, step, generation in list_kept(run):
+                key = (step, generation)
+                copy = read_kept(run, series, *key)
+                if copy is None or key not in history.standings(series):
+                    continue
+                manifest = history.manifest(series, key)
+                whole = manifest is not None and kept_matches(run, copy, manifest)
+                if not whole or not is_good(history, series, key):
+                    release(run, series, key)
             for checkpoint, key in _good_without_copy(run, history, checkpoints, settings):
                 keep_checkpoint(run, checkpoint, key[1], settings)
             trim_kept(run, history, settings)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError, StorageError
+from ckptguard.errors import ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.records.run import Run, create_record, read_record
 
 _KEY = "daemon.json"
@@ -36,7 +37,8 @@ def write_daemon_record(run: Run, record: DaemonRecord) -> None:
     """Say that this daemon guards the run, in place of whoever did."""
     text = msgspec.json.encode(record) + b"\n"
     for _ in range(5):
-        run.records.remove(_KEY)
+        with contextlib.suppress(ObjectMissingError):  # no record was ever written
+            run.records.remove(_KEY)
         try:
             create_record(run, _KEY, text)
             return
@@ -55,4 +57,5 @@ def read_daemon_record(run: Run) -> DaemonRecord | None:
 def clear_daemon_record(run: Run, record: DaemonRecord) -> None:
     """Remove the record if it is still this daemon's."""
     if read_daemon_record(run) == record:
-        run.records.remove(_KEY)
+        with contextlib.suppress(ObjectMissingError):
+            run.records.remove(_KEY)

@@ -1,0 +1,93 @@
+"""A full disk: an error that says so, the known-good checkpoint untouched, no half-file under a final name."""
+
+import contextlib
+import os
+import resource
+
+import pytest
+from fixtures_runs import QUICK, write_torch
+
+from ckptguard.errors import StorageFullError
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.restore import restore
+from ckptguard.operations.roll_back import roll_back
+from ckptguard.records.run import open_run
+
+COPIES = QUICK.changed(keep="copy")
+
+
+@contextlib.contextmanager
+def no_file_larger_than(size):
+    """The kernel refuses longer files (EFBIG), as a quota would; the handling is that of ENOSPC."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files(folder):
+    """All files below a folder with their sizes, the lock aside."""
+    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A run with one kept checkpoint."""
+    folder = tmp_path / "run"
+    write_torch(folder, 100, seed=1)
+    reconcile(open_run(str(folder)), COPIES, Watch())
+    return folder
+
+
+def test_keeping(root):
+    """The new save cannot be copied: it is verified all the same, the trouble is told, nothing half-made is left."""
+    run = open_run(str(root))
+    write_torch(root, 200, seed=2)
+    with no_file_larger_than(40_000):
+        done = reconcile(run, COPIES, Watch())
+    assert any("no space" in trouble.lower() for trouble in done.could_not_tell), done
+    assert find_known_good(run).id == "200.1"
+    left = [name for name in files(root) if "/kept/" in name or ".tmp" in name]
+    assert sorted(left) == [
+        "_ckptguard/kept/net-#.pt/000000000100.1.json",
+        "_ckptguard/kept/net-#.pt/000000000100.1/net-100.pt",
+    ]
+    reconcile(run, COPIES, Watch())
+    assert "_ckptguard/kept/net-#.pt/000000000200.1/net-200.pt" in files(root)
+
+
+def test_restoring(root, tmp_path):
+    """DEST is as it was: absent."""
+    before = files(root)
+    with no_file_larger_than(40_000), pytest.raises(StorageFullError, match="no space left"):
+        restore(open_run(str(root)), QUICK, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    assert files(root) == before
+
+
+def test_rolling_back(root):
+    """The copy cannot be put back: nothing was moved, and with space it works."""
+    run = open_run(str(root))
+    (root / "net-100.pt").unlink()
+    write_torch(root, 200, seed=2)
+    os.truncate(root / "net-200.pt", 5000)
+    before = files(root)
+    with no_file_larger_than(40_000), pytest.raises(StorageFullError):
+        roll_back(run, COPIES, reason="NaN", check_writing=False)
+    assert files(root) == before
+    assert roll_back(run, COPIES, reason="NaN", check_writing=False).put_back
+
+
+def test_recording(root):
+    """Not even a verdict can be written: the pass says so, and the next one, with space, makes up for it."""
+    run = open_run(str(root))
+    write_torch(root, 200, seed=2)
+    with no_file_larger_than(10):
+        done = reconcile(run, COPIES, Watch())
+    assert done.could_not_tell
+    assert find_known_good(run).id == "100.1"
+    reconcile(run, COPIES, Watch())
+    assert find_known_good(run).id == "200.1"

@@ -1,0 +1,47 @@
+"""The random number generators that training uses: Python, NumPy (if it is in use), torch on CPU and CUDA."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+
+def capture_rng() -> dict[str, Any]:
+    """The states, as plain values; `restore_rng` puts them back exactly."""
+    import torch
+
+    state: dict[str, Any] = {"python": random.getstate(), "torch": generator_bytes(torch.get_rng_state())}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        state["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = [generator_bytes(s) for s in torch.cuda.get_rng_state_all()]
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Put back what was captured. Generators that were not in use then are left as they are."""
+    import torch
+
+    random.setstate(state["python"])
+    torch.set_rng_state(generator_tensor(state["torch"]))
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+    if "cuda" in state and torch.cuda.is_available():
+        for device, text in enumerate(state["cuda"][: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(generator_tensor(text), device)
+
+
+def generator_bytes(state: Any) -> bytes:
+    """A torch generator's state (a byte tensor) as bytes."""
+    return bytes(state.tolist())
+
+
+def generator_tensor(text: bytes) -> Any:
+    """The inverse of `generator_bytes`."""
+    import torch
+
+    return torch.tensor(list(text), dtype=torch.uint8)

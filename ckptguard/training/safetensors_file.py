@@ -1,0 +1,181 @@
+"""safetensors files of torch tensors: hashed from memory while they are written, verified while they are loaded.
+
+Names lie in a fixed order (largest elements first, so that all are aligned), a tensor that has several names is
+stored once, and the other names are stated in the header's metadata (alias -> stored name).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from ckptguard.errors import CouldNotTellError, StateError
+from ckptguard.manifest import File, Span, Tensor
+from ckptguard.storage.failures import translated
+from ckptguard.storage.protocol import Reader
+from ckptguard.training.tensor_bytes import byte_size, dtype_word, in_memory, is_writable_in_place, view_of
+
+BLOCK = 4 * 1024**2
+_NOT_ALIASES = ("format", "unread")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which names are stored, in file order, and the header that says so."""
+
+    names: tuple[str, ...]
+    aliases: dict[str, str]
+    header: bytes
+
+
+def plan_file(tensors: Mapping[str, Any]) -> Plan:
+    """Lay out a file; StateError names a tensor that cannot be stored. Reads no elements."""
+    words = {name: dtype_word(tensor, name) for name, tensor in tensors.items()}
+    kept: dict[tuple[object, ...], str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if name == "__metadata__" or name in _NOT_ALIASES:
+            raise StateError(f'a tensor cannot be stored under the name "{name}"')
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if byte_size(tensor) and place in kept:
+            aliases[name] = kept[place]
+        else:
+            kept[place] = name
+    names = sorted((n for n in tensors if n not in aliases), key=lambda n: (-tensors[n].element_size(), n))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **dict(sorted(aliases.items()))}}
+    end = 0
+    for name in names:
+        begin, end = end, end + byte_size(tensors[name])
+        entries[name] = {"dtype": words[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return Plan(names=tuple(names), aliases=aliases, header=len(text).to_bytes(8, "little") + text)
+
+
+def write_file(descriptor: int, tensors: Mapping[str, Any], *, key: str, where: str, role: str) -> File:
+    """Write, hash and fsync a file whose final key in the run will be `key`. StorageFullError and its kinds when the
+    disk refuses. One tensor at a time is hashed in a second thread while it is written."""
+    from blake3 import blake3
+
+    plan = plan_file(tensors)
+    spans: list[Span] = []
+    described: list[Tensor] = []
+    position = len(plan.header)
+    with ThreadPoolExecutor(1) as second:
+        _write_all(descriptor, memoryview(plan.header), key, where)
+        for name in plan.names:
+            memory = in_memory(tensors[name])
+            view = view_of(memory)
+            number = None
+            if len(view):
+                digest = second.submit(_digest, view)
+                _write_all(descriptor, view, key, where)
+                number = len(spans)
+                spans.append(Span(position, len(view), digest.result()))
+                position += len(view)
+            dtype = str(memory.dtype).removeprefix("torch.")
+            described.append(Tensor(name, dtype, tuple(memory.shape), number, role))
+    with translated(key, where):
+        os.fsync(descriptor)
+    return File(
+        path=key,
+        size=position,
+        format="safetensors",
+        envelope=blake3(plan.header).hexdigest(),
+        spans=tuple(spans),
+        tensors=tuple(described),
+        aliases=tuple(sorted(plan.aliases)),
+    )
+
+
+def read_file(reader: Reader, sealed: File, into: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Load a file, hashing every byte that is loaded.
+
+    Tensors named in `into` must fit (StateError) and get their elements in place; others are made anew on the CPU.
+    Returns all tensors by name, aliases too, and what is wrong with the bytes (None: they are those that were
+    sealed). After a mismatch tensors may be half loaded: load another checkpoint over them.
+    """
+    from blake3 import blake3
+
+    size = reader.entry.size
+    if size != sealed.size:
+        return {}, f"{sealed.path} has {size} bytes instead of the {sealed.size} that were sealed"
+    header = reader.read(0, sealed.spans[0].offset if sealed.spans else size)
+    end = max((s.offset + s.length for s in sealed.spans), default=len(header))
+    if end != size or blake3(header).hexdigest() != sealed.envelope:
+        return {}, f"the header of {sealed.path} is not what was sealed"
+    _check_fit(sealed, into)
+    loaded: dict[str, Any] = {}
+    for tensor in sealed.tensors:
+        span = sealed.spans[tensor.span] if tensor.span is not None else None
+        value, intact = _load(reader, tensor, span, into.get(tensor.name))
+        if not intact:
+            return {}, f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed"
+        loaded[tensor.name] = value
+    for alias, name in _aliases(header).items():
+        target = into.get(alias)
+        if target is not None and target.data_ptr() != loaded[name].data_ptr():
+            target.copy_(loaded[name])
+        loaded[alias] = loaded[name] if target is None else target
+    reader.check_unchanged()
+    return loaded, None
+
+
+def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tuple[Any, bool]:
+    import torch
+    from blake3 import blake3
+
+    memory = target
+    if target is None or not is_writable_in_place(target):
+        memory = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+    view = view_of(memory)
+    if len(view) != (span.length if span else 0):
+        raise CouldNotTellError(f"the manifest gives {tensor.name} another size than its shape")
+    hasher = blake3()
+    for start in range(0, len(view), BLOCK):
+        block = view[start : start + BLOCK]
+        reader.read_into((span.offset if span else 0) + start, block)
+        hasher.update(block)
+    if span is not None and hasher.hexdigest() != span.blake3:
+        return memory, False
+    if target is not None and memory is not target:
+        target.copy_(memory)
+        return target, True
+    return memory, True
+
+
+def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
+    for tensor in sealed.tensors:
+        target = into.get(tensor.name)
+        if target is None:
+            continue
+        found = (str(target.dtype).removeprefix("torch."), tuple(target.shape))
+        if found != (tensor.dtype, tensor.shape):
+            raise StateError(
+                f"{tensor.name} was saved as {tensor.dtype} {list(tensor.shape)}; "
+                f"here it is {found[0]} {list(found[1])}",
+                hint="build the model as it was when it was saved",
+            )
+
+
+def _aliases(header: bytes) -> dict[str, str]:
+    metadata = json.loads(header[8:]).get("__metadata__", {})
+    return {alias: name for alias, name in metadata.items() if alias not in _NOT_ALIASES}
+
+
+def _digest(view: memoryview) -> str:
+    from blake3 import blake3
+
+    return blake3(view).hexdigest()
+
+
+def _write_all(descriptor: int, view: memoryview, key: str, where: str) -> None:
+    with translated(key, where):
+        for start in range(0, len(view), BLOCK):
+            block = view[start : start + BLOCK]
+            while block:
+                block = block[os.write(descriptor, block) :]

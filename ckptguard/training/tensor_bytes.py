@@ -1,0 +1,50 @@
+"""The bytes of torch tensors in memory, and how safetensors calls their types."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ckptguard.errors import StateError
+from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
+
+_WORDS = {name: word for word, (name, bits) in SAFETENSORS_DTYPES.items() if bits % 8 == 0}
+
+
+def dtype_word(tensor: Any, path: str) -> str:
+    """The safetensors word for a tensor's type; StateError names the path of one that cannot be stored."""
+    import torch
+
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    word = _WORDS.get(str(tensor.dtype).removeprefix("torch."))
+    if not plain or word is None or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        what = str(tensor.dtype) if plain and word is None else f"{type(tensor).__name__} ({tensor.layout})"
+        raise StateError(
+            f"{path} is a tensor that safetensors cannot hold: {what}", hint="save with your own save= and load="
+        )
+    return word
+
+
+def byte_size(tensor: Any) -> int:
+    """Bytes that a tensor's elements take, stored without gaps."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def in_memory(tensor: Any) -> Any:
+    """The same elements on the CPU, without gaps: the tensor itself where it is so already."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def is_writable_in_place(tensor: Any) -> bool:
+    """Whether bytes written through `view_of` arrive in this tensor."""
+    return bool(
+        tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+    )
+
+
+def view_of(tensor: Any) -> memoryview:
+    """The bytes of a contiguous CPU tensor, writable, not copied; the caller keeps the tensor alive."""
+    size = byte_size(tensor)
+    if not size:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,115 @@
+"""The demo, in a short form: its story must be true by the records, whatever it prints."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptguard.config import Settings
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.survey import survey
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.presence import read_daemon_record
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def demo(run):
+    """Run the demo as its reader would."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
+    return subprocess.run(
+        [sys.executable, EXAMPLES / "demo.py", "--run", run, "--every", "20"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env=environment,
+        cwd=run.parent,
+    )
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory):
+    """The folder of a finished demo, and what it says of itself."""
+    run = tmp_path_factory.mktemp("demo") / "demo-run"
+    done = demo(run)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return run, json.loads((run / "story.json").read_text())
+
+
+def test_the_damaged_and_the_poisoned_save_are_bad(lived):
+    """The flipped bit and the overflow were found, named, and moved out of the trainer's way."""
+    run, story = lived
+    bad = {state.path: state for state in survey(open_run(str(run))) if state.outcome is Outcome.BAD}
+    poisoned = f"char-{story['sick_step']:04d}.pt"
+    assert set(bad) == {story["damaged"], poisoned}
+    assert all(state.quarantined and not state.in_place and state.id.endswith(".1") for state in bad.values())
+    assert "CRC" in bad[story["damaged"]].reason or "digest" in bad[story["damaged"]].reason
+    assert "NaN" in bad[poisoned].reason
+
+
+def test_training_went_back_to_the_newest_that_is_really_good(lived):
+    """Neither the poisoned save nor the damaged one before it, but the one before that; it is still good."""
+    run, story = lived
+    assert story["went_back_to"] < story["damaged"] < f"char-{story['sick_step']:04d}.pt"
+    between = [p.name for p in run.glob("char-*.pt") if story["went_back_to"] < p.name < story["damaged"]]
+    assert between == []
+    report = verify_target(str(run / story["went_back_to"]), Settings(settle=0))
+    assert report.outcome is Outcome.GOOD
+
+
+def test_nobody_assigned_the_nan(lived):
+    """The gradients overflowed in fp16, steps before the save that carried it."""
+    _, story = lived
+    assert 0 < story["first_overflow"] <= story["sick_step"]
+    for path in EXAMPLES.glob("*.py"):
+        text = path.read_text(encoding="utf-8").lower()
+        assert 'float("nan")' not in text
+        assert "math.nan" not in text
+        assert "torch.nan" not in text
+
+
+def test_training_went_on_to_a_lower_loss(lived):
+    """The loss is finite and lower than before the incident, and so are the weights finite."""
+    run, story = lived
+    assert math.isfinite(story["loss_after"])
+    assert story["loss_after"] < story["loss_before"]
+    newest = max(run.glob("char-*.pt"))
+    state = torch.load(newest, weights_only=True)
+    assert all(bool(t.isfinite().all()) for t in state["model"].values())
+    assert find_known_good(open_run(str(run))).path == str(newest)
+
+
+def test_steps_saved_again_are_new_generations(lived):
+    """After the rollback the same steps were saved again: second generations, good."""
+    run, story = lived
+    again = {s.path: s.outcome for s in survey(open_run(str(run))) if (s.id or "").endswith(".2")}
+    assert again == dict.fromkeys([story["damaged"], f"char-{story['sick_step']:04d}.pt"], Outcome.GOOD)
+
+
+def test_the_incident_is_recorded_and_closed(lived):
+    """What was seen, and what was done about it, is in the records; the daemon has gone."""
+    run, story = lived
+    [incident] = list_incidents(open_run(str(run)))
+    assert (incident.step, incident.state) == (story["sick_step"], "closed")
+    assert story["went_back_to"] in incident.actions[0]
+    assert read_daemon_record(open_run(str(run))) is None
+
+
+def test_a_folder_of_the_users_is_never_emptied(tmp_path):
+    """The demo refuses a folder with anything in it that it did not make."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    done = demo(tmp_path / "mine")
+    assert done.returncode != 0
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
+    assert "Traceback" not in done.stderr

@@ -33,6 +33,7 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: tuple[str, ...]
     put_back: bool
     dry_run: bool
+    unverified: tuple[str, ...] = ()  # with dry_run: newer checkpoints that would be verified first
 
 
 def roll_back(
@@ -49,7 +50,8 @@ def roll_back(
     scanner: Scanner = scan_files,
 ) -> RolledBack:
     """Go back to the newest known-good checkpoint (before `before_step`, or to `to_id`), which is read and verified
-    first: one that fails is recorded BAD and the next older one is taken.
+    first: one that fails is recorded BAD and the next older one is taken. Newer checkpoints without a verdict are
+    verified before that, newest first, until one is GOOD.
 
     Newer checkpoints of the series are quarantined, the GOOD ones as SUSPECT. The known-good is put back from its
     kept copy with fresh times where it is not in place. BusyError if training is still writing (`check_writing`, not
@@ -58,6 +60,9 @@ def roll_back(
     with run_lock(run):
         if check_writing and not force:
             _refuse_while_writing(run, settings)
+        unverified = verify_pending(
+            run, settings, before_step=before_step, series=series, dry_run=dry_run or to_id is not None, scanner=scanner
+        )
         chosen = _choose(
             run, settings, before_step=before_step, to_id=to_id, series=series, dry_run=dry_run, scanner=scanner
         )
@@ -77,7 +82,43 @@ def roll_back(
             quarantined=tuple(c.path for c in newer),
             put_back=not chosen.in_place,
             dry_run=dry_run,
+            unverified=tuple(unverified),
         )
+
+
+def verify_pending(
+    run: Run,
+    settings: Settings,
+    *,
+    before_step: int | None = None,
+    series: str | None = None,
+    dry_run: bool = False,
+    scanner: Scanner = scan_files,
+) -> list[str]:
+    """Verify checkpoints that have no verdict and are newer than the known-good one, newest first, until one is
+    GOOD. Returns the paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes."""
+    history = load_history(run)
+    known = known_good_candidates(run, history, before_step=before_step, series=series, most=1)
+    floor = (known[0].key[0] or 0) if known else -1
+    left = []
+    found = [c for c in list_checkpoints(run) if c.step is not None and (series is None or c.series == series)]
+    for checkpoint in sorted(found, key=lambda c: c.step or 0, reverse=True):
+        step = checkpoint.step or 0
+        if step <= floor or (before_step is not None and step >= before_step):
+            continue
+        key = history.current(checkpoint.series, step, checkpoint.path)
+        if key is not None and key in history.standings(checkpoint.series):
+            continue
+        left.append(checkpoint.path)
+        try:
+            if dry_run or unfinished_because(run.storage, checkpoint) is not None:
+                continue
+            if verify_checkpoint(run, checkpoint, settings, scanner=scanner).outcome is Outcome.GOOD:
+                floor = step
+            left.pop()
+        except CouldNotTellError:
+            continue
+    return left
 
 
 def _choose(

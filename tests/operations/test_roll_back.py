@@ -143,3 +143,24 @@ def test_a_crash_between_mark_and_move_is_mended(root, three, monkeypatch):
     reconcile(three, QUICK, Watch())
     assert visible(root) == ["net-100.pt", "net-200.pt"]
     assert find_known_good(three).id == "200.1"
+
+
+def test_pending_ones_are_verified_newest_first(root, three):
+    """No daemon ever looked: the rollback verifies for itself, and stops at the first good one."""
+    with open(root / "net-300.pt", "r+b") as file:
+        file.truncate(50_000)
+    done = roll_back(three, QUICK, reason="NaN", check_writing=False, dry_run=False)
+    assert done.known_good.id == "200.1"
+    assert done.quarantined == ("net-300.pt",)
+    assert {s.path: s.outcome for s in survey(three) if s.in_place} == {
+        "net-100.pt": Outcome.PENDING,
+        "net-200.pt": Outcome.GOOD,
+    }
+
+
+def test_a_dry_run_says_what_would_be_verified_first(root, three):
+    """A dry run writes no verdicts, so it cannot know them."""
+    reconcile(three, QUICK, Watch())
+    write_torch(root, 400, seed=4)
+    done = roll_back(three, QUICK, reason="NaN", dry_run=True, check_writing=False)
+    assert (done.known_good.id, done.unverified) == ("300.1", ("net-400.pt",))

@@ -27,7 +27,7 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         index = parse_object(text)
     except JsonProblem as error:
-        return _broken(f"the index cannot be read: {error}", truncated=not text.rstrip().endswith(b"}"))
+        return _broken(f"the index cannot be read: {error}", truncated=error.ends_early)
     weights = index.get("weight_map")
     if not isinstance(weights, dict):
         return _broken("the index has no weight_map")

@@ -29,7 +29,7 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         state = parse_object(text)
     except JsonProblem as error:
-        return _broken(f"it cannot be read: {error}", truncated=not text.rstrip().endswith(b"}"))
+        return _broken(f"it cannot be read: {error}", truncated=error.ends_early)
     if state.get("ckptguard_state") != 1:
         return _broken("it is no state of a format that this version reads")
     leaves: list[Leaf] = []

@@ -19,11 +19,12 @@ MAX_OPCODES = 20_000_000
 
 
 class Pickled(NamedTuple):
-    """One pickle: its value, the dotted names it mentions, and where the next byte is."""
+    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is."""
 
     value: object
     globals: frozenset[str]
     end: int
+    persistent: tuple[PersistentId, ...] = ()
 
 
 def read_pickle(data: bytes, start: int = 0, *, max_opcodes: int = MAX_OPCODES) -> Pickled:
@@ -42,7 +43,7 @@ def read_pickle(data: bytes, start: int = 0, *, max_opcodes: int = MAX_OPCODES) 
         raise problem from error
     finally:
         machine.steps.clear()  # they refer back to the machine, which would keep everything until a collection
-    return Pickled(machine.value, frozenset(machine.names), end)
+    return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents))
 
 
 def _damaged(machine: _Machine, data: bytes) -> PickleProblem:
@@ -57,13 +58,14 @@ _Step = Callable[[int], int]
 class _Machine(Constants):
     """Marks, memo and names; see `Constants` for how opcodes are methods."""
 
-    __slots__ = ("known", "marks", "memo", "names", "position", "steps", "value")
+    __slots__ = ("known", "marks", "memo", "names", "persistents", "position", "steps", "value")
 
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
         self.names: set[str] = set()
         self.known: dict[tuple[str, str], Global] = {}
         self.value: object = None
+        self.persistents: list[PersistentId] = []
         self.steps: list[_Step] = [self.unknown] * 256
         for code, name in OPCODES.items():
             self.steps[code] = getattr(self, name)  # our own table of our own methods
@@ -319,7 +321,8 @@ class _Machine(Constants):
         return p
 
     def persistent(self, p: int) -> int:
-        self.stack[-1] = PersistentId(self.stack[-1])
+        reference = self.stack[-1] = PersistentId(self.stack[-1])
+        self.persistents.append(reference)
         return p
 
     def text_persistent(self, p: int) -> int:

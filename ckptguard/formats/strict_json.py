@@ -7,7 +7,11 @@ from typing import NoReturn
 
 
 class JsonProblem(ValueError):
-    """The text is not the JSON that it should be; the message says why."""
+    """The text is not the JSON that it should be; the message says why. `ends_early`: it stops in the middle."""
+
+    def __init__(self, message: str, *, ends_early: bool = False) -> None:
+        super().__init__(message)
+        self.ends_early = ends_early
 
 
 def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
@@ -27,11 +31,20 @@ def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
         raise
     except RecursionError as error:
         raise JsonProblem("it is nested too deeply") from error
+    except json.JSONDecodeError as error:
+        raise JsonProblem(str(error)[:200], ends_early=_ends_early(error)) from error
     except ValueError as error:
         raise JsonProblem(str(error)[:200]) from error
     if not isinstance(value, dict):
         raise JsonProblem("it is not an object")
     return value
+
+
+def _ends_early(error: json.JSONDecodeError) -> bool:
+    """Whether the parser ran out of text, perhaps in the middle of a word such as "false"."""
+    if error.msg.startswith("Extra data"):
+        return False
+    return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc.rstrip()) - len("-Infinit")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

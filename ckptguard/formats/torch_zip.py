@@ -5,11 +5,10 @@ from __future__ import annotations
 from ckptguard.formats.crc import crc32_of
 from ckptguard.formats.pickle_constants import PickleProblem
 from ckptguard.formats.pickle_reader import MAX_STREAM, read_pickle
-from ckptguard.formats.pickle_values import Call
 from ckptguard.formats.state_tree import Found, walk
-from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace
+from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure
 from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
-from ckptguard.formats.torch_values import TensorProblem, TensorRef, as_tensor
+from ckptguard.formats.tensor_places import Stored, place_tensors
 from ckptguard.formats.zip_archive import Archive, Record, read_archive
 from ckptguard.storage.protocol import Reader
 
@@ -30,17 +29,12 @@ def read(reader: Reader, path: str) -> Structure:
     storages = [(name, r) for name, r in archive.records.items() if name.startswith(_DATA) and r.size]
     storages.sort(key=lambda storage: storage[1].offset)
     spans = tuple(SpanPlace(r.offset, r.size, r.crc32) for _, r in storages)
-    span_of = {name[len(_DATA) :]: index for index, (name, _) in enumerate(storages)}
+    stored = {name[len(_DATA) :]: Stored(None, r.size) for name, r in archive.records.items() if name.startswith(_DATA)}
+    stored.update((name[len(_DATA) :], Stored(index, r.size)) for index, (name, r) in enumerate(storages))
     problems += _wrong_sums(reader, archive)
     byte_order = _byte_order(reader, archive, problems)
     found, names = _read_state(reader, archive, problems)
-    tensors = []
-    for name, call in found.tensors:
-        tensor = place_tensor(name, call, archive, span_of, byte_order)
-        if isinstance(tensor, Problem):
-            problems.append(tensor)
-        else:
-            tensors.append(tensor)
+    tensors = place_tensors(found.tensors, stored, byte_order, problems)
     if len(problems) > _MAX_PROBLEMS:
         problems[_MAX_PROBLEMS:] = [Problem(message=f"and {len(problems) - _MAX_PROBLEMS} more problems")]
     return Structure(
@@ -52,36 +46,6 @@ def read(reader: Reader, path: str) -> Structure:
         globals=names,
         leaves=found.leaves,
     )
-
-
-def place_tensor(
-    name: str, call: Call, archive: Archive, span_of: dict[str, int], byte_order: str
-) -> TensorPlace | Problem:
-    """Where a tensor's elements lie, or what is wrong with it."""
-    try:
-        tensor = as_tensor(call)
-    except TensorProblem as error:
-        return Problem(message=f"tensor {name!r}: {error}", tensor=name)
-    return _placed(name, tensor, archive, span_of, byte_order)
-
-
-def _placed(
-    name: str, tensor: TensorRef, archive: Archive, span_of: dict[str, int], byte_order: str
-) -> TensorPlace | Problem:
-    if tensor.storage is None:
-        return TensorPlace(name, tensor.dtype, tensor.shape, None, 0, 0, "", byte_order)
-    record = archive.records.get(_DATA + tensor.storage.key)
-    if record is None:
-        return Problem(message=f"tensor {name!r}: its storage is not in the archive", tensor=name)
-    if record.size != tensor.storage.length:
-        return Problem(
-            message=f"tensor {name!r}: its storage has another size than the pickle says",
-            tensor=name,
-            expected=str(tensor.storage.length),
-            found=str(record.size),
-        )
-    span = span_of[tensor.storage.key]
-    return TensorPlace(name, tensor.dtype, tensor.shape, span, tensor.start, tensor.stop, "", byte_order)
 
 
 def _read_state(reader: Reader, archive: Archive, problems: list[Problem]) -> tuple[Found, tuple[str, ...]]:

@@ -24,7 +24,7 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         state = parse_object(text, allow_nan=True)
     except JsonProblem as error:
-        return _broken(f"it cannot be read: {error}", truncated=not text.rstrip().endswith(b"}"))
+        return _broken(f"it cannot be read: {error}", truncated=error.ends_early)
     leaves = [Leaf(key, state[key]) for key in ("global_step", "epoch") if _is_number(state.get(key))]  # type: ignore[arg-type]
     history = state.get("log_history")
     last = history[-1] if isinstance(history, list) and history else None

@@ -19,7 +19,7 @@ from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage.protocol import Reader, Storage
 
 BLOCK = 1 << 20
-RING = 16  # buffers: how far reading may be ahead of the slowest digest
+RING = 4  # buffers: how far reading may be ahead of the slowest digest; few, so that blocks stay in cache
 
 
 def scan_files(

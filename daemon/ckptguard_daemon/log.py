@@ -39,6 +39,7 @@ def start_logging(log_file: str | None = None) -> None:
     root.handlers[:] = [out]
     root.setLevel(logging.WARNING)
     _LOG.setLevel(logging.INFO)
+    logging.captureWarnings(True)  # libraries warn; a warning must not break the log's lines
     logging.raiseExceptions = False  # a full disk under the log must not end the guard
 
 

@@ -1,0 +1,169 @@
+"""A real daemon as a process of its own, and what tests ask it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from ckptguard_daemon.service import run_id_of
+
+from ckptguard.storage import normalise_url
+
+_Found = TypeVar("_Found")
+PATIENCE = 30.0
+
+
+def until(look: Callable[[], _Found | None], what: str, patience: float = PATIENCE) -> _Found:
+    """What `look` finds, as soon as it finds something; fails loudly when it never does."""
+    deadline = time.monotonic() + patience
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what} did not happen in {patience:g} seconds"
+        threading.Event().wait(0.02)
+    return found
+
+
+def save(run: Path, step: int, *, nan: bool = False) -> Path:
+    """A small finished save, old enough to count as quiet; written under another name first, as safetensors does."""
+    weights = np.random.default_rng(step).standard_normal(1000).astype("<f4")
+    if nan:
+        weights[17] = np.nan
+    tensors = {"model.w": {"dtype": "F32", "shape": [1000], "data_offsets": [0, weights.nbytes]}}
+    header = json.dumps(tensors).encode()
+    header += b" " * (-len(header) % 8)
+    path = run / f"net-{step}.safetensors"
+    temporary = run / f".tmp-{step}"
+    temporary.write_bytes(len(header).to_bytes(8, "little") + header + weights.tobytes())
+    os.utime(temporary, (time.time() - 60, time.time() - 60))
+    temporary.rename(path)
+    return path
+
+
+def flip_bit(path: Path, offset: int = -100) -> None:
+    """Damage one bit of a file, and keep its time, as rot does."""
+    info = path.stat()
+    with path.open("r+b") as file:
+        file.seek(offset, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(offset, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def request(
+    address: str, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    """(status, document) of one request over a Unix socket."""
+    connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.settimeout(PATIENCE)
+        connection.sock.connect(address)
+        connection.request(method, path, body=body, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+class DaemonProcess:
+    """``ckptguard-daemon`` over some runs."""
+
+    def __init__(self, folder: Path, *runs: Path, arguments: tuple[str, ...] = (), **environment: str) -> None:
+        self.runs = runs
+        self.folder = folder
+        self.log_path = folder / f"log-{len(list(folder.glob('log-*')))}"
+        command = [sys.executable, "-m", "ckptguard_daemon", *map(str, runs), "--settle", "0.2", "--interval", "1"]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("CKPTGUARD_")}
+        with self.log_path.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *arguments],
+                stderr=log,
+                cwd=folder,
+                env={**kept, "XDG_RUNTIME_DIR": str(folder), **environment},
+            )
+
+    @property
+    def address(self) -> str:
+        """The socket's path, once the daemon says that it listens."""
+        return str(self.logged("started")["socket"])
+
+    def logged(self, event: str, **fields: object) -> dict[str, Any]:
+        """The first log line of this event with these fields, once it is there."""
+
+        def look() -> dict[str, Any] | None:
+            lines = self.log_lines()
+            found = [n for n in lines if n["event"] == event and fields.items() <= n.items()]
+            assert found or self.process.poll() is None, f"the daemon ended: {self.log_path.read_text()}"
+            return found[0] if found else None
+
+        return until(look, f"{event} {fields}")
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """All whole log lines so far."""
+        text = self.log_path.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def ask(self, path: str, *, run: Path | None = None) -> tuple[int, Any]:
+        """GET below the run's URL."""
+        return request(self.address, "GET", self.url(path, run=run))
+
+    def post(self, path: str, body: object = None, *, run: Path | None = None) -> tuple[int, Any]:
+        """POST below the run's URL."""
+        data = None if body is None else json.dumps(body).encode()
+        return request(self.address, "POST", self.url(path, run=run), data)
+
+    def url(self, path: str, *, run: Path | None = None) -> str:
+        """The path of a URL below a run."""
+        return f"/v1/runs/{run_id_of(normalise_url(run or self.runs[0]))}/{path}"
+
+    def known_good(self, step: int) -> dict[str, Any]:
+        """The answer to a question that waits for verdicts, once it names this step."""
+
+        def look() -> dict[str, Any] | None:
+            status, answer = self.ask("known-good?wait_seconds=20")
+            return answer if status == 200 and answer["step"] == step else None
+
+        return until(look, f"known-good {step}")
+
+    def outcome(self, step: int) -> str:
+        """The outcome of a step's checkpoint, once there is a verdict."""
+
+        def look() -> str | None:
+            _, answer = self.ask("checkpoints")
+            states = [c for c in answer["checkpoints"] if c["step"] == step and c["outcome"] != "pending"]
+            return states[-1]["outcome"] if states else None
+
+        return until(look, f"a verdict on {step}")
+
+    def child(self) -> int:
+        """The scanning process, once there is one."""
+
+        def look() -> int | None:
+            words = []
+            for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+                words += (task / "children").read_text().split()
+            return int(words[0]) if words else None
+
+        return until(look, "a scanning process")
+
+    def stop(self) -> int:
+        """End the daemon cleanly; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=PATIENCE)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait(timeout=PATIENCE)

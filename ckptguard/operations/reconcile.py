@@ -27,6 +27,7 @@ from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import is_good, keep_checkpoint, kept_matches, release, trim_kept
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.locking import run_lock
+from ckptguard.operations.protect import protect
 from ckptguard.operations.quarantine import finish_quarantines
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.report import Checked
@@ -109,7 +110,7 @@ def reconcile(
             continue
         why, delay = _not_ready(run, history, checkpoint, sample, settings, assume_quiet=assume_quiet)
         if sample.unfinished is None:
-            troubles += _protect(run, history, checkpoint, settings)
+            troubles += protect(run, history, checkpoint, settings)
         if why is None:
             ready.append((checkpoint, sample))
         else:
@@ -197,28 +198,6 @@ def _not_ready(
     if stable < settings.settle and not assume_quiet and not by_writer:
         return "it was written just now", settings.settle - stable
     return None, None
-
-
-def _protect(run: Run, history: History, checkpoint: Checkpoint, settings: Settings) -> list[str]:
-    """Keep a finished save before its scan, for the trainer may delete it at any moment. What was sealed before and
-    changed is not kept: it may be damage."""
-    if history.current(checkpoint.series, checkpoint.step, checkpoint.path) is not None and not (
-        LAYOUTS[checkpoint.layout].sealed_by_writer
-    ):
-        return []
-    if checkpoint.step is None:
-        return []  # without a step it is never known-good
-    try:
-        with run_lock(run):
-            current = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
-            generation = current[1] if current else history.next_generation(checkpoint.series, checkpoint.step)
-            keep_checkpoint(run, checkpoint, generation, settings)
-            trim_kept(run, history, settings)
-    except ObjectMissingError:
-        return []  # rotated away under our hands
-    except (BusyError, CouldNotTellError) as error:
-        return [f"{checkpoint.path} could not be kept: {error.message}"]
-    return []
 
 
 def _verify(

@@ -225,7 +225,7 @@ def main() -> None:
     (run / "story.json").write_text(json.dumps(facts, indent=2) + "\n")
     shown = os.path.relpath(run)
     beside = Path(sys.executable).with_name("ckptguard")
-    command = "ckptguard" if shutil.which("ckptguard") else os.path.relpath(beside)
+    command = os.path.relpath(beside) if beside.is_file() else "ckptguard"
     tell("\nLook around:")
     for line in (f"list {shown}", f"status {shown}", f"verify {shown}", f"show {shown}/{facts['went_back_to']}"):
         tell(f"  {command} {line}")

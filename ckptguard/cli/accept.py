@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit
 from ckptguard.cli.progress import progress_bar
@@ -13,7 +13,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
 @click.command("accept", cls=Command, codes=CODES, short_help="Accept a deliberate change of the schema.")
-@click.argument("run", type=click.Path())
+@click.argument("run", type=Place())
 @click.option("--step", type=click.IntRange(min=0), required=True, help="Whose tensors are right from now on.")
 @json_option
 @settings_options

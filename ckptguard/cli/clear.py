@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
 
@@ -12,7 +12,7 @@ from ckptguard.cli.output import emit, say
 @click.command(
     "clear", cls=Command, short_help="Lift a suspicion, with a reason.", codes=(ExitCode.BAD, ExitCode.NOT_FOUND)
 )
-@click.argument("run", type=click.Path())
+@click.argument("run", type=Place())
 @click.argument("checkpoint")
 @click.option("--reason", required=True, metavar="TEXT", help="Why it is trusted again; it is recorded.")
 @json_option

@@ -33,6 +33,16 @@ class Command(click.Command):
             formatter.write_dl([(str(int(code)), MEANINGS[code]) for code in self.codes])
 
 
+class Place(click.Path):
+    """A path or URL. An empty one is refused: it is an unset variable of a script, and would mean this folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The text as it was given."""
+        if not value:
+            self.fail("it is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
 from ckptguard.names import escape
@@ -16,7 +16,7 @@ from ckptguard.names import escape
     short_help="Print the path to go back to.",
     codes=(ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD),
 )
-@click.argument("run", type=click.Path())
+@click.argument("run", type=Place())
 @json_option
 @click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Only steps lower than N.")
 @click.option("--series", metavar="NAME", help="Only this series, such as checkpoint-#.")

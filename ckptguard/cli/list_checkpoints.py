@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, trouble
 
 
 @click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
-@click.argument("run", type=click.Path())
+@click.argument("run", type=Place())
 @json_option
 @settings_options
 def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:

@@ -7,14 +7,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
+from ckptguard.errors import CkptguardError
 from ckptguard.names import escape
-
-if TYPE_CHECKING:
-    from ckptguard.errors import CkptguardError
 
 
 def prepare_streams() -> None:
@@ -32,6 +29,9 @@ def say(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
+    except OSError as error:
+        discard_stdout()
+        raise CkptguardError(f"the output cannot be written: {error.strerror}") from error
 
 
 def discard_stdout() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit
 from ckptguard.cli.progress import bytes_below, progress_bar
@@ -13,7 +13,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
 @click.command("reseal", cls=Command, codes=CODES, short_help="Say that a changed checkpoint was saved anew.")
-@click.argument("ckpt", type=click.Path())
+@click.argument("ckpt", type=Place())
 @json_option
 @settings_options
 def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -> None:

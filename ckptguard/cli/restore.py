@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
 from ckptguard.cli.progress import progress_bar
@@ -14,9 +14,9 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 
 
 @click.command("restore", cls=Command, short_help="Copy a verified checkpoint out.", codes=CODES)
-@click.argument("run", type=click.Path())
+@click.argument("run", type=Place())
 @click.option("--step", type=click.IntRange(min=0), help="This step instead of the known-good one.")
-@click.option("--to", "dest", required=True, metavar="DEST", help="An absent or empty folder.")
+@click.option("--to", "dest", required=True, type=Place(), metavar="DEST", help="An absent or empty folder.")
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
 @json_option
 @settings_options

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("show", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Describe one checkpoint.")
-@click.argument("ckpt", type=click.Path())
+@click.argument("ckpt", type=Place())
 @json_option
 @settings_options
 def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
 from ckptguard.names import escape
 
 
 @click.command("status", cls=Command, short_help="Am I protected?", codes=(ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD))
-@click.argument("run", type=click.Path())
+@click.argument("run", type=Place())
 @json_option
 @settings_options
 def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble
 from ckptguard.cli.progress import bytes_below, progress_bar
@@ -24,7 +24,7 @@ ORDER = ("bad", "incomplete", "suspect", "pending", "good")
     short_help="Read checkpoints back and judge them.",
     codes=(ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND),
 )
-@click.argument("target", type=click.Path())
+@click.argument("target", type=Place())
 @json_option
 @click.option("--step", type=click.IntRange(min=0), help="Only the checkpoint of this step.")
 @click.option("--newest", type=click.IntRange(min=1), metavar="N", help="Only the N newest checkpoints.")

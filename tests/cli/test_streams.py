@@ -1,0 +1,111 @@
+"""Where output goes: data to stdout, trouble to stderr, bars and tables to terminals only."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from ckptguard.cli.progress import bytes_below, progress_bar
+from ckptguard.cli.render import age, size
+
+
+def on_a_terminal(arguments, *, stdout):
+    """Run a command with stderr, and stdout if asked, on a pseudo-terminal: (code, piped stdout, terminal's text)."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ckptguard", *map(str, arguments)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs if stdout else subprocess.PIPE, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    piped = b"" if stdout else process.stdout.read()
+    shown = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not block:
+            break
+        shown += block
+    os.close(ours)
+    if process.stdout is not None:
+        process.stdout.close()
+    return process.wait(timeout=60), piped.decode(), shown.decode()
+
+
+def test_a_bar_goes_to_the_terminal_and_data_to_the_pipe(three):
+    """With stderr on a terminal a bar is drawn there, and stdout is still one clean document."""
+    code, piped, shown = on_a_terminal(["verify", three, "--json"], stdout=False)
+    assert code == 0
+    assert json.loads(piped)["outcome"] == "good"
+    assert "verifying" in shown
+
+
+def test_a_terminal_gets_a_table(verified):
+    """On a terminal the listing has lines and colours; nothing is lost at 80 columns."""
+    code, _, shown = on_a_terminal(["list", verified], stdout=True)
+    assert code == 0
+    assert "─" in shown
+    assert "\x1b[" in shown
+    assert all(f"net-{step}.pt" in shown for step in (100, 200, 300))
+
+
+def test_a_pipe_gets_plain_lines(process, verified):
+    """Without a terminal there are no colours, no bars, no box drawing, and short names fit in 80 columns."""
+    for name in ("list", "status", "verify"):
+        done = process(name, verified, CKPTGUARD_SETTLE="0")
+        assert done.stderr == ""
+        assert done.stdout.isascii()
+        assert "\x1b" not in done.stdout
+    assert all(len(line) <= 80 for line in process("list", verified).stdout.splitlines())
+
+
+def test_no_bar_without_a_terminal(capsys):
+    """Nobody is watching: nothing is counted and nothing is drawn."""
+    with progress_bar("reading", 10) as advance:
+        assert advance is None
+    assert bytes_below("/") is None
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("name", ["verify", "list", "status", "known-good", "show", "rollback", "reseal"])
+def test_an_empty_argument_is_refused(invoke, name):
+    """An empty path is an unset variable in a script, and never means the current folder."""
+    assert invoke(name, "").exit_code == 2
+
+
+def test_a_full_output_is_a_failure_and_not_a_traceback(three):
+    """Output that cannot be written (a full disk) ends with 1 and a sentence."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ckptguard", "list", three],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+    assert "mistake in ckptguard" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3.0 TiB")]
+)
+def test_sizes_read_well(count, text):
+    """Bytes are told in the unit that people use."""
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "-"), (5, "5 seconds"), (300, "5 minutes"), (1e6, "12 days")])
+def test_ages_read_well(seconds, text):
+    """A span of time is told in the unit that people use."""
+    assert age(seconds) == text

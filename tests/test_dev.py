@@ -1,0 +1,84 @@
+"""The set-up script: what can be said of it without installing anything."""
+
+import ast
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = (ROOT / "dev.py").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def dev():
+    """The script as a module; importing it does nothing."""
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_old_python_can_read_it():
+    """It keeps to the syntax of old Pythons, so that they say what is needed instead of SyntaxError."""
+    ast.parse(SOURCE, feature_version=(3, 6))
+
+
+def test_it_needs_the_standard_library_alone():
+    """Nothing has to be installed before it."""
+    tree = ast.parse(SOURCE)
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {n.split(".")[0] for n in names} <= set(sys.stdlib_module_names)
+
+
+def test_a_launchers_variables_are_dropped(dev, monkeypatch):
+    """torch must not believe that the tests are one rank of many, and the venv's scripts come first."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"):
+        monkeypatch.setenv(name, "7")
+    environment = dev.environment()
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH"} & set(environment)
+    assert environment["PATH"].split(os.pathsep)[0] == str(dev.BIN)
+
+
+def test_the_set_up_is_done_once(dev, monkeypatch, tmp_path):
+    """Where the stamp fits nothing is called; where the requirements changed, pip is, and the venv stays."""
+    calls = []
+    monkeypatch.setattr(dev, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(dev, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(dev, "create", lambda theirs: calls.append("create"))
+    monkeypatch.setattr(dev, "install", lambda what, *requirements: calls.append(requirements[-1]))
+    monkeypatch.setattr(dev, "torch_folder", lambda python: None)
+    dev.set_up()
+    assert calls == ["create", dev.TORCH, ".[test]"]
+    calls.clear()
+    dev.set_up()
+    assert calls == []
+    lines = dev.STAMP.read_text().splitlines()
+    dev.STAMP.write_text(f"{lines[0]}\nother requirements\n")
+    dev.set_up()
+    assert calls == [dev.TORCH, ".[test]"]
+
+
+def test_an_importable_torch_is_used(dev, monkeypatch, tmp_path):
+    """Where torch is there already, only the package is installed."""
+    calls = []
+    monkeypatch.setattr(dev, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(dev, "create", lambda theirs: calls.append(theirs))
+    monkeypatch.setattr(dev, "install", lambda what, *requirements: calls.append(requirements[-1]))
+    monkeypatch.setattr(dev, "torch_folder", lambda python: "/somewhere")
+    dev.set_up()
+    assert calls == ["/somewhere", ".[test]"]
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("tset", 2)])
+def test_usage(argument, code):
+    """--help explains; what is not known is explained too, and is an error."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "dev.py", argument], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code
+    assert "python dev.py test" in done.stdout

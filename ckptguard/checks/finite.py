@@ -122,7 +122,9 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
             if math.isfinite(leaf.value):
                 continue
             role = stated if stated not in ("", "model") else key_role(leaf.name)
-            heavy = role in ("optimizer", "scheduler", "scaler") and (
+            # An array of floats is state like a tensor, unless its place says otherwise.
+            heavy = leaf.of_array and role in ("", *_STATE_ROLES)
+            heavy |= role in ("optimizer", "scheduler", "scaler") and (
                 math.isnan(leaf.value) or role == "scaler" or leaf.name.rpartition(".")[2] in _RATES
             )
             yield Finding(

@@ -17,7 +17,7 @@ from ckptguard.verdict import Finding, Severity
 _ALLOWED = re.compile(
     r"torch\.(?:\w+Storage|Size|device|dtype|Tensor|strided|layout|Generator)"
     r"|torch\.(?:bool|u?int\d+|float\d+\w*|bfloat16|complex\d+|q\w+|double|half|float|long|short|cfloat|cdouble)"
-    r"|torch\.storage\.(?:\w+Storage|_load_from_bytes_never)"
+    r"|torch\.storage\.\w+Storage|torch\.(?:per_(?:tensor|channel)_\w+|preserve_format|contiguous_format|channels_last\w*)"
     r"|torch\._utils\._rebuild_(?:tensor(?:_v2|_v3)?|parameter(?:_with_state)?|sparse_tensor|qtensor|meta_tensor_no_storage|nested_tensor|wrapper_subclass)"
     r"|torch\._tensor\._rebuild_from_type_v2|torch\.serialization\._get_layout"
     r"|torch\.nn\.parameter\.(?:Parameter|Buffer|UninitializedParameter)"

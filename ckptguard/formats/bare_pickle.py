@@ -44,7 +44,9 @@ def read(reader: Reader, path: str) -> Structure:
         found = walk(pickled.value)
         names |= pickled.globals
         prefix = f"{count}." if count else ""
-        leaves += [Leaf(prefix + leaf.name, leaf.value) for leaf in found.leaves] if count else found.leaves
+        leaves += (
+            [Leaf(prefix + leaf.name, leaf.value, leaf.of_array) for leaf in found.leaves] if count else found.leaves
+        )
         problems += found.problems
         problems += [
             Problem(message=f"tensor {name!r} refers to a storage outside the pickle", tensor=name)

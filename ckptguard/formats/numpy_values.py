@@ -23,6 +23,11 @@ def is_numpy(call: Call) -> bool:
     return type(func) is Global and func.name in _NAMES and func.module in _MODULES
 
 
+def is_array(call: Call) -> bool:
+    """Whether it would be an array, as opposed to a scalar."""
+    return type(call.func) is Global and call.func.name != "scalar"
+
+
 def numpy_numbers(call: Call) -> Iterable[float | int]:
     """The number of a scalar; of a float array one element that is not finite, if there is one."""
     args = call.args if type(call.args) is tuple else ()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptguard.formats.numpy_values import is_numpy, numpy_numbers
+from ckptguard.formats.numpy_values import is_array, is_numpy, numpy_numbers
 from ckptguard.formats.pickle_values import Call, Global, Mapping, Sequence, SetOf
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Leaf, Problem
@@ -103,7 +103,7 @@ class _Walk:
     def of_call(self, name: str, prefix: str, call: Call) -> Iterator[tuple[str, object]]:
         if is_numpy(call):
             for number in numpy_numbers(call):
-                self.number(name, number)
+                self.number(name, number, of_array=is_array(call))
             return
         if call.calls(*_WITHOUT_NUMBERS):
             return
@@ -136,12 +136,12 @@ class _Walk:
             if type(item) not in _SILENT:
                 yield f"{prefix}{index}", item
 
-    def number(self, name: str, value: float | int) -> None:
+    def number(self, name: str, value: float | int, *, of_array: bool = False) -> None:
         if type(value) is int and not -(2**63) <= value < 2**63:
             return
         finite = type(value) is not float or math.isfinite(value)
         if len(self.leaves) < (_MAX_FINITE_LEAVES if finite else MAX_LEAVES):
-            self.leaves.append(Leaf(name or "value", value))
+            self.leaves.append(Leaf(name or "value", value, of_array))
 
     def problem(self, message: str) -> None:
         self.problems.setdefault(message, Problem(message=message))

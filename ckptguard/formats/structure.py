@@ -49,10 +49,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True):
-    """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path."""
+    """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path.
+
+    `of_array`: it is an element that is not finite, of a numpy array that the pickle itself holds.
+    """
 
     name: str
     value: float | int | bool
+    of_array: bool = False
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):

@@ -172,3 +172,17 @@ def test_checksum_files_are_read_strictly():
     for bad in (f"{md5}  ../x", f"{md5}  /etc/passwd", "hello", ""):
         with pytest.raises(SettingsError):
             parse_check_sums(bad, "SUMS")
+
+
+def test_numpy_arrays_in_pickles_are_state_too():
+    """A NaN in an array is an error unless its place says what it is; a lone numpy scalar is a number."""
+    leaves = [
+        Leaf("weights.w", math.nan, True),
+        Leaf("anything", math.inf, True),
+        Leaf("rng.state", math.nan, True),
+        Leaf("best", math.inf, False),
+    ]
+    assert heavy(evidence([("model.w", "model", (2, 2), FINE)], leaves)) == [
+        ("finite", "weights.w"),
+        ("finite", "anything"),
+    ]

@@ -1,5 +1,6 @@
 """verify: what scripts and people see of a verification."""
 
+import fractions
 import hashlib
 import os
 import shutil
@@ -7,6 +8,9 @@ import shutil
 import pytest
 import torch
 from fixtures_runs import save_file, state_dict, write_safetensors, write_torch
+
+from ckptguard.errors import DeniedError, StorageError
+from ckptguard.operations import verify, verify_target
 
 CONTRACT = ["path", "series", "layout", "step", "id", "outcome", "digest_origin", "bytes", "seconds", "findings"]
 FINDING = ["check", "severity", "file", "tensor", "count", "expected", "found", "message"]
@@ -162,3 +166,52 @@ def test_rubbish_is_a_verdict(document, root, name, damage):
     code, found = document("verify", root / name)
     assert code in (3, 4)
     assert found["outcome"] != "good"
+
+
+def test_what_cannot_be_read_is_could_not_tell(document, invoke, three, monkeypatch):
+    """An I/O error is no verdict: pending in the document, and 1, for nothing bad was found; damage still wins."""
+    real = verify_target.verify_checkpoint
+
+    def failing(run, checkpoint, *args, **kwargs):
+        if checkpoint.step == 200:
+            raise StorageError("the disk said no", key=checkpoint.path)
+        return real(run, checkpoint, *args, **kwargs)
+
+    monkeypatch.setattr(verify_target, "verify_checkpoint", failing)
+    code, found = document("verify", three)
+    assert (code, found["outcome"]) == (1, "pending")
+    (three / "net-300.pt").write_bytes(b"rubbish")
+    assert document("verify", three)[0] == 3
+
+
+def test_a_run_without_write_access_is_answered_with_a_warning(invoke, three, monkeypatch):
+    """Verdicts that cannot be recorded are still told; stderr says what was not possible."""
+
+    def denied(run, verdict):
+        raise DeniedError("read-only", key="ledger")
+
+    monkeypatch.setattr(verify, "append_verdict", denied)
+    result = invoke("verify", three)
+    assert result.exit_code == 0
+    assert "3 good" in result.stdout
+    assert result.stderr.startswith("warning: ")
+
+
+def test_allowed_tensors_may_hold_what_is_not_finite(document, invoke, root):
+    """--allow-nonfinite PATTERN makes it good, and the run remembers the pattern."""
+    state = state_dict(1)
+    state["embed.weight"][0, 0] = float("inf")
+    torch.save(state, root / "net-100.pt")
+    assert document("verify", root)[0] == 3
+    assert document("verify", root, "--allow-nonfinite", "embed.*")[0] == 0
+    assert document("verify", root)[0] == 0
+
+
+def test_a_stray_pickle_names_only_what_is_trusted(document, tmp_path, root):
+    """A name outside the allow-list is bad in a stray file, until --trust-global accepts it."""
+    path = tmp_path / "stray.pt"
+    torch.save({"weight": torch.ones(2), "part": fractions.Fraction(1, 3)}, path)
+    code, found = document("verify", path)
+    assert code == 3
+    assert any("fractions.Fraction" in f["message"] for f in found["checkpoints"][0]["findings"])
+    assert document("verify", path, "--trust-global", "fractions.Fraction")[0] == 0

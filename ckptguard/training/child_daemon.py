@@ -1,80 +1,99 @@
-"""The daemon as training's own child, for those who start none: it ends with its parent."""
+"""A daemon of our own where none guards the run: started beside training, never waited for, ending with it."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import importlib.util
 import logging
 import os
+import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 
-from ckptguard.errors import SettingsError
-from ckptguard.names import RECORDS_FOLDER
+import msgspec
+
+from ckptguard.config import ENVIRONMENT_PREFIX, Settings
 from ckptguard.records.run import Run
-from ckptguard.training.client import daemon_answers
+from ckptguard.training.client import is_alive
 
-_STOP_SECONDS = 10.0
 _log = logging.getLogger("ckptguard")
+_PATIENCE = 10.0  # seconds that a daemon has to stop
 
 
 class ChildDaemon:
-    """A daemon process of ours. `close` stops it; it also stops when this process ends, however it ends."""
+    """The running child; `stop` ends it, and so does the end of this process."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        atexit.register(self.close)
+        atexit.register(self.stop)
 
     @property
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
 
-    def close(self) -> None:
-        """Stop it, within seconds; calling it again does nothing."""
-        atexit.unregister(self.close)
+    def stop(self) -> None:
+        """Ask it to stop, and wait a little; calling it again does nothing."""
+        atexit.unregister(self.stop)
         if self._process.poll() is not None:
             return
-        self._process.terminate()
+        with contextlib.suppress(OSError):
+            self._process.terminate()
         try:
-            self._process.wait(_STOP_SECONDS)
+            self._process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._process.kill()  # it loses nothing: storage is the truth
             self._process.wait()
 
 
-def start_daemon(run: Run, daemon: str | None, *, settle: float | None = None) -> ChildDaemon | None:
-    """Start a child daemon for a run that nobody guards (`daemon="auto"`); None with "off" or None, or when one
-    answers already. Failing to start one is a warning: the records do without."""
-    if daemon in (None, "off"):
-        return None
-    if daemon != "auto":
-        raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
-    if daemon_answers(run):
-        return None
-    command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid())]
-    if run.records_inside and run.storage.root is not None:
-        os.makedirs(os.path.join(run.storage.root, RECORDS_FOLDER), exist_ok=True)
-        command += ["--log-file", os.path.join(run.storage.root, RECORDS_FOLDER, "daemon.log")]
-    elif not run.records_inside:
-        command += ["--records", run.records.url]
-    if settle is not None:
-        command += ["--settle", str(settle)]
+def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
+    """Start a daemon unless one answers already. Any failure is a warning: everything works without one too."""
     try:
+        if is_alive(run):
+            return None
+        if importlib.util.find_spec("ckptguard_daemon") is None:
+            raise ModuleNotFoundError("the package ckptguard_daemon is not installed")
+        log = os.path.join(_runtime_folder(os.environ), f"{run.run_id}.log")
+        command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid()), "--log-file", log]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for training; the daemon follows its parent
-            env=_environment(),
+            start_new_session=True,
+            env={**os.environ, **_as_environment(settings)},
         )
-    except OSError as error:
-        _log.warning("ckptguard: no daemon could be started for %s: %s", run.url, error)
+    except Exception as error:
+        _log.warning(
+            "no daemon could be started for %s (%s): checkpoints are verified only when they are needed", run.url, error
+        )
         return None
     return ChildDaemon(process)
 
 
-def _environment() -> dict[str, str]:
-    """Ours, less what torchrun sets: the daemon is no rank."""
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return {name: value for name, value in os.environ.items() if name not in ranks}
+def _as_environment(settings: Settings) -> dict[str, str]:
+    """The settings that differ from the defaults, the way the daemon reads them."""
+    found = {}
+    for field in msgspec.structs.fields(Settings):
+        value = getattr(settings, field.name)
+        if value != field.default and value is not None:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            found[ENVIRONMENT_PREFIX + field.name.upper()] = text
+    return found
+
+
+def _runtime_folder(environ: Mapping[str, str]) -> str:
+    """A folder that is ours alone, for the log; OSError if there is none to be had."""
+    above = environ.get("XDG_RUNTIME_DIR")
+    folder = os.path.join(above, "ckptguard") if above and os.path.isabs(above) else None
+    if folder is None or not os.path.isdir(os.path.dirname(folder)):
+        folder = os.path.join(tempfile.gettempdir(), f"ckptguard-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise PermissionError(f"{folder} is not a folder of this user alone")
+    return folder

@@ -1,122 +1,134 @@
-"""Asking the daemon, from inside training: with a deadline, over its Unix socket, and never raising.
+"""Asking the run's daemon, with a deadline. Nothing here raises, hangs, or has to be believed.
 
-The daemon is a convenience. Its address is a hint that is checked (this host, this boot, our own socket), its answer
-is only an id, and whoever gets no answer looks at the records.
+An answer is only an id: the caller checks it against the run's own records.
 """
 
 from __future__ import annotations
 
-import http.client
+import io
 import json
 import logging
 import os
 import socket
 import stat
 import time
-from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
-from ckptguard.errors import CkptguardError
+from ckptguard.names import parse_id
 from ckptguard.records.presence import read_daemon_record, this_host
 from ckptguard.records.run import Run
 
-_LARGEST_ANSWER = 1 << 20
+LONGEST_ANSWER = 1 << 20  # bytes
 _log = logging.getLogger("ckptguard")
 
 
-def daemon_address(run: Run) -> str | None:
-    """The socket of the daemon that guards this run, if it is on this host, of this boot, and ours."""
-    try:
-        record = read_daemon_record(run)
-    except CkptguardError:
-        return None
-    if record is None or (record.host, record.boot_id) != this_host():
-        return None
-    try:
-        info = os.lstat(record.address)
-    except OSError:
-        return None
-    return record.address if stat.S_ISSOCK(info.st_mode) and info.st_uid == os.geteuid() else None
+def is_alive(run: Run, *, deadline: float = 2.0) -> bool:
+    """Whether a daemon of this host answers for the run."""
+    answer = _ask(run, "GET", "/healthz", None, deadline)
+    return answer is not None and answer[0] == 200
 
 
-def daemon_answers(run: Run, *, deadline: float = 2.0) -> bool:
-    """Whether a daemon answers for this run within `deadline` seconds."""
-    answer = _ask(run, "GET", f"/v1/runs/{run.run_id}/checkpoints", deadline=deadline)
-    return answer is not None
-
-
-def ask_known_good(run: Run, *, before_step: int | None, wait_seconds: float) -> str | None:
-    """The id that the daemon holds for known-good, after it verified what is pending (for at most `wait_seconds`);
-    None when nobody answers or nothing is good."""
-    query = {"wait_seconds": f"{wait_seconds:g}"}
+def ask_known_good(run: Run, *, before_step: int | None, series: str, wait_seconds: float) -> str | None:
+    """The id that the daemon holds for known-good in this series, after it has had `wait_seconds` to verify what is
+    pending; None if it does not say."""
+    query: dict[str, Any] = {"wait_seconds": f"{wait_seconds:g}"}
     if before_step is not None:
-        query["before_step"] = str(before_step)
+        query["before_step"] = before_step
     path = f"/v1/runs/{run.run_id}/known-good?{urlencode(query)}"
-    answer = _ask(run, "GET", path, deadline=wait_seconds + 5.0)
-    found = answer.get("id") if answer is not None else None
-    return found if isinstance(found, str) else None
-
-
-def wake_daemon(run: Run) -> bool:
-    """Tell the daemon that a save is finished, so that it need not wait for its timer; whether it heard."""
-    return _ask(run, "POST", f"/v1/runs/{run.run_id}/verify", body={}, deadline=2.0) is not None
+    answer = _ask(run, "GET", path, None, wait_seconds + 2.0)
+    if answer is None or answer[0] != 200 or answer[1].get("series") != series:
+        return None
+    found = answer[1].get("id")
+    return found if isinstance(found, str) and parse_id(found) is not None else None
 
 
 def report_incident(
-    run: Run, *, step: int | None, cause: str, reason: str, evidence: Mapping[str, Any], source: str
-) -> bool:
-    """Have the daemon record an incident and tell people; whether it did. (Else the caller records it.)"""
-    body = {"step": step, "cause": cause, "reason": reason, "evidence": _plain(evidence), "source": source}
-    return _ask(run, "POST", f"/v1/runs/{run.run_id}/incidents", body=body, deadline=5.0) is not None
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+    run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, object], deadline: float = 2.0
+) -> str | None:
+    """Have the daemon record an incident and tell people; the id that it gave it, or None."""
+    body = {"step": step, "cause": cause, "reason": reason, "evidence": _spoken(evidence), "source": "guard"}
+    answer = _ask(run, "POST", f"/v1/runs/{run.run_id}/incidents", body, deadline)
+    if answer is None or not 200 <= answer[0] < 300:
+        return None
+    incident = answer[1].get("incident")
+    found = incident.get("id") if isinstance(incident, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def _ask(
-    run: Run, method: str, path: str, *, deadline: float, body: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """The answer's JSON object, or None for every kind of failure."""
-    address = daemon_address(run)
-    if address is None:
-        return None
-    ends = time.monotonic() + deadline
-    connection = _UnixConnection(address, deadline)
+    run: Run, method: str, path: str, body: dict[str, Any] | None, deadline: float
+) -> tuple[int, dict[str, Any]] | None:
+    end = time.monotonic() + deadline
     try:
-        text = None if body is None else json.dumps(body)
-        connection.request(method, path, body=text, headers={"Content-Type": "application/json"})
-        response = connection.getresponse()
-        data = bytearray()
-        while block := response.read1(65536):
-            data += block
-            if len(data) > _LARGEST_ANSWER or time.monotonic() > ends:
-                return None
-        answer = json.loads(bytes(data)) if response.status < 300 else None
-        return answer if isinstance(answer, dict) else None
-    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
-        _log.debug("the daemon of %s did not answer: %s", run.url, error)
+        address = _address(run)
+        if address is None:
+            return None
+        text = json.dumps(body, allow_nan=False).encode() if body is not None else b""
+        head = f"{method} {path} HTTP/1.1\r\nHost: ckptguard\r\nConnection: close\r\nContent-Length: {len(text)}\r\n"
+        if body is not None:
+            head += "Content-Type: application/json\r\n"
+        return _parse(_exchange(address, head.encode() + b"\r\n" + text, end), method)
+    except Exception as error:  # whatever goes wrong here must not reach training
+        _log.debug("the daemon of %s did not answer: %r", run.url, error)
         return None
-    finally:
-        connection.close()
 
 
-def _plain(value: Any) -> Any:
-    """Evidence as JSON can say it: non-finite numbers and foreign objects as words."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if value - value == 0.0 else repr(value)
-    return str(value)
+def _address(run: Run) -> str | None:
+    """The socket of the daemon that the run names, if it means something here and belongs to us."""
+    record = read_daemon_record(run)
+    if record is None or (record.host, record.boot_id) != this_host():
+        return None
+    found = os.lstat(record.address)
+    return record.address if stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() else None
+
+
+def _exchange(address: str, request: bytes, end: float) -> bytes:
+    """Send and read all within the time left: a server that drips bytes cannot hold us longer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_left(end))
+        connection.connect(address)
+        connection.settimeout(_left(end))
+        connection.sendall(request)
+        answer = bytearray()
+        while len(answer) <= LONGEST_ANSWER:
+            connection.settimeout(_left(end))
+            block = connection.recv(65536)
+            if not block:
+                return bytes(answer)
+            answer += block
+    raise ValueError("the answer is too long")
+
+
+def _left(end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the deadline has passed")
+    return left
+
+
+class _Received:
+    """What `http.client` needs of a socket, once everything was read."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def makefile(self, *_: object, **__: object) -> io.BytesIO:
+        """The answer as a file."""
+        return io.BytesIO(self._text)
+
+
+def _parse(text: bytes, method: str) -> tuple[int, dict[str, Any]]:
+    from http.client import HTTPResponse
+
+    response = HTTPResponse(_Received(text), method=method)  # type: ignore[arg-type]
+    response.begin()
+    body = json.loads(response.read() or b"{}")
+    return response.status, body if isinstance(body, dict) else {}
+
+
+def _spoken(evidence: dict[str, object]) -> dict[str, object]:
+    return {
+        k: v if isinstance(v, str | int | bool) or (isinstance(v, float) and abs(v) < float("inf")) else repr(v)
+        for k, v in evidence.items()
+    }

@@ -99,8 +99,7 @@ class Health:
 
     def wants_look(self, signal: Signal) -> bool:
         """Whether the signal cannot be judged without reading the weights."""
-        odd_loss = signal.loss is not None and not math.isfinite(signal.loss)
-        return odd_loss and signal.grad_norm is None and not signal.looked
+        return signal.loss is not None and not math.isfinite(signal.loss) and not signal.looked
 
     def _was_skipped(self, signal: Signal) -> bool:
         if signal.scale is None:
@@ -123,7 +122,10 @@ class Health:
             if skipped and self.scale_skips >= limits.scale_skips:
                 return "loss_scale", f"the loss scaler skipped {self.scale_skips} updates in a row"
             if skipped and signal.scale <= limits.scale_floor:
-                return "loss_scale", f"the loss scale fell to its floor ({signal.scale:g}) and updates are still skipped"
+                return (
+                    "loss_scale",
+                    f"the loss scale fell to its floor ({signal.scale:g}) and updates are still skipped",
+                )
         elif signal.grad_norm is not None and not math.isfinite(signal.grad_norm):
             shown = " (and the loss shows exactly 0)" if signal.loss == 0.0 else ""
             return "grad_norm", f"the gradient norm of step {signal.step} is {signal.grad_norm}{shown}"

@@ -31,7 +31,9 @@ class RollbackPolicy:
         if self.budget < 0 or self.near < 0:
             raise SettingsError("budget and near of a RollbackPolicy cannot be negative")
         if not 0 < self.lr_factor <= 1:
-            raise SettingsError(f"lr_factor of a RollbackPolicy must be more than 0 and at most 1, not {self.lr_factor}")
+            raise SettingsError(
+                f"lr_factor of a RollbackPolicy must be more than 0 and at most 1, not {self.lr_factor}"
+            )
         if self.nan_losses < 1 or self.scale_skips < 1:
             raise SettingsError("nan_losses and scale_skips of a RollbackPolicy must be at least 1")
 

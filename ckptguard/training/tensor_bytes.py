@@ -37,9 +37,7 @@ def in_memory(tensor: Any) -> Any:
 
 def is_writable_in_place(tensor: Any) -> bool:
     """Whether bytes written through `view_of` arrive in this tensor."""
-    return bool(
-        tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    )
+    return bool(tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
 
 
 def view_of(tensor: Any) -> memoryview:

@@ -1,0 +1,141 @@
+"""Where training is in its data, so that it can be put back there: for a DataLoader or anything re-iterable.
+
+A draw is what one ``next`` of the loader's iterator gives. The position is the epoch and the number of draws taken in
+it. To come back, the generators are set as they were when the epoch began, the iterator is made anew, and the draws
+that were taken are drawn again and dropped. Draws in `skipped` are dropped whenever they come up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from ckptguard.errors import SettingsError, StateError
+from ckptguard.training.rng import capture_rng, generator_bytes, generator_tensor, restore_rng
+
+_log = logging.getLogger("ckptguard")
+Draw = tuple[int, int]
+
+
+class DataPosition:
+    """Draws batches from a loader and knows which. `epoch` counts from 0, `taken` within the epoch."""
+
+    def __init__(self, loader: Any) -> None:
+        # Not by iter(loader): for a DataLoader that draws a seed and starts workers.
+        if hasattr(type(loader), "__next__"):
+            raise SettingsError(
+                f"the loader is a one-shot iterator ({type(loader).__name__}): training could not go back in it",
+                hint="pass the DataLoader (or list) itself, not iter(...) or a generator",
+            )
+        if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
+            raise SettingsError(f"the loader is a {type(loader).__name__}, which cannot be iterated")
+        self.loader = loader
+        self.epoch = 0
+        self.taken = 0
+        self.skipped: set[Draw] = set()
+        self._iterator: Iterator[Any] | None = None
+        self._epoch_start: dict[str, Any] = {}
+
+    def draw(self) -> tuple[Any, Draw]:
+        """The next batch that is not skipped, and which draw it is. Epochs follow each other without end."""
+        while True:
+            if self._iterator is None:
+                self._begin_epoch()
+            assert self._iterator is not None
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                if not self.taken:
+                    raise SettingsError("the loader yields no batches") from None
+                self.epoch, self.taken, self._iterator = self.epoch + 1, 0, None
+                continue
+            draw = (self.epoch, self.taken)
+            self.taken += 1
+            if draw not in self.skipped:
+                return batch, draw
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to come back here, as plain values."""
+        return {
+            "epoch": self.epoch,
+            "taken": self.taken,
+            "skipped": sorted(self.skipped),
+            "length": _length(self.loader),
+            "begun": self._iterator is not None,
+            "epoch_start": self._epoch_start if self._iterator is not None else {"generators": self._own_states()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Come back to a position. The generators are left wherever drawing left them: restore the RNG after this.
+        Draws that are skipped by now stay so."""
+        self._shut_down()
+        self.epoch, self.taken = state["epoch"], 0
+        self.skipped |= {(epoch, index) for epoch, index in state["skipped"]}
+        if state["length"] != _length(self.loader):
+            _log.warning(
+                "the loader has %s batches, and had %s when this was saved: the position in the data may differ",
+                _length(self.loader),
+                state["length"],
+            )
+        self._set_generators(state["epoch_start"]["generators"])
+        if not state["begun"]:
+            return
+        restore_rng(state["epoch_start"]["rng"])
+        self._begin_epoch()
+        assert self._iterator is not None
+        for _ in range(state["taken"]):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                break
+            self.taken += 1
+
+    def restart_epoch(self, epoch: int) -> None:
+        """Begin an epoch anew, where nothing better is known."""
+        self._shut_down()
+        self.epoch, self.taken = epoch, 0
+
+    def _begin_epoch(self) -> None:
+        for sampler in _samplers(self.loader):
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(self.epoch)
+        # Before iter(): making the iterator of a DataLoader already draws a seed.
+        self._epoch_start = {"rng": capture_rng(), "generators": self._own_states()}
+        self._iterator = iter(self.loader)
+
+    def _own_states(self) -> list[bytes]:
+        return [generator_bytes(generator.get_state()) for generator in _generators(self.loader)]
+
+    def _set_generators(self, saved: list[bytes]) -> None:
+        generators = _generators(self.loader)
+        if len(saved) != len(generators):
+            raise StateError(
+                f"the loader has {len(generators)} generators of its own, and had {len(saved)} when this was saved"
+            )
+        for generator, text in zip(generators, saved, strict=True):
+            generator.set_state(generator_tensor(text))
+
+    def _shut_down(self) -> None:
+        self._iterator = None
+
+
+def _samplers(loader: Any) -> list[Any]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    found = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return list({id(s): s for s in found if s is not None}.values())
+
+
+def _generators(loader: Any) -> list[Any]:
+    """The torch generators that the loader and its samplers own, each once."""
+    import torch
+
+    found = [getattr(owner, "generator", None) for owner in _samplers(loader)]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

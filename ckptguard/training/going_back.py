@@ -1,0 +1,120 @@
+"""Going back: which checkpoint, verified, loaded. Damage found on the way is recorded, and the next older one taken."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ckptguard.config import Settings
+from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, RecordsError
+from ckptguard.names import parse_id
+from ckptguard.operations.find_known_good import Candidate, known_good_candidates
+from ckptguard.operations.history import load_history
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.roll_back import roll_back, verify_pending
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.run import Run
+from ckptguard.training.stores import Extra, Store
+from ckptguard.verdict import Outcome
+
+_log = logging.getLogger("ckptguard")
+_LOCK_TRIES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint that is loaded now. `extra` is what was saved beside it (empty: unknown)."""
+
+    step: int
+    id: str
+    path: str
+    extra: Extra
+
+
+def load_newest_good(run: Run, settings: Settings, store: Store) -> Loaded | None:
+    """Load the newest known-good checkpoint for a resume; None if there is none and nothing was touched.
+
+    Checkpoints without a verdict are verified first, newest first. Newer ones that are not good stay where they are.
+    """
+    verify_pending(run, settings, series=store.series)
+    refused: set[str] = set()
+    while True:
+        found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
+        if not found:
+            if refused:
+                raise NoKnownGoodError(f"no checkpoint of {run.url} could be loaded: {', '.join(sorted(refused))}")
+            return None
+        loaded = _use(run, settings, store, found[0])
+        if loaded is not None:
+            return loaded
+        refused.add(found[0].answer.id)
+
+
+def go_back(run: Run, settings: Settings, store: Store, *, before_step: int, reason: str) -> Loaded:
+    """Roll the run back and load the known-good: newer checkpoints are quarantined. NoKnownGoodError if nothing good
+    is left."""
+    while True:
+        loaded, tried = _roll_back_and_read(run, settings, store, before_step=before_step, to_id=None, reason=reason)
+        if loaded is not None:
+            return loaded
+        before_step = tried
+
+
+def _use(run: Run, settings: Settings, store: Store, candidate: Candidate) -> Loaded | None:
+    """Verify and load one candidate; one that lies only in a kept copy is put back first."""
+    answer = candidate.answer
+    try:
+        if not candidate.in_place:
+            loaded, _ = _roll_back_and_read(
+                run, settings, store, before_step=None, to_id=answer.id, reason="put back for a resume"
+            )
+            return loaded
+        checkpoint = find_checkpoint(run, candidate.manifest.path)
+        if checkpoint is None:
+            return None
+        checked = verify_checkpoint(run, checkpoint, settings, md5=False)
+        if checked.outcome is not Outcome.GOOD or checked.id != answer.id:
+            _log.warning("%s is %s now; looking for an older one", checkpoint.path, checked.outcome.value)
+            return None
+        return _read(run, settings, store, candidate.manifest.path, answer.id)
+    except (CouldNotTellError, NoKnownGoodError) as error:
+        _log.warning("%s could not be used: %s", answer.path, error.message)
+        return None
+
+
+def _roll_back_and_read(
+    run: Run, settings: Settings, store: Store, *, before_step: int | None, to_id: str | None, reason: str
+) -> tuple[Loaded | None, int]:
+    for attempt in range(_LOCK_TRIES):
+        try:
+            rolled = roll_back(
+                run,
+                settings,
+                reason=reason,
+                before_step=before_step,
+                to_id=to_id,
+                series=store.series,
+                check_writing=False,
+            )
+            break
+        except BusyError:
+            if attempt == _LOCK_TRIES - 1:
+                raise
+    path = rolled.known_good.path.removeprefix(run.url.rstrip("/") + "/")
+    return _read(run, settings, store, path, rolled.known_good.id), rolled.known_good.step or 0
+
+
+def _read(run: Run, settings: Settings, store: Store, path: str, checkpoint_id: str) -> Loaded | None:
+    parsed = parse_id(checkpoint_id)
+    manifest = read_manifest(run, store.series, *parsed) if parsed is not None else None
+    if manifest is None or manifest.step is None:
+        raise RecordsError(f"the manifest of {path} ({checkpoint_id}) is gone")
+    extra, wrong = store.read(manifest)
+    if wrong is None:
+        return Loaded(step=manifest.step, id=checkpoint_id, path=run.usable(manifest.path), extra=extra)
+    _log.warning("%s; looking for an older checkpoint", wrong)
+    checkpoint = find_checkpoint(run, path)
+    if checkpoint is not None:
+        verify_checkpoint(run, checkpoint, settings, md5=False)
+    return None

@@ -1,0 +1,178 @@
+"""Our own layout on disk: a folder that appears whole under its name, and counts once its manifest is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ckptguard.errors import ObjectMissingError, SettingsError, StateError
+from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
+from ckptguard.manifest import File, Manifest
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.quarantine import quarantine
+from ckptguard.operations.seal import seal_written
+from ckptguard.records.run import Run
+from ckptguard.storage.failures import translated
+from ckptguard.training.parts import Captured, Parts
+from ckptguard.training.safetensors_file import read_file, write_file
+from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
+
+STATE_FORMAT = 1
+_LEFTOVER = "tmp-step-"
+_LEFTOVER_AGE = 900.0  # seconds without a write after which a temporary folder belongs to a killed save
+
+
+def write_checkpoint(run: Run, step: int, captured: Captured, extra: Mapping[str, Any]) -> Manifest:
+    """Write and seal the checkpoint of a step; returns its manifest.
+
+    A name is never overwritten: what lies there is moved to quarantine first. On any failure (StorageFullError: the
+    disk is full) nothing is left under the final name, and no temporary folder either.
+    """
+    root = local_root(run)
+    name = folder_name(step)
+    temporary = f"tmp-{name}-{uuid.uuid4().hex[:8]}"
+    folder = os.path.join(root, temporary)
+    try:
+        with translated(temporary, root):
+            os.makedirs(folder)
+        files = [_write_tensors(folder, name, MODEL_FILE, captured.model, role="model")]
+        if captured.others:
+            files.append(_write_tensors(folder, name, OPTIMIZER_FILE, captured.others, role="optimizer"))
+        state = {"ckptguard_state": STATE_FORMAT, "step": step, **captured.sections}
+        state |= {key: encode_state(value, path=key) for key, value in extra.items()}
+        files.append(_write_state(folder, name, to_text(state)))
+        _sync_folder(folder)
+        make_room(run, name)
+        run.storage.move(temporary, name)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    files.sort(key=lambda f: f.path)
+    return seal_written(run, path=name, layout=LAYOUT.name, step=step, files=tuple(_as_stored(run, f) for f in files))
+
+
+def read_checkpoint(run: Run, manifest: Manifest, parts: Parts) -> tuple[dict[str, Any], str | None]:
+    """Load a sealed checkpoint that lies in place into `parts`; every byte is hashed on the way.
+
+    Returns what else was saved (rng, data, ...), and what is wrong with the bytes: then the model may be half loaded
+    and nothing else was touched. StateError if the checkpoint does not fit.
+    """
+    state, wrong = _read_state(run, manifest)
+    if wrong is not None:
+        return {}, wrong
+    model, wrong = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors())
+    if wrong is not None:
+        return {}, wrong
+    others: dict[str, Any] = {}
+    if manifest.file(f"{manifest.path}/{OPTIMIZER_FILE}") is not None:
+        others, wrong = _read_tensors(run, manifest, OPTIMIZER_FILE, {})
+        if wrong is not None:
+            return {}, wrong
+    parts.restore(state, model, others)
+    taken = {"ckptguard_state", "step", "model", "optimizer", "scheduler", "scaler"}
+    return {key: decode_state(value) for key, value in state.items() if key not in taken}, None
+
+
+def local_root(run: Run) -> str:
+    """The run's local folder; SettingsError for a run on another storage."""
+    if run.storage.root is None:
+        raise SettingsError(
+            f"our own layout needs a local folder, and {run.url} is none", hint="pass your own save= and load="
+        )
+    return run.storage.root
+
+
+def make_room(run: Run, path: str) -> None:
+    """Move aside whatever lies under a name that is about to be written: an older generation of the same step."""
+    try:
+        run.storage.stat(path)
+    except ObjectMissingError:
+        return
+    if find_checkpoint(run, path) is not None:
+        quarantine(run, path, reason="the step is saved again", suspect=False)
+    else:
+        # An empty folder, or a file where a folder belongs: no checkpoint, but somebody's.
+        run.storage.move(path, f"tmp-replaced-{uuid.uuid4().hex[:8]}")
+
+
+def remove_leftovers(run: Run) -> None:
+    """Remove temporary folders of saves that were killed long ago."""
+    root = local_root(run)
+    for entry in run.storage.list():
+        if entry.kind == "folder" and entry.key.startswith(_LEFTOVER):
+            times = [e.mtime_ns or 0 for e in (entry, *run.storage.list(entry.key))]
+            if time.time() - max(times) / 1e9 > _LEFTOVER_AGE:
+                shutil.rmtree(os.path.join(root, entry.key), ignore_errors=True)
+
+
+def _write_tensors(folder: str, name: str, file: str, tensors: Mapping[str, Any], *, role: str) -> File:
+    with translated(f"{name}/{file}", folder):
+        descriptor = os.open(os.path.join(folder, file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        return write_file(descriptor, tensors, key=f"{name}/{file}", where=folder, role=role)
+    finally:
+        os.close(descriptor)
+
+
+def _write_state(folder: str, name: str, text: bytes) -> File:
+    from blake3 import blake3
+
+    key = f"{name}/{STATE_FILE}"
+    with translated(key, folder), open(os.path.join(folder, STATE_FILE), "xb", buffering=0) as file:
+        left = memoryview(text)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    return File(path=key, size=len(text), format="ckptguard_state", envelope=blake3(text).hexdigest())
+
+
+def _as_stored(run: Run, file: File) -> File:
+    entry = run.storage.stat(file.path)
+    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+
+
+def _sync_folder(folder: str) -> None:
+    with translated("", folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _read_state(run: Run, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
+    from blake3 import blake3
+
+    sealed = manifest.file(f"{manifest.path}/{STATE_FILE}")
+    if sealed is None:
+        raise StateError(f"the manifest of {manifest.path} names no {STATE_FILE}")
+    try:
+        with run.storage.open(sealed.path) as reader:
+            text = reader.read(0, reader.entry.size)
+    except ObjectMissingError:
+        return {}, f"{sealed.path} is not there"
+    if blake3(text).hexdigest() != sealed.envelope:
+        return {}, f"{sealed.path} is not what was sealed"
+    state = from_text(text)
+    if not isinstance(state, dict) or state.get("ckptguard_state") != STATE_FORMAT:
+        raise StateError(f"{sealed.path} has a format that this version does not know", hint="upgrade ckptguard")
+    return state, None
+
+
+def _read_tensors(
+    run: Run, manifest: Manifest, file: str, into: Mapping[str, Any]
+) -> tuple[dict[str, Any], str | None]:
+    sealed = manifest.file(f"{manifest.path}/{file}")
+    if sealed is None:
+        raise StateError(f"the manifest of {manifest.path} names no {file}")
+    try:
+        with run.storage.open(sealed.path) as reader:
+            return read_file(reader, sealed, into)
+    except ObjectMissingError:
+        return {}, f"{sealed.path} is not there"

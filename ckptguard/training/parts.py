@@ -1,0 +1,120 @@
+"""What is saved and put back: model, optimizer, scheduler and scaler, as trees of values and named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptguard.errors import StateError
+from ckptguard.training.safetensors_file import plan_file
+from ckptguard.training.state_json import decode_state, encode_state, to_text
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One moment of training. The tensors are the live ones: write them before training goes on."""
+
+    model: dict[str, Any]
+    others: dict[str, Any]
+    sections: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``."""
+
+    model: Any
+    optimizer: Any = None
+    scheduler: Any = None
+    scaler: Any = None
+
+    def capture(self) -> Captured:
+        """The state now; StateError if a part of it cannot be saved exactly."""
+        import torch
+
+        others: dict[str, Any] = {}
+
+        def take(path: str, tensor: Any) -> str:
+            name = path.removeprefix("optimizer.")
+            while name in others:
+                name += "'"
+            others[name] = tensor
+            return name
+
+        state = self.model.state_dict()
+        model = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        more = {name: value for name, value in state.items() if name not in model}
+        sections = {"model": encode_state(more, path="model", take_tensor=take)}
+        for name, part in self._others():
+            sections[name] = encode_state(part.state_dict(), path=name, take_tensor=take)
+        return Captured(model=model, others=others, sections=sections)
+
+    def check(self) -> None:
+        """Refuse now what could not be saved later: StateError names it."""
+        captured = self.capture()
+        plan_file(captured.model)
+        plan_file(captured.others)
+        to_text(captured.sections)
+
+    def model_tensors(self) -> dict[str, Any]:
+        """The model's tensors by the names under which they are saved, to be loaded in place."""
+        import torch
+
+        return {n: v for n, v in self.model.state_dict().items() if isinstance(v, torch.Tensor)}
+
+    def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
+        """Put everything back, the model first. Names that do not match are a StateError: nothing is forgiven."""
+        missing = sorted(set(self.model_tensors()) - set(model))
+        unexpected = sorted(set(model) - set(self.model_tensors()))
+        if missing or unexpected:
+            what = f"{missing[0]} is missing in it" if missing else f"{unexpected[0]} is not in the model"
+            raise StateError(
+                f"the checkpoint does not fit the model: {what} ({len(missing)} missing, {len(unexpected)} unexpected)"
+            )
+        self.model.load_state_dict({**model, **decode_state(sections["model"], others)})
+        for name, part in self._others():
+            if name not in sections:
+                raise StateError(f"the checkpoint holds no state of the {name}")
+            state = decode_state(sections[name], others)
+            part.load_state_dict(state)
+            if name == "optimizer":
+                put_dtypes_back(part, state)
+
+    def _others(self) -> list[tuple[str, Any]]:
+        named = (("optimizer", self.optimizer), ("scheduler", self.scheduler), ("scaler", self.scaler))
+        return [(name, part) for name, part in named if part is not None]
+
+
+def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """``load_state_dict`` casts float state to its parameter's dtype (fp32 moments of a bf16 weight lose half their
+    digits); give the optimizer the saved tensors instead."""
+    import torch
+
+    if "state" not in saved or "param_groups" not in saved:
+        return  # an optimizer of its own kind
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for key, value in saved["state"].get(number, {}).items():
+            now = optimizer.state[parameter].get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                optimizer.state[parameter][key] = value.to(device=now.device)
+
+
+def scale_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
+    """Multiply every learning rate, also those from which the scheduler computes the next ones."""
+    if factor == 1.0:
+        return
+    for group in optimizer.param_groups if optimizer is not None else ():
+        for key in ("lr", "initial_lr", "max_lr", "min_lr"):
+            if key in group:
+                group[key] = group[key] * factor
+    waiting = [scheduler] if scheduler is not None else []
+    while waiting:
+        current = waiting.pop()
+        for name in ("base_lrs", "_last_lr", "min_lrs"):
+            rates = getattr(current, name, None)
+            if isinstance(rates, list):
+                setattr(current, name, [rate * factor for rate in rates])
+        waiting += getattr(current, "_schedulers", [])

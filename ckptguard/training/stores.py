@@ -1,0 +1,131 @@
+"""Where a guard's checkpoints go: our own layout, or the user's own files through `save` and `load`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StateError
+from ckptguard.layouts.checkpoint import step_from_name
+from ckptguard.layouts.own import FOLDER, folder_name
+from ckptguard.manifest import Manifest
+from ckptguard.names import is_safe_path, is_temporary, series_folder, series_of
+from ckptguard.operations.history import load_history
+from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.training.own_layout import local_root, make_room, read_checkpoint, remove_leftovers, write_checkpoint
+from ckptguard.training.parts import Parts
+from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
+
+_log = logging.getLogger("ckptguard")
+Extra = dict[str, Any]
+
+
+class Store(Protocol):
+    """One kind of checkpoint in a run."""
+
+    @property
+    def series(self) -> str:
+        """The series of the checkpoints."""
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """Save everything for a step, with `extra` beside it; returns the path in the run."""
+
+    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+        """Load a checkpoint that was just verified. Returns what was saved beside it (empty: unknown), and what is
+        wrong with its bytes, if loading found that."""
+
+
+class OwnStore:
+    """Our own layout: hashed while it is written and while it is loaded."""
+
+    def __init__(self, run: Run, parts: Parts) -> None:
+        self._run, self._parts = run, parts
+        self.series = series_of(folder_name(1))
+        local_root(run)
+        parts.check()
+        remove_leftovers(run)
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """See `Store`."""
+        return write_checkpoint(self._run, step, self._parts.capture(), extra).path
+
+    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+        """See `Store`."""
+        return read_checkpoint(self._run, manifest, self._parts)
+
+
+class UserStore:
+    """The user's own files. What we save beside them lies in the records, never among the trainer's files."""
+
+    def __init__(self, run: Run, save: Callable[[str, int], object], load: Callable[[str], object], name: str) -> None:
+        try:
+            first, second = name.format(step=1), name.format(step=123456789)
+        except (KeyError, IndexError, ValueError) as error:
+            raise SettingsError(f"the name {name!r} cannot be filled in: it may hold {{step}} only") from error
+        last = first.rpartition("/")[2]
+        if first == second or not is_safe_path(first) or is_temporary(last) or step_from_name(last) != 1:
+            raise SettingsError(
+                f"the name {name!r} must hold {{step}}, as in step-{{step}}.pt, and stay inside the run"
+            )
+        if FOLDER.fullmatch(second.rpartition("/")[2]):
+            raise SettingsError(f"the name {name!r} is that of our own layout", hint="add a suffix, such as .pt")
+        if series_of(first) != series_of(second):
+            raise SettingsError(f"the name {name!r} gives every step a series of its own")
+        self._run, self._save, self._load, self._name = run, save, load, name
+        self.series = series_of(first)
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """See `Store`."""
+        path = self._name.format(step=step)
+        text = to_text({"ckptguard_state": 1, "step": step, "extra": encode_state(dict(extra), path="extra")})
+        make_room(self._run, path)
+        generation = load_history(self._run).next_generation(self.series, step)
+        place = self._run.usable(path)
+        if self._run.storage.root is not None:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+        try:
+            self._save(place, step)
+        except BaseException:
+            self._remove_half(place)
+            raise
+        try:
+            self._run.storage.stat(path)
+        except ObjectMissingError as error:
+            raise StateError(f"save() wrote nothing to {place}", hint="save exactly to the path it is given") from error
+        for number in range(1, 1000):
+            try:
+                create_record(self._run, f"{self._beside(path, generation)}{number:04d}.json", text)
+                break
+            except ObjectExistsError:
+                continue  # an earlier save of this generation, of which nothing else is left
+        return path
+
+    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+        """See `Store`."""
+        self._load(self._run.usable(manifest.path))
+        prefix = self._beside(manifest.path, manifest.generation)
+        folder, _, start = prefix.rpartition("/")
+        names = sorted(n for n in list_records(self._run, folder) if n.startswith(start) and n.endswith(".json"))
+        text = read_record(self._run, f"{folder}/{names[-1]}") if names else None
+        if text is None:
+            _log.warning("nothing is recorded beside %s: the data starts its epoch anew", manifest.path)
+            return {}, None
+        extra = decode_state(from_text(text)["extra"])
+        return (extra if isinstance(extra, dict) else {}), None
+
+    def _beside(self, path: str, generation: int) -> str:
+        return f"training/{series_folder(path)}.{generation}."
+
+    def _remove_half(self, place: str) -> None:
+        """A save that raised leaves half a file under its final name; the name was free before."""
+        if self._run.storage.root is None:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.isdir(place) and not os.path.islink(place):
+                shutil.rmtree(place)
+            else:
+                os.unlink(place)

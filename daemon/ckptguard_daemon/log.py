@@ -6,6 +6,7 @@ import logging
 import logging.handlers
 import sys
 import traceback
+import warnings
 
 import msgspec
 
@@ -39,6 +40,8 @@ def start_logging(log_file: str | None = None) -> None:
     root.handlers[:] = [out]
     root.setLevel(logging.WARNING)
     _LOG.setLevel(logging.INFO)
+    # watchdog says so whenever a folder is made while it looks at the one above; nothing is lost.
+    warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
     logging.captureWarnings(True)  # libraries warn; a warning must not break the log's lines
     logging.raiseExceptions = False  # a full disk under the log must not end the guard
 

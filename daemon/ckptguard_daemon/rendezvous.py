@@ -24,13 +24,13 @@ class Rendezvous:
 
     socket: socket.socket
     path: str
-    inode: int
+    identity: tuple[int, int]  # inode and time: inode numbers are used again
 
     def close(self) -> None:
         """Stop listening, and remove the path if it is still ours."""
         self.socket.close()
         with contextlib.suppress(OSError):
-            if os.lstat(self.path).st_ino == self.inode:
+            if _identity(self.path) == self.identity:
                 os.unlink(self.path)
 
 
@@ -117,7 +117,12 @@ def _bind(path: str) -> Rendezvous:
         os.umask(before)
     listening.listen(128)
     listening.setblocking(False)
-    return Rendezvous(socket=listening, path=path, inode=os.lstat(path).st_ino)
+    return Rendezvous(socket=listening, path=path, identity=_identity(path))
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_ino, found.st_mtime_ns
 
 
 def _remove_dead(path: str) -> None:

@@ -34,6 +34,9 @@ class WorkerScanner:
     That process is reused, and ends when it was idle for a while. When it dies, hangs, or answers nonsense, the scan
     raises WorkerError: it could not be told. Setting `stop` ends a scan at once. Storages that are not local are
     scanned inline, because a process without secrets could not open them.
+
+    Call it from a thread that lives as long as the scanner: the system ends the process with the thread that
+    started it.
     """
 
     def __init__(self, settings: Settings, stop: threading.Event, *, idle: float = IDLE_SECONDS) -> None:

@@ -35,11 +35,11 @@ class Watcher:
         except OSError:
             self.close()
             return
-        if self._observer is not None and self._observer.is_alive() and inode == self._inode:
+        if self._is_alive() and inode == self._inode:
             return
         self.close()
-        observer = Observer()
         try:
+            observer = Observer()
             observer.schedule(_Hints(self._root, self._wake), self._root, recursive=True)
             observer.daemon = True
             observer.start()
@@ -49,6 +49,11 @@ class Watcher:
             self._complained = True
             return
         self._observer, self._inode, self._complained = observer, inode, False
+
+    def _is_alive(self) -> bool:
+        # A thread of the observer that died would hint at nothing any more.
+        observer = self._observer
+        return observer is not None and observer.is_alive() and all(e.is_alive() for e in observer.emitters)
 
     def close(self) -> None:
         """Stop watching."""

@@ -20,11 +20,6 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
     for gap in evidence.gaps:
         severity = Severity.ERROR if gap.fatal else Severity.WARNING
         yield _finding(severity, gap.message, gap.file)
-    for file in evidence.scan.files:
-        if "unread" in file.structure.metadata:
-            yield _finding(
-                Severity.ERROR, f"its numbers were not looked at: {file.structure.metadata['unread']}", file.entry.key
-            )
     if evidence.sealed is not None:
         yield from _against_seal(evidence, evidence.sealed)
     if evidence.reference is not None:

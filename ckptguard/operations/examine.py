@@ -135,5 +135,5 @@ def _manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         spans=tuple(Span(place.offset, place.length, digest) for place, digest in places),
         tensors=tuple(Tensor(t.name, t.dtype, t.shape, t.span, role) for t, role in tensors),
         globals=file.structure.globals,
-        aliases=tuple(sorted(a for a in file.structure.metadata if a not in ("format", "unread"))),
+        aliases=tuple(sorted(a for a in file.structure.metadata if a != "format")),
     )

@@ -113,13 +113,14 @@ class Answers:
     async def _known_good(self, request: Request) -> Response:
         guarded, run = await self._run_of(request)
         before = _number(request, "before_step", int, MAX_STEP + 1)
+        series = request.query_params.get("series")
         patience = min(_number(request, "wait_seconds", float, 1e9) or 0.0, LONGEST_WAIT)
         deadline = time.monotonic() + patience
         waited = False
         while True:
             expected = self._passes.expect()
             try:
-                answer, pending = await run_in_threadpool(_known_good_and_pending, run, before)
+                answer, pending = await run_in_threadpool(_known_good_and_pending, run, before, series)
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:
                     break
@@ -172,15 +173,20 @@ class Answers:
         return guarded, await run_in_threadpool(open_run, guarded.url, records=self._records)
 
 
-def _known_good_and_pending(run: Run, before: int | None) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
+def _known_good_and_pending(
+    run: Run, before: int | None, series: str | None
+) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
     """The answer as of now, and the newer checkpoints without a verdict that could change it."""
     pending = [
         (state.step, state.path)
         for state in survey(run)
-        if state.in_place and state.outcome is Outcome.PENDING and state.step is not None
+        if state.in_place
+        and state.outcome is Outcome.PENDING
+        and state.step is not None
+        and series in (None, state.series)
     ]
     try:
-        answer: KnownGood | NoKnownGoodError = find_known_good(run, before_step=before)
+        answer: KnownGood | NoKnownGoodError = find_known_good(run, before_step=before, series=series)
     except NoKnownGoodError as error:
         answer = error
     newest = -1 if isinstance(answer, NoKnownGoodError) or answer.step is None else answer.step

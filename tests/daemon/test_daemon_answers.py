@@ -72,6 +72,19 @@ def test_the_boundary_is_exclusive(guarded: DaemonProcess) -> None:
     assert (status, answer["error"]["kind"]) == (404, "no_known_good")
 
 
+def test_a_series_can_be_named(run: Path, start: Starter) -> None:
+    """With `series`, another series neither answers nor is waited for."""
+    save(run, 100)
+    save(run, 200).rename(run / "other-200.safetensors")
+    daemon = start(run, arguments=("--settle", "30"))
+    daemon.known_good(200)
+    save(run, 300).touch()
+    status, answer = daemon.ask("known-good?wait_seconds=20&series=other-%23.safetensors")
+    assert (status, answer["id"], answer["pending"]) == (200, "200.1", [])
+    assert daemon.ask("known-good?series=net-%23.safetensors")[1]["id"] == "100.1"
+    assert daemon.ask("known-good?series=nothing")[0] == 404
+
+
 def test_a_question_waits_for_the_verdict(run: Path, start: Starter) -> None:
     """A waiting question is answered when the newer checkpoint has its verdict, without being asked again."""
     save(run, 100)

@@ -8,12 +8,18 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
+import fsspec
 import pytest
+from ckptguard_daemon.service import run_once
 from conftest import Starter
 from daemon_process import PATIENCE, DaemonProcess, flip_bit, save, until
 
+from ckptguard.config import Settings
+from ckptguard.operations.survey import survey
 from ckptguard.records.presence import read_daemon_record
 from ckptguard.records.run import open_run
 
@@ -104,6 +110,22 @@ def test_a_clean_stop_leaves_nothing_behind(run: Path, start: Starter) -> None:
     assert daemon.log_lines()[-1]["event"] == "stopped"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_in_the_middle_of_a_scan(run: Path, start: Starter, number: signal.Signals) -> None:
+    """A scan that would go on is ended with its process, and its checkpoint stays pending."""
+    save(run, 1)
+    daemon = start(run)
+    daemon.known_good(1)
+    worker = daemon.child()
+    os.kill(worker, signal.SIGSTOP)
+    save(run, 2)
+    until(lambda: list((run / "_ckptguard" / "kept").glob("*/*2.1")), "the protection before the scan")
+    daemon.process.send_signal(number)
+    assert daemon.process.wait(PATIENCE) == 0
+    assert not Path(f"/proc/{worker}").exists()
+    assert once(run, "--settle", "0.1").returncode == 0
+
+
 def test_the_socket_is_private(run: Path, start: Starter) -> None:
     """The socket has mode 0600, its folder 0700."""
     daemon = start(run)
@@ -192,6 +214,20 @@ def test_once_waits_for_what_is_settling(run: Path) -> None:
     """A save that was written just now is waited for and verified."""
     os.utime(save(run, 1))
     assert once(run, "--settle", "0.5").returncode == 0
+
+
+def test_once_over_a_storage_that_is_not_local() -> None:
+    """A run behind a URL is verified inline, by the same passes."""
+    url = "memory://daemon-once"
+    memory = fsspec.filesystem("memory")
+    with tempfile.TemporaryDirectory() as folder:
+        for step, nan in ((1, False), (2, True)):
+            memory.pipe_file(f"/daemon-once/net-{step}.safetensors", save(Path(folder), step, nan=nan).read_bytes())
+    try:
+        assert run_once([url], Settings(settle=0.1), threading.Event()) == 3
+        assert {s.id: s.outcome.value for s in survey(open_run(url))} == {"1.1": "good", "2.1": "bad"}
+    finally:
+        memory.rm("/daemon-once", recursive=True)
 
 
 def test_once_says_what_it_cannot_do(run: Path, tmp_path: Path) -> None:

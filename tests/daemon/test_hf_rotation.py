@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from daemon_process import DaemonProcess
 
 from ckptguard.config import Settings
 from ckptguard.operations.restore import restore
@@ -24,52 +20,22 @@ transformers = pytest.importorskip("transformers")
 LAST_GOOD_STEP = 4
 
 
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=60)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
 def content(folder: Path) -> dict[str, bytes]:
     """Every file of a checkpoint."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def start_daemon(run: Path, address: Path) -> subprocess.Popen:
-    """A real daemon, ready when its first log line came."""
-    command = [sys.executable, "-m", "ckptguard_daemon", str(run), "--socket", str(address), "--settle", "0.1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert json.loads(process.stderr.readline())["event"] == "started"
-    return process
-
-
-def ask_known_good(address: Path, run_id: str) -> dict:
-    """The daemon's answer, after nothing newer is pending."""
-    connection = UnixConnection(str(address))
-    connection.request("GET", f"/v1/runs/{run_id}/known-good?wait_seconds=60")
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
-
-
 class Saboteur(transformers.TrainerCallback):
     """Waits for the verdict of each healthy save, then drives the weights to overflow by the learning rate alone."""
 
-    def __init__(self, output: Path, address: Path, run_id: str) -> None:
-        self.output, self.address, self.run_id = output, address, run_id
+    def __init__(self, output: Path, daemon: DaemonProcess) -> None:
+        self.output, self.daemon = output, daemon
         self.healthy: dict[str, bytes] = {}
 
     def on_save(self, args, state, control, **kwargs):
         if state.global_step <= LAST_GOOD_STEP:
             self.healthy = content(self.output / f"checkpoint-{state.global_step}")
-            assert ask_known_good(self.address, self.run_id)["step"] == state.global_step
+            self.daemon.known_good(state.global_step)
 
     def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
         if state.global_step == LAST_GOOD_STEP:
@@ -79,10 +45,10 @@ class Saboteur(transformers.TrainerCallback):
 
 @pytest.mark.torch
 @pytest.mark.timeout(180)
-def test_rotation_with_one_checkpoint_and_poisoned_saves(tmp_path):
+def test_rotation_with_one_checkpoint_and_poisoned_saves(tmp_path, start):
     """save_total_limit=1: when training ends only poisoned folders are in place, and the known-good restores byte
     for byte from its kept copy."""
-    output, address = tmp_path / "out", tmp_path / "d.sock"
+    output = tmp_path / "out"
     output.mkdir()
     run = open_run(str(output))
     config = transformers.Qwen2Config(
@@ -108,15 +74,10 @@ def test_rotation_with_one_checkpoint_and_poisoned_saves(tmp_path):
         disable_tqdm=True,
         logging_steps=100,
     )
-    daemon = start_daemon(output, address)
-    try:
-        saboteur = Saboteur(output, address, run.run_id)
-        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[saboteur])
-        trainer.train()
-        answer = ask_known_good(address, run.run_id)
-    finally:
-        daemon.terminate()
-        daemon.communicate()
+    saboteur = Saboteur(output, start(output))
+    trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[saboteur])
+    trainer.train()
+    _, answer = saboteur.daemon.ask("known-good?wait_seconds=60")
     in_place = [s for s in survey(run) if s.in_place]
     assert [(s.step, s.outcome) for s in in_place] == [(10, Outcome.BAD)]
     assert (answer["step"], answer["kept"]) == (LAST_GOOD_STEP, True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +14,7 @@ from ckptguard_daemon.guarded import GuardedRun
 
 _GAP = 0.5  # seconds between two passes over a run that is being written to all the time
 _LONGEST_SLEEP = 60.0
+_MUCH_MEMORY = 64 * 1024**2
 
 
 class Loop:
@@ -40,6 +44,7 @@ class Loop:
             if due is None:
                 continue
             due.step(self._scanner, self._stop)
+            _give_memory_back()
             self._last[due.run_id] = time.monotonic()
             self._after_pass()
 
@@ -59,3 +64,15 @@ class Loop:
         if run.run_id in self._woken:
             return self._last.get(run.run_id, 0.0) + _GAP - now
         return run.due - now
+
+
+def _give_memory_back() -> None:
+    """Large manifests come and go; the C library would keep what they took. Training can use it."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            resident = int(file.read().split()[1]) * resource.getpagesize()
+        if resident > _MUCH_MEMORY:
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass  # another system, another C library

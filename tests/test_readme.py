@@ -3,12 +3,16 @@
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
+import torch
 
 from ckptguard.cli.entry import COMMANDS
 from ckptguard.config import Settings
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.verdict import Outcome
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,3 +61,60 @@ def test_the_torch_that_is_installed_is_the_one_told():
     """The README and dev.py name the same torch."""
     assert '"CKPTGUARD_TORCH", "torch==2.13.0"' in (ROOT / "dev.py").read_text(encoding="utf-8")
     assert "`torch==2.13.0`" in TEXT
+
+
+class Tiny(torch.nn.Module):
+    """A model that answers as the README's does: with a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, batch):
+        """The loss of a batch."""
+        return SimpleNamespace(loss=self.layer(batch).square().mean())
+
+
+def names():
+    """What the README's starts take as given."""
+    torch.manual_seed(0)
+    model = Tiny()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    def train_step(batch):
+        loss = model(batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return {
+        "torch": torch,
+        "model": model,
+        "optimizer": optimizer,
+        "loader": loader,
+        "scheduler": scheduler,
+        "train_step": train_step,
+    }
+
+
+@pytest.mark.parametrize("heading", ["## Start: a plain loop", "## Start: a notebook, without a daemon"])
+def test_the_starts_run(heading, tmp_path, monkeypatch):
+    """The README's loops, shortened, train and leave verifiable checkpoints, and resume where they ended."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CKPTGUARD_SETTLE", "0")
+    [block] = re.findall(
+        r"^```python\n(.*?)^```", TEXT.partition(heading)[2].partition("\n## ")[0], re.DOTALL | re.MULTILINE
+    )
+    block = block.replace("10_000", "20").replace("1_000", "20").replace("500", "10").replace("=100)", "=10)")
+    for _ in range(2):
+        space = names()
+        exec(compile(block, "README.md", "exec"), space)
+        assert space["guard"].step == 20
+        space["guard"].close()
+    [run] = (tmp_path / "runs").iterdir()
+    report = verify_target(str(run), Settings(settle=0))
+    assert [c.step for c in report.checkpoints] == [0, 10, 20]
+    assert report.outcome is Outcome.GOOD

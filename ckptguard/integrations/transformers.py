@@ -34,7 +34,7 @@ _SERIES = "checkpoint-#"
 _log = logging.getLogger("ckptguard")
 
 
-class GuardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+class GuardCallback(TrainerCallback):
     """Guards one Trainer. The run is ``args.output_dir`` unless `run` says otherwise.
 
     A sick state (a non-finite gradient norm, or non-finite weights or buffers) vetoes the save and stops training.
@@ -82,7 +82,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if not state.is_world_process_zero:
             return
         try:
-            self._run = open_run(self._url or args.output_dir, records=self._settings.records, must_exist=False)
+            self._run = open_run(self._url or args.output_dir or ".", records=self._settings.records, must_exist=False)
             if self._daemon == "auto":
                 self._child = ensure_daemon(self._run, self._settings)
         except (CkptguardError, OSError) as error:
@@ -175,7 +175,7 @@ class GuardCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         run = self._run
         assert run is not None
         try:
-            told = report_incident(run, step=step, cause="numeric", reason=reason, evidence=evidence)
+            told = report_incident(run, step=step, cause="numeric", reason=reason, evidence=evidence, source="callback")
             if not told:
                 open_incident(run, step=step, cause="numeric", reason=reason, evidence=evidence, source="callback")
             known = ask_known_good(run, before_step=step, series=_SERIES, wait_seconds=self._deadline)

@@ -20,6 +20,8 @@ from ckptguard.records.run import Run
 from ckptguard.training.client import is_alive
 
 _log = logging.getLogger("ckptguard")
+# What torchrun sets: the daemon is no rank.
+_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _PATIENCE = 10.0  # seconds that a daemon has to stop
 
 
@@ -63,8 +65,8 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, **_as_environment(settings)},
+            start_new_session=True,  # a Ctrl-C is for training; the daemon follows its parent
+            env={k: v for k, v in os.environ.items() if k not in _RANK} | _as_environment(settings),
         )
     except Exception as error:
         _log.warning(

@@ -32,7 +32,7 @@ def is_alive(run: Run, *, deadline: float = 2.0) -> bool:
 def ask_known_good(run: Run, *, before_step: int | None, series: str, wait_seconds: float) -> str | None:
     """The id that the daemon holds for known-good in this series, after it has had `wait_seconds` to verify what is
     pending; None if it does not say."""
-    query: dict[str, Any] = {"wait_seconds": f"{wait_seconds:g}"}
+    query: dict[str, Any] = {"wait_seconds": f"{wait_seconds:g}", "series": series}
     if before_step is not None:
         query["before_step"] = before_step
     path = f"/v1/runs/{run.run_id}/known-good?{urlencode(query)}"
@@ -44,10 +44,17 @@ def ask_known_good(run: Run, *, before_step: int | None, series: str, wait_secon
 
 
 def report_incident(
-    run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, object], deadline: float = 2.0
+    run: Run,
+    *,
+    step: int | None,
+    cause: str,
+    reason: str,
+    evidence: dict[str, object],
+    source: str = "guard",
+    deadline: float = 2.0,
 ) -> str | None:
     """Have the daemon record an incident and tell people; the id that it gave it, or None."""
-    body = {"step": step, "cause": cause, "reason": reason, "evidence": _spoken(evidence), "source": "guard"}
+    body = {"step": step, "cause": cause, "reason": reason, "evidence": _spoken(evidence), "source": source}
     answer = _ask(run, "POST", f"/v1/runs/{run.run_id}/incidents", body, deadline)
     if answer is None or not 200 <= answer[0] < 300:
         return None

@@ -42,7 +42,7 @@ class TrainingGuard:
 
     `steps` resumes at known-good, saves, and after an incident rewinds model, data and step between two iterations.
     With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`. `daemon="auto"`
-    starts a daemon for the run where none answers; with "off" checkpoints are verified when they are needed.
+    starts a daemon for the run where none answers; with "off" or None checkpoints are verified when they are needed.
     Weights and buffers are read every `check_every` steps and before every save: a poisoned state is never saved.
     `deadline` is how many seconds the daemon may take to verify what is pending before this process does it.
     """
@@ -58,7 +58,7 @@ class TrainingGuard:
         save: Callable[[str, int], object] | None = None,
         load: Callable[[str], object] | None = None,
         name: str = "step-{step}.pt",
-        daemon: str = "auto",
+        daemon: str | None = "auto",
         policy: RollbackPolicy | None = None,
         settings: Settings | None = None,
         check_every: int = 50,
@@ -66,7 +66,7 @@ class TrainingGuard:
     ) -> None:
         if (save is None) != (load is None):
             raise SettingsError("save= and load= go together: what one writes the other reads")
-        if daemon not in ("auto", "off"):
+        if daemon not in ("auto", "off", None):
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         if check_every < 1:
             raise SettingsError("check_every must be at least 1")

@@ -1,0 +1,149 @@
+"""Our safetensors files: what others read, what the manifest says, and no load of damaged bytes."""
+
+import os
+
+import pytest
+import safetensors.torch
+import torch
+
+from ckptguard.errors import StateError, StorageFullError
+from ckptguard.scan import scan_files
+from ckptguard.storage import open_storage
+from ckptguard.training.safetensors_file import plan_file, read_file, write_file
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
+
+
+def tensors():
+    """Every dtype, a scalar, an empty one, views with gaps, and a tied pair."""
+    torch.manual_seed(0)
+    made = {f"t.{str(d).removeprefix('torch.')}": (torch.rand(3, 5) * 4).to(d) for d in DTYPES}
+    square = torch.randn(6, 6)
+    made |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4), "turned": square.t(), "every.2nd": square[:, ::2]}
+    tied = torch.randn(4)
+    return made | {"head": tied, "body": tied}
+
+
+def write(folder, values, key="a.safetensors"):
+    """Write; returns the manifest's File."""
+    descriptor = os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        return write_file(descriptor, values, key=key, where=str(folder), role="model")
+    finally:
+        os.close(descriptor)
+
+
+def raw(tensor):
+    """The bytes of a tensor's elements."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def test_others_read_what_was_written(tmp_path):
+    """The reference implementation loads every tensor, bit for bit; tied names are stored once."""
+    values = tensors()
+    write(tmp_path, values)
+    loaded = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert set(values) - set(loaded) == {"body"}
+    for name, tensor in loaded.items():
+        assert tensor.dtype == values[name].dtype
+        assert raw(tensor).equal(raw(values[name]))
+
+
+def test_the_manifest_is_what_a_scan_finds(tmp_path):
+    """Digests taken from memory while writing are those of the bytes on disk: spans, envelope, size, tensors."""
+    file = write(tmp_path, tensors())
+    (scanned,) = scan_files(open_storage(str(tmp_path)), ["a.safetensors"]).files
+    assert not scanned.structure.problems
+    assert (file.size, file.envelope, file.format) == (scanned.entry.size, scanned.envelope, scanned.structure.format)
+    assert [(s.offset, s.length) for s in file.spans] == [(s.offset, s.length) for s in scanned.structure.spans]
+    assert [s.blake3 for s in file.spans] == list(scanned.span_digests)
+    found = {t.name: (t.dtype, t.shape, t.span) for t in scanned.structure.tensors}
+    assert {t.name: (t.dtype, t.shape, t.span) for t in file.tensors} == found
+    assert file.aliases == ("body",)
+    assert all(s.offset % 8 == 0 for s in file.spans[:2])
+
+
+def test_the_same_tensors_give_the_same_bytes(tmp_path):
+    """The order of names does not matter."""
+    values = {n: t for n, t in tensors().items() if n not in ("head", "body")}
+    write(tmp_path, values, "a.safetensors")
+    write(tmp_path, dict(reversed(values.items())), "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_loading_in_place(tmp_path):
+    """Tensors that are there get their elements where they are, also those with gaps; aliases too."""
+    values = tensors()
+    file = write(tmp_path, values)
+    targets = {n: torch.zeros_like(t, memory_format=torch.preserve_format) for n, t in values.items()}
+    targets["turned"] = torch.zeros(6, 6).t()
+    before = {n: t.data_ptr() for n, t in targets.items()}
+    with open_storage(str(tmp_path)).open("a.safetensors") as reader:
+        loaded, wrong = read_file(reader, file, targets)
+    assert wrong is None
+    assert set(loaded) == set(values)
+    assert {n: t.data_ptr() for n, t in targets.items()} == before
+    for name, tensor in targets.items():
+        assert raw(tensor).equal(raw(values[name]))
+
+
+@pytest.mark.parametrize("place", [0, 9, 200, -1, -100])
+def test_damaged_bytes_are_not_loaded(tmp_path, place):
+    """One flipped bit anywhere in the file is noticed while it is loaded."""
+    file = write(tmp_path, tensors())
+    path = tmp_path / "a.safetensors"
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+    with open_storage(str(tmp_path)).open("a.safetensors") as reader:
+        loaded, wrong = read_file(reader, file, {})
+    assert wrong is not None
+    assert loaded == {}
+
+
+def test_another_shape_is_refused_before_anything_is_touched(tmp_path):
+    """A target that does not fit is a StateError that names both, and stays as it was."""
+    file = write(tmp_path, {"w": torch.ones(2, 3)})
+    target = torch.zeros(3, 2)
+    with open_storage(str(tmp_path)).open("a.safetensors") as reader, pytest.raises(StateError, match=r"\[3, 2\]"):
+        read_file(reader, file, {"w": target})
+    assert not target.any()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.zeros(2, dtype=torch.complex128), torch.eye(2).to_sparse(), torch.empty(2, device="meta")],
+    ids=["complex128", "sparse", "meta"],
+)
+def test_what_safetensors_cannot_hold_is_refused(tensor):
+    """StateError names the tensor before anything is written."""
+    with pytest.raises(StateError, match=r"layers\.0"):
+        plan_file({"layers.0": tensor})
+
+
+def test_a_full_disk_says_so(tmp_path, monkeypatch):
+    """No space left is a StorageFullError."""
+    real = os.write
+
+    def full(descriptor, data):
+        if len(data) > 4096:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StorageFullError, match="no space left"):
+        write(tmp_path, {"w": torch.zeros(100_000)})

@@ -42,11 +42,20 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
         inside = file.path.removeprefix(reference.path + "/")
         if evidence.checkpoint.layout != "file" and _shape(inside) not in shapes:
             what = f"{reference.path} ({reference.id}) has {inside}; this checkpoint has nothing like it"
-            yield _finding(Severity.ERROR if _holds_state(file) else Severity.WARNING, what, None)
+            yield _finding(_severity(evidence, reference, file), what, None)
 
 
-def _holds_state(file: File) -> bool:
-    return any(t.role in _STATE_ROLES for t in file.tensors)
+def _severity(evidence: Evidence, reference: Manifest, file: File) -> Severity:
+    roles = {t.role for t in file.tensors}.intersection(_STATE_ROLES)
+    if roles == {"optimizer"} and precedes(evidence, reference):
+        return Severity.NOTICE  # optimizer state appears with the first update
+    return Severity.ERROR if roles else Severity.WARNING
+
+
+def precedes(evidence: Evidence, reference: Manifest) -> bool:
+    """Whether the checkpoint is of an earlier step than its reference, which only the first ones of a run are."""
+    step = evidence.checkpoint.step
+    return step is not None and reference.step is not None and step < reference.step
 
 
 def _shape(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence
 from ckptguard.manifest import Manifest
 from ckptguard.schema import SchemaDifference, compare_schemas, schema_of
@@ -74,6 +75,8 @@ def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:
 
 def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[Finding]:
     """Optimizer state may appear after the first step, but never vanish."""
+    if precedes(evidence, reference):
+        return
     expected = {t.name: f.path for f in reference.files for t in f.tensors if t.role == "optimizer"}
     found = {t.name for t in evidence.tensors() if t.role == "optimizer"}
     broken = {f.entry.key for f in evidence.scan.files if f.structure.problems}

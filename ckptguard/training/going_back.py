@@ -61,6 +61,13 @@ def go_back(run: Run, settings: Settings, store: Store, *, before_step: int, rea
         before_step = tried
 
 
+def newest_good_step(run: Run, settings: Settings, store: Store, *, before_step: int) -> int | None:
+    """The step of the newest known-good before a step, after what is pending was verified."""
+    verify_pending(run, settings, before_step=before_step, series=store.series)
+    found = known_good_candidates(run, load_history(run), before_step=before_step, series=store.series, most=1)
+    return found[0].key[0] if found else None
+
+
 def _use(run: Run, settings: Settings, store: Store, candidate: Candidate) -> Loaded | None:
     """Verify and load one candidate; one that lies only in a kept copy is put back first."""
     answer = candidate.answer

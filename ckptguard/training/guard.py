@@ -17,11 +17,11 @@ from ckptguard.storage import normalise_url
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
 from ckptguard.training.data_position import DataPosition, Draw
-from ckptguard.training.going_back import Loaded, go_back, load_newest_good
+from ckptguard.training.going_back import Loaded, go_back, load_newest_good, newest_good_step
 from ckptguard.training.health import Diagnosis, Health, Limits, Signal
 from ckptguard.training.incident_log import begin_incident, end_incident
 from ckptguard.training.parts import Parts, scale_learning_rate
-from ckptguard.training.policy import PastRollback, RollbackPolicy, decide
+from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, decide
 from ckptguard.training.rng import capture_rng, restore_rng
 from ckptguard.training.stores import OwnStore, Store, UserStore
 from ckptguard.training.weights import first_non_finite
@@ -278,7 +278,7 @@ class TrainingGuard:
             # Its answer is worth having for what it verifies meanwhile; what counts is in the records.
             ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._deadline)
         try:
-            loaded = self._find_and_load(decision.before_step, onset, diagnosis.reason)
+            loaded = self._find_and_load(decision, diagnosis.reason)
         except NoKnownGoodError as error:
             end_incident(self._run, incident, action=f"could not go back: {error.message}")
             raise
@@ -292,14 +292,15 @@ class TrainingGuard:
         _log.warning("%s", action)
         end_incident(self._run, incident, action=action, known_good=loaded.id)
 
-    def _find_and_load(self, before_step: int, onset: int, reason: str) -> Loaded:
-        for before in dict.fromkeys((before_step, onset)):
+    def _find_and_load(self, decision: Decision, reason: str) -> Loaded:
+        if decision.further:
+            newest = newest_good_step(self._run, self._settings, self._store, before_step=decision.before_step)
             try:
-                return go_back(self._run, self._settings, self._store, before_step=before, reason=reason)
+                if newest is not None:
+                    return go_back(self._run, self._settings, self._store, before_step=newest, reason=reason)
             except NoKnownGoodError:
-                if before == onset:
-                    raise
-        raise AssertionError("unreachable")
+                pass  # there is none further back: the newest one it is
+        return go_back(self._run, self._settings, self._store, before_step=decision.before_step, reason=reason)
 
     def _arrive(self, loaded: Loaded, *, going_back: bool = False) -> None:
         """Take over what was loaded: rates, data, health, and the RNG last."""

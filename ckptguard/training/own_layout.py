@@ -54,7 +54,13 @@ def write_checkpoint(run: Run, step: int, captured: Captured, extra: Mapping[str
         shutil.rmtree(folder, ignore_errors=True)
         raise
     files.sort(key=lambda f: f.path)
-    return seal_written(run, path=name, layout=LAYOUT.name, step=step, files=tuple(_as_stored(run, f) for f in files))
+    try:
+        stored = tuple(_as_stored(run, f) for f in files)
+        return seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored)
+    except Exception:
+        # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
+        run.storage.remove(name)
+        raise
 
 
 def read_checkpoint(run: Run, manifest: Manifest, parts: Parts) -> tuple[dict[str, Any], str | None]:

@@ -48,11 +48,12 @@ class PastRollback:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do. Training goes back to the newest known-good before `before_step`; where there is none that is
-    older than the last target, to the newest before the onset."""
+    """What to do. Training goes back to the newest known-good before `before_step`; with `further` to the one
+    before that, if there is one."""
 
     give_up: bool
     before_step: int
+    further: bool = False
     skip: bool
     lr_factor: float
     reason: str
@@ -76,7 +77,8 @@ def decide(
     if last is not None and cause != "asked" and abs(onset_step - last.onset_step) <= policy.near * save_every:
         return Decision(
             give_up=False,
-            before_step=min(onset_step, last.target_step),
+            before_step=onset_step,
+            further=True,
             skip=skip,
             lr_factor=policy.lr_factor,
             reason=(

@@ -10,7 +10,8 @@ import msgspec
 
 from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError
-from ckptguard.layouts import Checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.manifest import File, Manifest
 from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates
@@ -20,6 +21,7 @@ from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.quarantine import quarantine_checkpoint
 from ckptguard.operations.quiet import youngest_age
+from ckptguard.operations.seal import seal_written
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import Run
 from ckptguard.scan import Scanner, scan_files
@@ -74,6 +76,8 @@ def roll_back(
                 for checkpoint in newer:
                     quarantine_checkpoint(run, history, checkpoint, reason=reason)
                 publish()
+            if not chosen.in_place:
+                _seal_again(run, chosen.manifest)
         answer = chosen.answer
         if not chosen.in_place:
             answer = msgspec.structs.replace(answer, path=run.usable(chosen.manifest.path), kept=False)
@@ -111,7 +115,7 @@ def verify_pending(
             continue
         left.append(checkpoint.path)
         try:
-            if dry_run or unfinished_because(run.storage, checkpoint) is not None:
+            if dry_run or unfinished_because(run.storage, checkpoint, scanner=scanner) is not None:
                 continue
             if verify_checkpoint(run, checkpoint, settings, scanner=scanner).outcome is Outcome.GOOD:
                 floor = step
@@ -182,6 +186,23 @@ def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
         if (checkpoint.step is not None and checkpoint.step > step) or in_the_way:
             newer.append(checkpoint)
     return sorted(newer, key=lambda c: -(c.step or 0))
+
+
+def _seal_again(run: Run, manifest: Manifest) -> None:
+    """What was put back in the place of a quarantined checkpoint is a generation of its own. Where only the writer
+    seals, nobody else would ever seal it: it gets the manifest against which its bytes were just held."""
+    if not LAYOUTS[manifest.layout].sealed_by_writer or manifest.step is None:
+        return
+    if load_history(run).current(manifest.series, manifest.step, manifest.path) is None:
+        files = tuple(_as_stored(run, f) for f in manifest.files)
+        seal_written(
+            run, path=manifest.path, layout=manifest.layout, step=manifest.step, files=files, metrics=manifest.metrics
+        )
+
+
+def _as_stored(run: Run, file: File) -> File:
+    entry = run.storage.stat(file.path)
+    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ def load_newest_good(run: Run, settings: Settings, store: Store) -> Loaded | Non
     """
     verify_pending(run, settings, series=store.series)
     refused: set[str] = set()
+    damaged: set[str] = set()
     while True:
         found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
         if not found:
@@ -48,7 +49,11 @@ def load_newest_good(run: Run, settings: Settings, store: Store) -> Loaded | Non
         loaded = _use(run, settings, store, found[0])
         if loaded is not None:
             return loaded
-        refused.add(found[0].answer.id)
+        checkpoint_id = found[0].answer.id
+        if found[0].in_place and checkpoint_id not in damaged:
+            damaged.add(checkpoint_id)  # its kept copy may still be whole
+        else:
+            refused.add(checkpoint_id)
 
 
 def go_back(run: Run, settings: Settings, store: Store, *, before_step: int, reason: str) -> Loaded:

@@ -1,0 +1,170 @@
+"""Our own layout under kill -9, a real limit on file sizes, and rotation."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures_runs import QUICK
+
+import ckptguard
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.survey import survey
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+
+KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 12
+
+# A saver that forks a child for each save, so that torch is imported once for many kills.
+SAVER = f"""
+import os, sys
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
+from test_own_layout_faults import guard_of, model_of
+import ckptguard.training.own_layout, blake3
+print("ready", flush=True)
+for line in sys.stdin:
+    root, step = line.split()
+    pid = os.fork()
+    if pid == 0:
+        guard = guard_of(root, model_of(int(step)))
+        os.write(1, f"{{os.getpid()}}\\n".encode())
+        guard.save(step=int(step))
+        os.write(1, b"saved\\n")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    print("gone", flush=True)
+"""
+
+
+def model_of(seed):
+    """A model of some megabytes whose weights follow from the seed."""
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def guard_of(run, model, **options):
+    """A guard without a daemon."""
+    return ckptguard.TrainingGuard(run, model=model, daemon="off", settings=QUICK, **options)
+
+
+def holds(model, seed):
+    """Whether the model has exactly the weights that follow from the seed."""
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), model_of(seed).parameters(), strict=True))
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1200 if KILLS > 100 else 120)
+def test_killed_at_any_moment_it_resumes_at_a_whole_checkpoint(tmp_path):
+    """kill -9 during a save: a resume finds the new checkpoint whole, or the one before it; the next save succeeds."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    run = tmp_path / "run"
+    guard_of(run, model_of(1)).save(step=1)
+    newest = 1
+    with subprocess.Popen([sys.executable, "-c", SAVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as saver:
+        assert saver.stdout.readline() == b"ready\n"
+        for step in range(2, 2 + KILLS):
+            saver.stdin.write(f"{run} {step}\n".encode())
+            saver.stdin.flush()
+            pid = int(saver.stdout.readline())
+            with_delay = choose.random() * 0.06
+            signal_after(pid, with_delay)
+            said = [saver.stdout.readline()]
+            while said[-1] != b"gone\n":
+                said.append(saver.stdout.readline())
+            model = model_of(0)
+            found = guard_of(run, model).resume()
+            assert found in ((step,) if b"saved\n" in said else (newest, step))
+            assert holds(model, found)
+            newest = found
+            for path in list(run.glob("tmp-*")):
+                shutil.rmtree(path)
+        saver.stdin.close()
+    guard_of(run, model_of(500)).save(step=500)
+    assert guard_of(run, model_of(0)).resume() == 500
+
+
+def signal_after(pid, seconds):
+    """Kill a process at this moment of its life, if it still has one."""
+    subprocess.run(["sleep", f"{seconds:.4f}"], check=True)
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
+    """Where the kernel itself refuses to write on, save() says so, and the known-good is untouched."""
+    run = tmp_path / "run"
+    guard_of(run, model_of(1)).save(step=1)
+    script = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n"
+        "import resource\n"
+        "from test_own_layout_faults import guard_of, model_of\n"
+        "from ckptguard.errors import StorageFullError\n"
+        f"guard = guard_of({str(run)!r}, model_of(2))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))\n"
+        "try:\n"
+        "    guard.save(step=2)\n"
+        "except StorageFullError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "no space left" in done.stdout
+    assert [p.name for p in run.iterdir() if p.name != "_ckptguard"] == ["step-000000001"]
+    model = model_of(0)
+    assert guard_of(run, model).resume() == 1
+    assert holds(model, 1)
+
+
+def test_a_rotated_checkpoint_comes_back_from_its_kept_copy(tmp_path):
+    """The user's files were deleted; the kept copy is put back under its own name and loaded, position included."""
+    model = model_of(7)
+    options = {
+        "save": lambda path, step: torch.save(model.state_dict(), path),
+        "load": lambda path: model.load_state_dict(torch.load(path)),
+    }
+    with guard_of(tmp_path / "run", model, **options) as guard:
+        assert [b for _, b in guard.steps("abcd", total=3, save_every=3)] == ["a", "b", "c"]
+    run = open_run(str(tmp_path / "run"))
+    reconcile(run, QUICK, Watch())
+    for path in (tmp_path / "run").glob("step-*.pt"):
+        path.unlink()
+    with torch.no_grad():
+        model[0].weight.zero_()
+    with guard_of(tmp_path / "run", model, **options) as guard:
+        assert [b for _, b in guard.steps("abcd", total=5, save_every=5)] == ["d", "a"]
+    assert holds(model, 7)
+    assert (tmp_path / "run" / "step-3.pt").is_file()
+
+
+def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
+    """With keep="copy" a flipped bit in place costs nothing: the resume uses the copy, and BAD stays on record."""
+    copying = QUICK.changed(keep="copy")
+    model = model_of(3)
+    guard_of(tmp_path / "run", model).save(step=10)
+    run = open_run(str(tmp_path / "run"))
+    reconcile(run, copying, Watch())
+    file = tmp_path / "run" / "step-000000010" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 64
+    file.write_bytes(data)
+    again = model_of(0)
+    guard = ckptguard.TrainingGuard(tmp_path / "run", model=again, daemon="off", settings=copying)
+    assert guard.resume() == 10
+    assert holds(again, 3)
+    checked = {c.id: c.outcome for c in verify_target(str(tmp_path / "run"), copying).checkpoints}
+    assert checked == {"10.2": Outcome.GOOD}
+    assert {s.id: s.outcome for s in survey(run)} == {"10.1": Outcome.BAD, "10.2": Outcome.GOOD}

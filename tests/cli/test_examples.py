@@ -10,6 +10,9 @@ import pytest
 import torch
 from fixtures_runs import write_sharded
 
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.records.run import open_run
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -89,3 +92,15 @@ def test_examples_compile(name):
     text = (EXAMPLES / name).read_text(encoding="utf-8")
     assert compile(text, name, "exec").co_consts
     assert text.startswith('"""')
+
+
+def test_the_trainer_example_stops_at_a_good_checkpoint(tmp_path):
+    """Hugging Face's Trainer is stopped before the poisoned save, and what it leaves is known-good."""
+    run = tmp_path / "run"
+    done = run_example("hf_trainer.py", run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    known_good = find_known_good(open_run(str(run)))
+    assert known_good.path in done.stdout
+    assert known_good.step == 4
+    assert not (run / "checkpoint-6").exists()

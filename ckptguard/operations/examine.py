@@ -6,32 +6,29 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.checks import Evidence
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
-from ckptguard.formats import read_structure, tensor_suffix
-from ckptguard.formats.structure import Structure
+from ckptguard.formats import tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.manifest import File, Manifest, Span, Tensor
-from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places
+from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_files
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.verdict import Facts
 
-_READ_AHEAD = ("trainer_state.json",)  # small files whose content a layout's gaps depend on
+_READ_AHEAD = (".index.json", "trainer_state.json")  # small files whose content a layout's gaps depend on
 
 
-def unfinished_because(storage: Storage, checkpoint: Checkpoint) -> str | None:
+def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:
     """Why a checkpoint is not finished, from names and file structures alone; None if it is.
 
     Problems that time will not mend (a wrong CRC) do not count as unfinished: the scan will judge them.
     """
-    structures: dict[str, Structure] = {}
-    for entry in checkpoint.entries:
-        if tensor_suffix(entry.key) or entry.key.endswith(".index.json") or entry.name in _READ_AHEAD:
-            try:
-                with storage.open(entry.key) as reader:
-                    structures[entry.key] = read_structure(reader, entry.key)
-            except (ObjectMissingError, ChangedWhileReadError):
-                return f"{entry.name} is being replaced"
+    names = [e for e in checkpoint.entries if tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
+    try:
+        scan = scanner(storage, [e.key for e in names], ScanOptions(structure_only=True), None)
+    except (ObjectMissingError, ChangedWhileReadError) as error:
+        return f"{checkpoint.inside(error.key)} is being replaced"
+    structures = {f.entry.key: f.structure for f in scan.files}
     for key, structure in structures.items():
         if structure.truncated:
             return f"{checkpoint.inside(key)} is not whole yet"

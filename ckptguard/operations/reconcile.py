@@ -22,6 +22,7 @@ from ckptguard.errors import (
 )
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.operations.classify_change import is_new
+from ckptguard.operations.collect import collect_leftovers
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import is_good, keep_checkpoint, kept_matches, release, trim_kept
@@ -76,6 +77,7 @@ class Watch:
     """Notes about one run between passes. They only save work: losing them loses nothing."""
 
     samples: dict[str, _Sample] = field(default_factory=dict)
+    collected: bool = False  # leftovers of killed processes were looked for
 
     def forget(self, path: str) -> None:
         """Have a checkpoint read again in the next pass."""
@@ -98,6 +100,9 @@ def reconcile(
     history = load_history(run)
     with run_lock(run):
         finish_quarantines(run, history)
+        if not watch.collected:
+            collect_leftovers(run)
+            watch.collected = True
     checkpoints = list_checkpoints(run)
     gone = _forget_gone(watch, checkpoints)
     ready: list[tuple[Checkpoint, _Sample]] = []
@@ -108,8 +113,14 @@ def reconcile(
         sample = _sample(watch, checkpoint)
         if sample.done or _stands(history, checkpoint, sample):
             continue
-        why, delay = _not_ready(run, history, checkpoint, sample, settings, assume_quiet=assume_quiet)
-        if sample.unfinished is None:
+        try:
+            why, delay = _not_ready(
+                run, history, checkpoint, sample, settings, scanner=scanner, assume_quiet=assume_quiet
+            )
+        except CouldNotTellError as error:
+            why, delay = error.message, _retry_later(sample, settings)
+            troubles.append(f"{checkpoint.path}: {why}")
+        if sample.looked and sample.unfinished is None:
             troubles += protect(run, history, checkpoint, settings)
         if why is None:
             ready.append((checkpoint, sample))
@@ -173,7 +184,14 @@ def _stands(history: History, checkpoint: Checkpoint, sample: _Sample) -> bool:
 
 
 def _not_ready(
-    run: Run, history: History, checkpoint: Checkpoint, sample: _Sample, settings: Settings, *, assume_quiet: bool
+    run: Run,
+    history: History,
+    checkpoint: Checkpoint,
+    sample: _Sample,
+    settings: Settings,
+    *,
+    scanner: Scanner,
+    assume_quiet: bool,
 ) -> tuple[str | None, float | None]:
     """(why a checkpoint cannot be verified yet, seconds until that may change); (None, None) when it can."""
     now = time.monotonic()
@@ -181,10 +199,7 @@ def _not_ready(
         return "it could not be read; trying again", sample.retry_at - now
     stable = max(now - sample.since, youngest_age(checkpoint) or 0.0)
     if not sample.looked:
-        try:
-            sample.unfinished = unfinished_because(run.storage, checkpoint)
-        except CouldNotTellError as error:
-            return error.message, settings.settle
+        sample.unfinished = unfinished_because(run.storage, checkpoint, scanner=scanner)
         sample.looked = True
     sealed = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
     why = sample.unfinished
@@ -198,6 +213,14 @@ def _not_ready(
     if stable < settings.settle and not assume_quiet and not by_writer:
         return "it was written just now", settings.settle - stable
     return None, None
+
+
+def _retry_later(sample: _Sample, settings: Settings) -> float:
+    """Note a failure to read; returns the seconds until the next try, which grow."""
+    sample.failures += 1
+    pause = min(settings.scan_interval * 2 ** min(sample.failures, 12), 3600.0)
+    sample.retry_at = time.monotonic() + pause
+    return pause
 
 
 def _verify(
@@ -217,8 +240,7 @@ def _verify(
         sample.retry_at = time.monotonic() + settings.settle
         return None, error.message
     except CouldNotTellError as error:
-        sample.failures += 1
-        sample.retry_at = time.monotonic() + min(settings.scan_interval * 2**sample.failures, 3600.0)
+        _retry_later(sample, settings)
         return None, error.message
     sample.done = True
     return result, ""

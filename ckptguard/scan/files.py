@@ -69,6 +69,14 @@ class _FileScanner:
         """One file."""
         with storage.open(key) as reader:
             structure = read_structure(reader, key)
+            if self._options.structure_only:
+                return ScannedFile(
+                    entry=reader.entry,
+                    structure=structure,
+                    envelope="",
+                    span_digests=(),
+                    numbers=(None,) * len(structure.tensors),
+                )
             file_pass = FilePass(structure, reader.entry.size)
             hashers: list[Hasher] = [hashlib.new(name, usedforsecurity=False) for name in self._names]
             if hashers and self._options.threads > 1 and reader.entry.size > BLOCK:

@@ -16,12 +16,16 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     `spare_cache`: tell the storage as soon as bytes will not be read again, so that a daemon does not push training's
     files out of the page cache; not for a user who loads the file next. `threads` 1 hashes in the caller's thread
     alone.
+
+    `structure_only`: read what the structures need and no more; digests and numbers are then empty. Hostile files are
+    parsed for that too, so it goes through the same scanner.
     """
 
     md5: bool = True
     sums: tuple[str, ...] = ()
     threads: int = 2
     spare_cache: bool = False
+    structure_only: bool = False
 
 
 Progress = Callable[[int], None]  # bytes done since the last call; may be called from other threads

@@ -59,6 +59,8 @@ class WorkerScanner:
             return scan_files(storage, keys, options, progress)
         seconds = self._settings.worker_seconds
         threads = max(2, os.cpu_count() or 2)
+        # Training's files matter more than ours: what was read here is dropped from the page cache.
+        options = msgspec.structs.replace(options, spare_cache=True)
         request = Request(url=storage.root, keys=tuple(keys), options=options, cpu_seconds=seconds * threads)
         with self._lock:
             try:

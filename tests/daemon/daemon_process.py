@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +33,16 @@ def until(look: Callable[[], _Found | None], what: str, patience: float = PATIEN
         assert time.monotonic() < deadline, f"{what} did not happen in {patience:g} seconds"
         threading.Event().wait(0.02)
     return found
+
+
+def was_asked(worker: int) -> bool:
+    """Whether a request waits in the pipe to a (stopped) scanning process."""
+    pipe = os.open(f"/proc/{worker}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        waiting = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
+    finally:
+        os.close(pipe)
+    return int.from_bytes(waiting, sys.byteorder) > 0
 
 
 def save(run: Path, step: int, *, nan: bool = False) -> Path:

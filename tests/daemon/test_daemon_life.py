@@ -16,7 +16,7 @@ import fsspec
 import pytest
 from ckptguard_daemon.service import run_once
 from conftest import Starter
-from daemon_process import PATIENCE, DaemonProcess, flip_bit, save, until
+from daemon_process import PATIENCE, DaemonProcess, flip_bit, save, until, was_asked
 
 from ckptguard.config import Settings
 from ckptguard.operations.survey import survey
@@ -81,7 +81,7 @@ def test_kill_and_restart_loses_nothing(run: Path, start: Starter) -> None:
     worker = first.child()
     os.kill(worker, signal.SIGSTOP)
     save(run, 200)
-    until(lambda: list((run / "_ckptguard" / "kept").glob("*/*200.1")), "the protection before the scan")
+    until(lambda: was_asked(worker), "a question to the worker")
     first.kill()
     until(lambda: not Path(f"/proc/{worker}").exists(), "the worker's end")
     assert not any("200" in p.name for p in (run / "_ckptguard" / "ledger").rglob("*.json"))
@@ -119,7 +119,7 @@ def test_a_stop_in_the_middle_of_a_scan(run: Path, start: Starter, number: signa
     worker = daemon.child()
     os.kill(worker, signal.SIGSTOP)
     save(run, 2)
-    until(lambda: list((run / "_ckptguard" / "kept").glob("*/*2.1")), "the protection before the scan")
+    until(lambda: was_asked(worker), "a question to the worker")
     daemon.process.send_signal(number)
     assert daemon.process.wait(PATIENCE) == 0
     assert not Path(f"/proc/{worker}").exists()

@@ -18,7 +18,7 @@ from ckptguard_daemon import scanning, worker
 from ckptguard_daemon.frames import PREFIX, Answer
 from ckptguard_daemon.scanning import WorkerScanner, scrubbed
 from conftest import Starter
-from daemon_process import save, until
+from daemon_process import save, until, was_asked
 
 from ckptguard.config import Settings
 from ckptguard.errors import ObjectMissingError, WorkerError
@@ -245,7 +245,7 @@ def test_a_killed_worker_leaves_the_save_pending(run: Path, start: Starter) -> N
     pid = daemon.child()
     os.kill(pid, signal.SIGSTOP)
     save(run, 200)
-    until(lambda: list((run / "_ckptguard" / "kept").glob("*/*200.1")), "the protection before the scan")
+    until(lambda: was_asked(pid), "a question to the worker")
     os.kill(pid, signal.SIGKILL)
     assert daemon.known_good(200)["step"] == 200
     assert not any("bad" in p.name for p in (run / "_ckptguard" / "ledger").rglob("*.json"))

@@ -272,3 +272,30 @@ def test_a_sealed_folder_that_lost_its_weights_is_bad_not_gone(root, run):
     assert [(c.path, c.outcome) for c in done.checked] == [(path, Outcome.BAD)]
     (root / path / "config.json").unlink()
     assert reconcile(run, QUICK, watch).gone == (path,)
+
+
+def test_old_temporaries_of_ours_are_collected_and_nothing_else(root, three):
+    """A killed process leaves temporaries; after an hour they go. A trainer's own are never touched."""
+    reconcile(three, QUICK, Watch())
+    ours = root / "_ckptguard" / "ledger" / "net-#.pt" / ".tmp-0123"
+    staged = root / "tmp-rollback-0123"
+    theirs = root / "tmp-checkpoint-9"
+    fresh = root / "_ckptguard" / ".tmp-4567"
+    for folder in (staged, theirs):
+        folder.mkdir()
+    for file in (ours, fresh):
+        file.write_bytes(b"x")
+    for path in (ours, staged, theirs):
+        os.utime(path, (1, 1))
+    reconcile(three, QUICK, Watch())
+    assert [p.exists() for p in (ours, staged, theirs, fresh)] == [False, False, True, True]
+
+
+def test_odd_names_of_files(root, run):
+    """Backslashes, spaces, newlines and marks in names are names like any other."""
+    path = write_safetensors(root, 100, seed=1)
+    for name in ("back\\slash.txt", "new\nline.json", "right\u202eleft", "sp ace"):
+        (root / path / name).write_text("x")
+    for _ in range(2):
+        reconcile(run, QUICK, Watch())
+    assert find_known_good(run).id == "100.1"

@@ -41,7 +41,7 @@ def test_series_replaces_digit_runs():
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/etc/passwd", "../x", "a/../b", "a//b", "./a", "a/.", "s3://b/k", "a\0b", "~/x", "a\\..\\b", "a/"]
+    "path", ["", "/etc/passwd", "../x", "a/../b", "a//b", "./a", "a/.", "s3://b/k", "a\0b", "~/x", "a/"]
 )
 def test_paths_that_lead_anywhere_else_are_unsafe(path):
     """Absolute, climbing, unnormalised paths, URLs and NUL are refused."""
@@ -50,7 +50,7 @@ def test_paths_that_lead_anywhere_else_are_unsafe(path):
 
 def test_plain_relative_paths_are_safe():
     """What checkpoints really hold."""
-    assert all(is_safe_path(p) for p in ("a", "checkpoint-500/model.safetensors", "a b/ü.pt", "..a/b.."))
+    assert all(is_safe_path(p) for p in ("a", "checkpoint-500/model.safetensors", "a b/ü.pt", "..a/b..", "back\\slash"))
 
 
 def test_temporaries_are_known_by_name():

@@ -1,0 +1,33 @@
+"""Collect what killed processes left behind: temporaries of ours that nobody writes any more."""
+
+from __future__ import annotations
+
+import time
+
+from ckptguard.errors import ObjectMissingError
+from ckptguard.names import RECORDS_FOLDER, is_temporary
+from ckptguard.records.run import Run
+from ckptguard.storage import Entry, Storage
+
+OLD = 3600.0  # seconds without a write; a copy of a large checkpoint touches its temporary all the time
+
+
+def collect_leftovers(run: Run) -> list[str]:
+    """Remove our own old temporaries in the records and the run's top level; returns their keys.
+
+    A trainer's temporaries are its own business, whatever their age.
+    """
+    try:
+        inside = [e for e in run.records.list("", recursive=True) if e.name.startswith(".tmp-")]
+    except ObjectMissingError:
+        inside = []
+    beside = [e for e in run.storage.list("") if e.kind == "folder" and e.name.startswith("tmp-rollback-")]
+    removed = [f"{RECORDS_FOLDER}/{e.key}" for e in inside if _remove_if_old(run.records, e)]
+    return removed + [e.key for e in beside if _remove_if_old(run.storage, e)]
+
+
+def _remove_if_old(storage: Storage, entry: Entry) -> bool:
+    if entry.mtime_ns is None or time.time() - entry.mtime_ns / 1e9 < OLD or not is_temporary(entry.name):
+        return False
+    storage.remove(entry.key)
+    return True

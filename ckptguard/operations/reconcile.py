@@ -218,7 +218,7 @@ def _not_ready(
 def _retry_later(sample: _Sample, settings: Settings) -> float:
     """Note a failure to read; returns the seconds until the next try, which grow."""
     sample.failures += 1
-    pause = min(settings.scan_interval * 2 ** min(sample.failures, 12), 3600.0)
+    pause = min(settings.scan_interval * 2.0 ** min(sample.failures, 12), 3600.0)
     sample.retry_at = time.monotonic() + pause
     return pause
 

@@ -88,6 +88,7 @@ class TrainingGuard:
         self._deadline = deadline
         self._step = 0
         self._now: int | None = None  # the update that the caller is making
+        self._observed: int | None = None
         self._looping = False
         self._resumed = False
         self._last_saved: int | None = None
@@ -117,7 +118,8 @@ class TrainingGuard:
         """Yield (number of the update to make, batch) until `total` updates are done, epoch after epoch.
 
         Resumes at the newest known-good checkpoint, saves after every `save_every` updates and at the end, and goes
-        back between two iterations when the state is sick. Batches that did harm are left out from then on.
+        back between two iterations when the state is sick. Batches that did harm are left out from then on. After a
+        `break` an update counts as made if it was observed.
         RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there is nothing to go back to.
         """
         if save_every < 1 or total < 0:
@@ -132,6 +134,7 @@ class TrainingGuard:
 
         Never raises because of sickness and never rolls back: `steps` does, before the next batch.
         """
+        self._observed = self._now
         signal = Signal(
             step=self._now if self._now is not None else self._step,
             loss=_number(loss),
@@ -146,7 +149,7 @@ class TrainingGuard:
         """Save now; returns the checkpoint's path. SickTrainingError instead of saving a poisoned state; whatever
         else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is."""
         if step is None:
-            if self._now is None and not self._looping and not self._resumed:
+            if self._position is None:
                 raise SettingsError("outside of steps(), save(step=...) must say how many updates are done")
             step = self._now if self._now is not None else self._step
         if self._look(step).sick:
@@ -223,6 +226,8 @@ class TrainingGuard:
                 if self._sick is None:
                     self._after_step(self._step, due=self._step % self._save_every == 0 or self._step == total)
         finally:
+            if self._now is not None and self._observed == self._now:
+                self._step = self._now  # left by break after an update that was observed
             self._looping, self._now = False, None
 
     def _begin(self) -> None:

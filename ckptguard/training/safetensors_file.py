@@ -21,6 +21,7 @@ from ckptguard.storage.protocol import Reader
 from ckptguard.training.tensor_bytes import byte_size, dtype_word, in_memory, is_writable_in_place, view_of
 
 BLOCK = 4 * 1024**2
+_LOADERS = 2  # threads that read and hash
 _NOT_ALIASES = ("format", "unread")
 
 
@@ -109,13 +110,18 @@ def read_file(reader: Reader, sealed: File, into: Mapping[str, Any]) -> tuple[di
     if end != size or blake3(header).hexdigest() != sealed.envelope:
         return {}, f"the header of {sealed.path} is not what was sealed"
     _check_fit(sealed, into)
-    loaded: dict[str, Any] = {}
-    for tensor in sealed.tensors:
+
+    def load(tensor: Tensor) -> tuple[Any, bool]:
         span = sealed.spans[tensor.span] if tensor.span is not None else None
-        value, intact = _load(reader, tensor, span, into.get(tensor.name))
-        if not intact:
-            return {}, f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed"
-        loaded[tensor.name] = value
+        return _load(reader, tensor, span, into.get(tensor.name))
+
+    loaded: dict[str, Any] = {}
+    with ThreadPoolExecutor(_LOADERS) as pool:
+        for tensor, (value, intact) in zip(sealed.tensors, pool.map(load, sealed.tensors), strict=True):
+            if not intact:
+                pool.shutdown(cancel_futures=True)
+                return {}, f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed"
+            loaded[tensor.name] = value
     for alias, name in _aliases(header).items():
         target = into.get(alias)
         if target is not None and target.data_ptr() != loaded[name].data_ptr():

@@ -25,7 +25,9 @@ Extra = dict[str, Any]
 
 
 class Store(Protocol):
-    """One kind of checkpoint in a run."""
+    """One kind of checkpoint in a run. `hashes_on_load`: `read` itself holds every byte against the manifest."""
+
+    hashes_on_load: bool
 
     @property
     def series(self) -> str:
@@ -41,6 +43,8 @@ class Store(Protocol):
 
 class OwnStore:
     """Our own layout: hashed while it is written and while it is loaded."""
+
+    hashes_on_load = True
 
     def __init__(self, run: Run, parts: Parts) -> None:
         self._run, self._parts = run, parts
@@ -60,6 +64,8 @@ class OwnStore:
 
 class UserStore:
     """The user's own files. What we save beside them lies in the records, never among the trainer's files."""
+
+    hashes_on_load = False
 
     def __init__(self, run: Run, save: Callable[[str, int], object], load: Callable[[str], object], name: str) -> None:
         try:

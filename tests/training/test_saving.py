@@ -135,6 +135,39 @@ def test_a_save_that_was_not_sealed_is_never_good(tmp_path, monkeypatch):
     assert guard.resume() == 2
 
 
+def test_a_loop_that_is_left_can_be_saved_and_resumed(tmp_path):
+    """After a break, save() saves the update that was observed, and a resume goes on with the next batch."""
+    model = torch.nn.Linear(4, 4)
+    with guard_of(tmp_path / "run", model) as guard:
+        for step, _ in guard.steps("abcdef", total=6, save_every=10):
+            guard.observe(loss=1.0)
+            if step == 3:
+                break
+        guard.save()
+    with guard_of(tmp_path / "run", model) as guard:
+        assert [batch for _, batch in guard.steps("abcdef", total=6, save_every=10)] == ["d", "e", "f"]
+
+
+def test_a_loop_of_ones_own(tmp_path):
+    """Without steps(): resume, save and rollback take and give the step."""
+    model = torch.nn.Linear(4, 4)
+    guard = guard_of(tmp_path / "run", model)
+    assert guard.resume() == 0
+    for step in range(1, 5):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        assert not guard.observe(loss=1.0).sick
+        if step % 2 == 0:
+            guard.save(step=step)
+    with torch.no_grad():
+        model.weight.mul_(1e30).mul_(1e30)
+    assert guard.observe(loss=float("nan")).cause == "weights"
+    assert guard.rollback("it is sick") == 4
+    assert model.weight.unique().tolist() == [4.0]
+    with pytest.raises(SettingsError, match="how many updates"):
+        guard_of(tmp_path / "run", model).save()
+
+
 def test_the_first_save_needs_no_optimizer_state(tmp_path):
     """Before the first update there is none; verified again after later saves, the first one is still GOOD."""
     model = torch.nn.Linear(4, 4)

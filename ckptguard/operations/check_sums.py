@@ -34,9 +34,22 @@ def parse_check_sums(text: str, source: str) -> dict[str, tuple[str, str]]:
 
 
 def sums_for(sums: Mapping[str, tuple[str, str]], prefix: str, files: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """The stated sums as keys of the storage. Paths are relative to the target `prefix`; for a target that is one
-    file, its name. Every stated file counts, there or not, when the target is a folder."""
+    """The stated sums as keys of the storage, for the target `prefix` with these files.
+
+    For a target that is one file its name decides, wherever the list puts it. For a folder, stated paths are relative
+    to it, or to the folder around it (``md5sum model/*``); every stated file counts, there or not. SettingsError if
+    the list says nothing about the target, or two things about one file.
+    """
+    name = prefix.rpartition("/")[2]
     if list(files) == [prefix]:
-        name = prefix.rpartition("/")[2]
-        return {prefix: sums[name]} if name in sums else {}
-    return {f"{prefix}/{path}" if prefix else path: stated for path, stated in sums.items()}
+        stated = {sum_ for path, sum_ in sums.items() if path.rpartition("/")[2] == name}
+        if len(stated) != 1:
+            what = "no sum" if not stated else f"{len(stated)} different sums"
+            raise SettingsError(f"the checksum file states {what} for {escape(name)}")
+        return {prefix: stated.pop()}
+    if all(path.startswith(name + "/") for path in sums) and not any(f"{prefix}/{path}" in files for path in sums):
+        sums = {path.removeprefix(name + "/"): stated for path, stated in sums.items()}
+    found = {f"{prefix}/{path}": stated for path, stated in sums.items()}
+    if not any(key in files for key in found):
+        raise SettingsError(f"the checksum file names no file of {escape(name)}")
+    return found

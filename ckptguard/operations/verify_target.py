@@ -16,6 +16,7 @@ from ckptguard.errors import (
     NotFoundError,
     RecordsError,
     SettingsError,
+    StorageError,
 )
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.manifest import Manifest
@@ -198,7 +199,7 @@ def _one(
     if quiet is None:
         return relative_to(_pending(checkpoint, "it is still being written"), checkpoint.path), False
     started = time.monotonic()
-    expected = sums_for(sums, checkpoint.path, quiet.files)
+    expected = sums_for(sums, checkpoint.path, quiet.files) if sums else {}
     algorithms = tuple(sorted({algorithm for algorithm, _ in expected.values()} - {"md5"}))
     try:
         options = ScanOptions(md5=True, sums=algorithms)
@@ -250,9 +251,11 @@ def _pending(checkpoint: Checkpoint, why: str) -> Checked:
 def _read_sums(path: str) -> dict[str, tuple[str, str]]:
     """A checksum file named by the user (a door's argument, so it is opened as it is named)."""
     folder, _, name = path.rpartition("/")
-    storage = open_storage(folder or ".")
-    with storage.open(name) as reader:
-        if reader.entry.size > _LONGEST_SUMS:
-            raise SettingsError(f"{path} is too large for a checksum file")
-        text = reader.read(0, reader.entry.size)
+    try:
+        with open_storage(folder or ("/" if path.startswith("/") else ".")).open(name) as reader:
+            if reader.entry.size > _LONGEST_SUMS:
+                raise SettingsError(f"{path} is too large for a checksum file")
+            text = reader.read(0, reader.entry.size)
+    except (NotFoundError, StorageError) as error:
+        raise SettingsError(f"the checksum file {path} cannot be read: {error.message}") from error
     return parse_check_sums(text.decode("utf-8", "replace"), path)

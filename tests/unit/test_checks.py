@@ -186,3 +186,21 @@ def test_numpy_arrays_in_pickles_are_state_too():
         ("finite", "weights.w"),
         ("finite", "anything"),
     ]
+
+
+def test_where_stated_sums_apply():
+    """One file by its name; a folder by paths relative to it or to its parent; nothing stated is refused."""
+    from ckptguard.errors import SettingsError
+    from ckptguard.operations.check_sums import sums_for
+
+    a, b = ("md5", "a" * 32), ("md5", "b" * 32)
+    assert sums_for({"deep/x.pt": a}, "x.pt", ["x.pt"]) == {"x.pt": a}
+    assert sums_for({"x.bin": a, "gone.bin": b}, "m", ["m/x.bin"]) == {"m/x.bin": a, "m/gone.bin": b}
+    assert sums_for({"m/x.bin": a}, "m", ["m/x.bin"]) == {"m/x.bin": a}
+    for sums, prefix, files in (
+        ({"y.pt": a}, "x.pt", ["x.pt"]),
+        ({"y": a}, "m", ["m/x"]),
+        ({"a/x": a, "b/x": b}, "x", ["x"]),
+    ):
+        with pytest.raises(SettingsError):
+            sums_for(sums, prefix, files)

@@ -11,10 +11,10 @@
     ├── RollbackExhausted       the rollback budget is spent
     ├── SickTrainingError       training was stopped because its state is sick
     ├── StateError              training state that cannot be saved or put back exactly
-    ├── RecordsError            our own records cannot be used (a newer format, a damaged file)
     └── CouldNotTellError       reading failed; it says nothing about the bytes: never BAD, never GOOD
         ├── ChangedWhileReadError   a file changed or vanished under the reader
         │   └── ResavingError       a checkpoint is being saved again, and not all of its files are new yet
+        ├── RecordsError            our own records cannot be used (a newer format, a damaged file)
         ├── WorkerError             the scanning process died or ran out of its limits
         └── StorageError            the storage refused or failed
             ├── ObjectMissingError
@@ -100,16 +100,16 @@ class StateError(CkptguardError):
     kind = "state"
 
 
-class RecordsError(CkptguardError):
-    """Our own records cannot be used: written by a newer format, or damaged."""
-
-    kind = "records"
-
-
 class CouldNotTellError(CkptguardError):
     """Reading failed. It says nothing about the bytes, so it is neither BAD nor GOOD."""
 
     kind = "could_not_tell"
+
+
+class RecordsError(CouldNotTellError):
+    """Our own records cannot be used: written by a newer format, or damaged. It says nothing about a checkpoint."""
+
+    kind = "records"
 
 
 class ChangedWhileReadError(CouldNotTellError):

@@ -10,6 +10,7 @@ import msgspec
 
 from ckptguard.errors import RecordsError
 from ckptguard.names import checkpoint_id, is_safe_path
+from ckptguard.record_text import decode_checked, encode_checked
 
 MANIFEST_FORMAT = 1
 
@@ -92,16 +93,13 @@ def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as versioned JSON text; `decode_manifest` gives back an equal value."""
-    return msgspec.json.encode(manifest, order="deterministic") + b"\n"
+    """The manifest as versioned, checked JSON text; `decode_manifest` gives back an equal value."""
+    return encode_checked(manifest)
 
 
 def decode_manifest(text: bytes) -> Manifest:
     """Parse and check a manifest; RecordsError if it is damaged, from a newer format, or names unsafe paths."""
-    try:
-        manifest = msgspec.json.decode(text, type=Manifest)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RecordsError(f"a manifest cannot be read: {error}") from error
+    manifest = decode_checked(text, Manifest, "a manifest")
     if manifest.format > MANIFEST_FORMAT:
         raise RecordsError(
             f"a manifest has format {manifest.format}; this version reads up to {MANIFEST_FORMAT}",

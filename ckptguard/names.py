@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 
 STEP_DIGITS = 12
 MAX_STEP = 10**STEP_DIGITS - 1
 RECORDS_FOLDER = "_ckptguard"
+_LONGEST_FOLDER = 200  # bytes; file systems end at 255
 
 _ID = re.compile(r"(?P<step>\d{1,12}|-)\.(?P<generation>[1-9]\d{0,8})")
 
@@ -32,8 +34,19 @@ def parse_id(text: str) -> tuple[int | None, int] | None:
 
 
 def series_of(path: str) -> str:
-    """The series of a checkpoint path in its run: digit runs replaced by ``#``."""
-    return re.sub(r"\d+", "#", path)
+    """The series of a checkpoint path in its run: digit runs of its last part replaced by ``#``.
+
+    Folders keep their digits: ``seed0/`` and ``seed1/`` of a sweep are not one series. A name too long to be a
+    folder's (of the records) is cut, and ends in a hash of the whole.
+    """
+    folder, slash, name = path.rpartition("/")
+    series = folder + slash + re.sub(r"\d+", "#", name)
+    if len(series_folder(series)) <= _LONGEST_FOLDER:
+        return series
+    digest = hashlib.sha256(series.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    while len(series_folder(series)) > _LONGEST_FOLDER - len(digest) - 1:
+        series = series[:-1]
+    return f"{series}~{digest}"
 
 
 def series_folder(series: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ckptguard.errors import RecordsError
+from ckptguard.record_text import decode_checked, encode_checked
 
 VERDICT_FORMAT = 1
 MAX_FINDINGS_PER_CHECK = 50
@@ -121,16 +122,13 @@ def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CH
 
 
 def encode_verdict(verdict: Verdict) -> bytes:
-    """The verdict as versioned JSON text; `decode_verdict` gives back an equal value."""
-    return msgspec.json.encode(verdict, order="deterministic") + b"\n"
+    """The verdict as versioned, checked JSON text; `decode_verdict` gives back an equal value."""
+    return encode_checked(verdict)
 
 
 def decode_verdict(text: bytes) -> Verdict:
     """Parse a ledger entry; RecordsError if it is damaged or from a newer format."""
-    try:
-        verdict = msgspec.json.decode(text, type=Verdict)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RecordsError(f"a ledger entry cannot be read: {error}") from error
+    verdict = decode_checked(text, Verdict, "a ledger entry")
     if verdict.format > VERDICT_FORMAT:
         raise RecordsError(f"a ledger entry has format {verdict.format}", hint="upgrade ckptguard")
     return verdict

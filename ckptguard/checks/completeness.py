@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.formats import tensor_suffix
+from ckptguard.layouts.roles import file_role
 from ckptguard.manifest import File, Manifest
 from ckptguard.verdict import Finding, Severity
 
@@ -20,10 +22,41 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
     for gap in evidence.gaps:
         severity = Severity.ERROR if gap.fatal else Severity.WARNING
         yield _finding(severity, gap.message, gap.file)
+    yield from _nothing_held(evidence)
+    yield from _zero_tails(evidence)
     if evidence.sealed is not None:
         yield from _against_seal(evidence, evidence.sealed)
     if evidence.reference is not None:
         yield from _against_reference(evidence, evidence.reference)
+
+
+def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
+    """A checkpoint of weights or optimizer state that holds no number at all is no checkpoint."""
+    files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key) and not f.structure.problems]
+    meant = [f for f in files if file_role(f.entry.key) in ("", *_STATE_ROLES)]
+    held = any(f.structure.spans or any(leaf.of_array for leaf in f.structure.leaves) for f in evidence.scan.files)
+    if meant and not held:
+        yield _finding(Severity.ERROR, "it holds no tensors", meant[0].entry.key)
+
+
+def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
+    """A killed writer leaves zeros: safetensors sets a file's full length first. Matrices at the end of a file that
+    are all zero, and were not so in the reference, are an error; without a reference, a warning."""
+    facts = evidence.reference_facts
+    for file in evidence.scan.files:
+        if file.structure.format != "safetensors":
+            continue
+        tail: list[str] = []
+        tensors = [t for t in evidence.tensors_of(file) if t.span is not None and t.numbers is not None]
+        for tensor in sorted(tensors, key=lambda t: -(t.span or 0)):
+            if tensor.numbers is None or not tensor.numbers.zero:
+                break
+            if len(tensor.shape) >= 2 and (facts is None or tensor.name not in facts.constant):
+                tail.append(tensor.name)
+        if tail and (facts is not None or len(tail) > 1):
+            message = f"it ends in {len(tail)} matrices of zeros, as a killed writer leaves it"
+            severity = Severity.ERROR if facts is not None else Severity.WARNING
+            yield Finding(check="completeness", severity=severity, message=message, file=file.entry.key, tensor=tail[0])
 
 
 def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:

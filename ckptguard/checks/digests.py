@@ -75,10 +75,10 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
 
 def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
     """Errors for stated sums that differ or whose file is gone; a warning for a file with tensors that has none."""
-    for file in evidence.scan.files if evidence.expected_sums else ():
-        if file.entry.key not in evidence.expected_sums and file.structure.tensors:
+    for scanned in evidence.scan.files if evidence.expected_sums else ():
+        if scanned.entry.key not in evidence.expected_sums and scanned.structure.tensors:
             message = "the checksum file says nothing about it"
-            yield Finding(check="digests", severity=Severity.WARNING, message=message, file=file.entry.key)
+            yield Finding(check="digests", severity=Severity.WARNING, message=message, file=scanned.entry.key)
     for path, (algorithm, expected) in sorted(evidence.expected_sums.items()):
         file = evidence.scan.file(path)
         if file is None:

@@ -17,7 +17,8 @@ def check_headroom(evidence: Evidence) -> Iterator[Finding]:
     if name is None:
         return
     if largest > FP16_LIMIT / 2:
-        message = f"the largest magnitude {largest:.6g} is {largest / FP16_LIMIT:.0%} of what fp16 can hold"
+        share = f"is {largest / FP16_LIMIT:.0%} of what" if largest <= FP16_LIMIT else "is beyond what"
+        message = f"the largest magnitude {largest:.6g} {share} fp16 can hold"
         yield Finding(check="headroom", severity=Severity.NOTICE, message=message, file=file, tensor=name)
     before = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
     if before and largest > _GROWTH * before:

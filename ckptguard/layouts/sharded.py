@@ -50,6 +50,12 @@ def _index_gaps(
     for tensor, shard in weight_map.items():
         promised.setdefault(shard, set()).add(tensor)
     gaps = []
+    stem, _, suffix = index.removesuffix(".index.json").rpartition(".")
+    for key in checkpoint.files:
+        match = _SHARD.fullmatch(checkpoint.inside(key))
+        family = match is not None and (match["stem"], match["suffix"]) == (stem, "." + suffix)
+        if family and key.rpartition("/")[2] not in promised:
+            gaps.append(Gap(message=f"{index} does not list this shard", file=key))
     for shard, tensors in sorted(promised.items()):
         key = f"{folder}/{shard}" if folder else shard
         if key not in checkpoint.files:

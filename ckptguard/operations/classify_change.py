@@ -9,6 +9,11 @@ from ckptguard.checks.digests import same_content
 from ckptguard.manifest import File, Manifest
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage.protocol import Entry
+from ckptguard.verdict import Facts
+
+_NO_FACTS = Facts()
+_WIPED = 16  # elements; a shorter tensor may well come to hold one value
+_GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
 
 
 class Change(enum.Enum):
@@ -40,13 +45,17 @@ def classify_change(
     ever_good: bool,
     sealed_by_writer: bool,
     other_contents: Sequence[Manifest] = (),
+    facts: Facts = _NO_FACTS,
 ) -> Change:
     """Compare the files found (by key) with the manifest.
 
     A re-save is: every file with tensors and the layout's last-written file are new, the structure is `whole`, more
-    than one tensor and at least half of the float tensors differ, and the content is not that of another step
-    (`other_contents`: a stale copy is damage). A generation that never was GOOD has nothing to lose: there new files
-    and a whole structure suffice. Our own layout never writes over a name, so there every change is damage.
+    than one tensor differs, the content is not that of another step (`other_contents`: a stale copy is damage), and
+    something vouches for a writer: a container with checksums of its own (a torch archive) that holds two or more
+    other tensors, or else at least half of the float tensors differ and none of these looks wiped or scrambled (all
+    one value where it was not, by `facts`; or grown beyond what an update does). A generation that never was GOOD
+    has nothing to lose: there new files and a whole structure suffice. Our own layout never writes over a name, so
+    there every change is damage.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
         return Change.SAME
@@ -63,9 +72,12 @@ def classify_change(
             return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in new) else Change.DAMAGED
         if not ever_good:
             return Change.RESAVED
-        if not _most_tensors_differ(sealed.files, found) or any(_same_tensors(m, found) for m in other_contents):
+        if any(_same_tensors(m, found) for m in other_contents):
             return Change.DAMAGED
-        return Change.RESAVED
+        if _differing(sealed.files, found)[0] > 1 and _vouched(sealed.files, found):
+            return Change.RESAVED
+        plausible = _most_tensors_differ(sealed.files, found) and not _looks_harmed(sealed.files, found, facts)
+        return Change.RESAVED if plausible else Change.DAMAGED
     if new and all(_looks_rewritten(f, found.get(f.path)) for f in new):
         return Change.RESAVING
     return Change.DAMAGED
@@ -80,6 +92,36 @@ def _looks_rewritten(sealed: File, found: ScannedFile | None) -> bool:
 
 def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
     """More than one tensor, and at least half of all float tensors of more than one element."""
+    differing, total = _differing(sealed, found)
+    return differing > 1 and differing * 2 >= total
+
+
+def _vouched(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
+    """Whether a file whose container checks its own bytes was written anew, with other tensors in it."""
+    return any(
+        found[f.path].structure.format == "torch_zip" and _differing([f], found)[0] > 1
+        for f in sealed
+        if f.path in found
+    )
+
+
+def _looks_harmed(sealed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts) -> bool:
+    """Whether a float tensor that changed is all one value now (a wiped page), or holds numbers that no update makes
+    (scrambled bytes)."""
+    largest = max(facts.largest_magnitude or 0.0, 1.0)
+    before = {s.blake3 for f in sealed for s in f.spans}
+    for file in found.values():
+        for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
+            if numbers is None or tensor.span is None or file.span_digests[tensor.span] in before:
+                continue
+            wiped = numbers.constant and numbers.count >= _WIPED and tensor.name not in facts.constant
+            if wiped or numbers.largest > largest * _GROWTH:
+                return True
+    return False
+
+
+def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[int, int]:
+    """(float tensors of more than one element that differ, all of them)."""
     held = {digest for file in found.values() for digest in file.span_digests}
     total = differing = 0
     for file in sealed:
@@ -88,7 +130,7 @@ def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile
             if tensor.span is not None and is_float and file.spans[tensor.span].length > 8:
                 total += 1
                 differing += file.spans[tensor.span].blake3 not in held
-    return differing > 1 and differing * 2 >= total
+    return differing, total
 
 
 def _same_tensors(other: Manifest, found: Mapping[str, ScannedFile]) -> bool:

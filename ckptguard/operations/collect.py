@@ -13,9 +13,10 @@ OLD = 3600.0  # seconds without a write; a copy of a large checkpoint touches it
 
 
 def collect_leftovers(run: Run) -> list[str]:
-    """Remove our own old temporaries in the records and the run's top level; returns their keys.
+    """Remove our own temporaries in the records (old ones) and of rollbacks in the run; returns their keys.
 
-    A trainer's temporaries are its own business, whatever their age.
+    The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
+    trainer's temporaries are its own business, whatever their age.
     """
     try:
         inside = [e for e in run.records.list("", recursive=True) if e.name.startswith(".tmp-")]
@@ -23,7 +24,13 @@ def collect_leftovers(run: Run) -> list[str]:
         inside = []
     beside = [e for e in run.storage.list("") if e.kind == "folder" and e.name.startswith("tmp-rollback-")]
     removed = [f"{RECORDS_FOLDER}/{e.key}" for e in inside if _remove_if_old(run.records, e)]
-    return removed + [e.key for e in beside if _remove_if_old(run.storage, e)]
+    for entry in beside:
+        if run.storage.root is not None:
+            run.storage.remove(entry.key)
+            removed.append(entry.key)
+        elif _remove_if_old(run.storage, entry):
+            removed.append(entry.key)
+    return removed
 
 
 def _remove_if_old(storage: Storage, entry: Entry) -> bool:

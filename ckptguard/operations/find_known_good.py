@@ -67,12 +67,13 @@ def known_good_candidates(
     for name in [series] if series is not None else sorted(history.names):
         for key, standing in history.standings(name).items():
             eligible = standing.step is not None and (before_step is None or standing.step < before_step)
-            if eligible and standing.id not in exclude and is_good(history, name, key):
+            if eligible and standing.id not in exclude and history.was_good(name, key):
                 standings.append((name, standing))
     standings.sort(key=lambda pair: (pair[1].step or 0, pair[1].generation), reverse=True)
     found: list[Candidate] = []
     for name, standing in standings:
-        candidate = _candidate(run, history, name, standing)
+        good = is_good(history, name, (standing.step, standing.generation))
+        candidate = _candidate(run, history, name, standing) if good else None
         if candidate is not None:
             found.append(candidate)
             if most is not None and len(found) >= most:
@@ -86,11 +87,9 @@ def _candidate(run: Run, history: History, series: str, standing: Standing) -> C
     if verdict is None or manifest is None:
         return None
     damaged = verdict.outcome is not Outcome.GOOD
-    if damaged and not is_good(history, series, key):
-        return None
     in_place = (
         not damaged
-        and history.current(series, standing.step, manifest.path) == key
+        and history.current_if_readable(series, standing.step, manifest.path) == key
         and all(_has_size(run, f.path, f.size) for f in manifest.files)
     )
     copy = read_kept(run, series, *key)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from ckptguard.errors import RecordsError
 from ckptguard.known_good import Standing, parse_verdict_name, standings
 from ckptguard.manifest import Manifest
+from ckptguard.names import checkpoint_id
 from ckptguard.records.ledger import latest_verdict, ledger_names
 from ckptguard.records.manifests import read_manifest, sealed_generations
-from ckptguard.records.quarantine import quarantined_generations
+from ckptguard.records.quarantine import quarantined_generations, read_quarantined
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accepted_references
 from ckptguard.verdict import Outcome, Verdict
@@ -26,6 +27,7 @@ class History:
     quarantined: dict[str, set[Key]]
     _sealed: dict[str, list[Key]] = field(default_factory=dict)
     _manifests: dict[tuple[str, int | None, int], Manifest | None] = field(default_factory=dict)
+    _verdicts: dict[tuple[str, int | None, int], Verdict | None] = field(default_factory=dict)
 
     def standings(self, series: str) -> dict[Key, Standing]:
         """The current standing of each generation of a series, by names alone."""
@@ -48,8 +50,16 @@ class History:
         return self._manifests[full]
 
     def verdict(self, series: str, key: Key) -> Verdict | None:
-        """The verdict that counts for a generation."""
-        return latest_verdict(self.run, series, *key, self.names.get(series, []))
+        """The verdict that counts for a generation; entries that cannot be read do not exist."""
+        full = (series, *key)
+        if full not in self._verdicts:
+            self._verdicts[full] = latest_verdict(self.run, series, *key, self.names.get(series, []))
+        return self._verdicts[full]
+
+    def forget_verdicts(self, names: dict[str, list[str]]) -> None:
+        """Take over newer ledger names."""
+        self.names.update(names)
+        self._verdicts.clear()
 
     def generations(self, series: str, step: int | None) -> list[int]:
         """Every generation of a step that any record knows, ascending."""
@@ -58,15 +68,37 @@ class History:
 
     def current(self, series: str, step: int | None, path: str) -> Key | None:
         """The generation whose content should lie in place under `path`: the newest one that was sealed for this
-        path and not quarantined, unless a newer one was quarantined. None at first sight."""
+        path and not quarantined, unless a newer one of this path was quarantined. None at first sight.
+
+        RecordsError if a manifest that may be the one cannot be read: what lies there is then not taken for new.
+        """
         gone = self.quarantined.get(series, set())
         for generation in reversed(self.generations(series, step)):
-            if (step, generation) in gone:
+            key = (step, generation)
+            if key in gone and self._quarantined_path(series, key) in (path, None):
                 return None
-            manifest = self.manifest(series, (step, generation))
-            if manifest is not None and manifest.path == path:
-                return (step, generation)
+            if key in gone or key not in self.sealed(series):
+                continue
+            manifest = self.manifest(series, key)
+            if manifest is None:
+                raise RecordsError(
+                    f"the manifest of {checkpoint_id(*key)} of {series} is damaged: {path} cannot be compared with it",
+                    hint="ckptguard reseal, if what lies there is known to be right",
+                )
+            if manifest.path == path:
+                return key
         return None
+
+    def current_if_readable(self, series: str, step: int | None, path: str) -> Key | None:
+        """The same where it only is for showing or choosing: None also if a manifest cannot be read."""
+        try:
+            return self.current(series, step, path)
+        except RecordsError:
+            return None
+
+    def _quarantined_path(self, series: str, key: Key) -> str | None:
+        mark = read_quarantined(self.run, series, *key)
+        return mark.path if mark is not None else None
 
     def next_generation(self, series: str, step: int | None) -> int:
         """The number that the next content of a step gets. A generation with verdicts but no manifest (INCOMPLETE

@@ -13,7 +13,7 @@ from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept
 from ckptguard.records.run import Run
 from ckptguard.storage.protocol import Entry
-from ckptguard.verdict import Outcome
+from ckptguard.verdict import Outcome, Verdict
 
 _WEAKEST = ("link", "reflink", "copy")  # a copy made in several ways is only as independent as its weakest file
 
@@ -96,13 +96,15 @@ def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str,
 def is_good(history: History, series: str, key: Key) -> bool:
     """Whether the content that was sealed under this generation is good, wherever a whole copy of it lies: it is
     GOOD now, or it was when it was last seen whole, and only its place was damaged since."""
-    standing = history.standings(series).get(key)
-    if standing is None:
+    if not history.was_good(series, key):
         return False
-    if standing.outcome in (Outcome.BAD, Outcome.INCOMPLETE) and history.was_good(series, key):
-        verdict = history.verdict(series, key)
-        return verdict is not None and verdict.place_damaged and verdict.content is Outcome.GOOD
-    return standing.outcome is Outcome.GOOD
+    verdict = history.verdict(series, key)
+    return verdict is not None and sealed_outcome(verdict) is Outcome.GOOD
+
+
+def sealed_outcome(verdict: Verdict) -> Outcome | None:
+    """What the verdict says of the sealed bytes, wherever they lie: of a damaged place, the outcome before."""
+    return verdict.content if verdict.place_damaged else verdict.outcome
 
 
 def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry]:

@@ -28,7 +28,7 @@ def protect_finished(run: Run, settings: Settings) -> list[str]:
 
 def protect(run: Run, history: History, checkpoint: Checkpoint, settings: Settings) -> list[str]:
     """Keep one finished save that has no verdict. What was sealed before and changed is not kept: it may be damage."""
-    if history.current(checkpoint.series, checkpoint.step, checkpoint.path) is not None and not (
+    if history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path) is not None and not (
         LAYOUTS[checkpoint.layout].sealed_by_writer
     ):
         return []
@@ -36,7 +36,7 @@ def protect(run: Run, history: History, checkpoint: Checkpoint, settings: Settin
         return []  # without a step it is never known-good
     try:
         with run_lock(run):
-            current = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+            current = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
             generation = current[1] if current else history.next_generation(checkpoint.series, checkpoint.step)
             keep_checkpoint(run, checkpoint, generation, settings)
             trim_kept(run, history, settings)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Sequence
+
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint
+from ckptguard.names import record_name, series_folder
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.locking import run_lock
 from ckptguard.records.clock import utc_now
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.quarantine import Quarantined, mark_quarantined, read_quarantined
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined, read_quarantined, was_moved
 from ckptguard.records.run import Run
 from ckptguard.verdict import Finding, Outcome, Severity, Verdict
 from ckptguard.version import __version__
@@ -33,7 +38,7 @@ def quarantine_checkpoint(
     """The same for a caller that holds the lock. The mark is written first: a crash before the move is mended by
     `finish_quarantines`. The next save of that step is a new generation, even with equal bytes."""
     series, step = checkpoint.series, checkpoint.step
-    key = history.current(series, step, checkpoint.path) or (step, history.next_generation(series, step))
+    key = history.current_if_readable(series, step, checkpoint.path) or (step, history.next_generation(series, step))
     if suspect:
         mark_suspect(run, history, series, key, reason)
     mark = Quarantined(
@@ -49,7 +54,15 @@ def quarantine_checkpoint(
     mark_quarantined(run, mark)
     history.quarantined.setdefault(series, set()).add(key)
     _move(run, mark)
+    mark_moved(run, mark)
     return key
+
+
+def move_aside(run: Run, checkpoint: Checkpoint, key: Key) -> None:
+    """Move damaged bytes out of the way of a whole copy of the same generation. The generation itself is not
+    quarantined: the copy takes its place. For a caller that holds the lock."""
+    folder = f"{QUARANTINE}/{series_folder(checkpoint.series)}/{record_name(*key)}.damaged-{uuid.uuid4().hex[:8]}"
+    _move_files(run, checkpoint.path, (*checkpoint.files, *(e.key for e in checkpoint.irregular)), folder)
 
 
 def finish_quarantines(run: Run, history: History) -> None:
@@ -58,8 +71,11 @@ def finish_quarantines(run: Run, history: History) -> None:
     for series, keys in history.quarantined.items():
         for key in keys:
             mark = read_quarantined(run, series, *key)
-            if mark is not None and _still_in_place(run, mark):
+            if mark is None or was_moved(run, mark):
+                continue
+            if _still_in_place(run, mark):
                 _move(run, mark)
+            mark_moved(run, mark)
 
 
 def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str) -> None:
@@ -84,7 +100,7 @@ def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str)
             content=Outcome.SUSPECT if damaged else None,
         ),
     )
-    history.names.update(load_history(run).names)
+    history.forget_verdicts(load_history(run).names)
 
 
 def _still_in_place(run: Run, mark: Quarantined) -> bool:
@@ -99,13 +115,17 @@ def _still_in_place(run: Run, mark: Quarantined) -> bool:
 
 
 def _move(run: Run, mark: Quarantined) -> None:
+    _move_files(run, mark.path, mark.files, mark.folder)
+
+
+def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:
     storage, run_prefix, records_prefix = run.shared()
-    whole = mark.path != "." and all(f == mark.path or f.startswith(mark.path + "/") for f in mark.files)
+    whole = path != "." and all(f == path or f.startswith(path + "/") for f in files)
     # A folder moves in one piece, with what lies nested in it; model files at the run's root move one by one.
-    for key in [mark.path] if whole else list(mark.files):
+    for key in [path] if whole else list(files):
         try:
-            storage.move(run_prefix + key, f"{records_prefix}{mark.folder}/{key}")
+            storage.move(run_prefix + key, f"{records_prefix}{folder}/{key}")
         except ObjectMissingError:
             continue  # moved before a crash, or rotated away meanwhile
         except ObjectExistsError:
-            storage.move(run_prefix + key, f"{records_prefix}{mark.folder}.{utc_now().replace(':', '')}/{key}")
+            storage.move(run_prefix + key, f"{records_prefix}{folder}.{uuid.uuid4().hex[:8]}/{key}")

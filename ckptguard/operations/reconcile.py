@@ -111,9 +111,9 @@ def reconcile(
     troubles: list[str] = []
     for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
         sample = _sample(watch, checkpoint)
-        if sample.done or _stands(history, checkpoint, sample):
-            continue
         try:
+            if sample.done or _stands(history, checkpoint, sample):
+                continue
             why, delay = _not_ready(
                 run, history, checkpoint, sample, settings, scanner=scanner, assume_quiet=assume_quiet
             )
@@ -283,7 +283,7 @@ def _good_without_copy(
                 here = checkpoint.series == series and checkpoint.step == key[0]
                 if (
                     here
-                    and history.current(series, key[0], checkpoint.path) == key
+                    and history.current_if_readable(series, key[0], checkpoint.path) == key
                     and not read_kept(run, series, *key)
                 ):
                     wanted.append((checkpoint, key))

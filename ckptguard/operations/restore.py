@@ -21,7 +21,6 @@ from ckptguard.errors import (
     SettingsError,
     StorageFullError,
 )
-from ckptguard.known_good import Standing
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id, record_name, series_folder
 from ckptguard.operations.compare_copy import copy_differs
@@ -78,6 +77,11 @@ def restore(
     if "://" in dest:
         raise SettingsError("DEST must be a local folder")
     dest = os.path.abspath(os.path.expanduser(dest))
+    root = run.storage.root
+    if root is not None and os.path.commonpath([os.path.realpath(dest), os.path.realpath(root)]) == os.path.realpath(
+        root
+    ):
+        raise SettingsError(f"{dest} lies inside the run", hint="restore elsewhere, or use ckptguard rollback")
     _refuse_unless_empty(dest)
     wrong = "no whole copy of it is there"
     name = ""
@@ -135,24 +139,29 @@ def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, sca
     if good:
         return good
     for checkpoint in list_checkpoints(run):
-        known = history.current(checkpoint.series, step, checkpoint.path)
+        known = history.current_if_readable(checkpoint.series, step, checkpoint.path)
         if checkpoint.step == step and (known is None or history.verdict(checkpoint.series, known) is None):
             verify_checkpoint(run, checkpoint, settings, scanner=scanner)
     history = load_history(run)
-    options = [
-        (series, key, standing) for series in history.names for key, standing in history.standings(series).items()
-    ]
-    for series, key, standing in sorted((o for o in options if o[1][0] == step), key=_preference, reverse=True):
+    options = []
+    for series in history.names:
+        for key in history.standings(series):
+            verdict = history.verdict(series, key) if key[0] == step else None
+            if verdict is not None:
+                options.append((verdict.outcome is Outcome.GOOD, key[1], series, verdict))
+    for _, generation, series, verdict in sorted(options, key=lambda o: (o[0], o[1]), reverse=True):
+        key = (step, generation)
         manifest = history.manifest(series, key)
         if manifest is None:
             continue
-        if standing.outcome is not Outcome.GOOD and not force:
+        if verdict.outcome is not Outcome.GOOD and not force:
+            reason = verdict.findings[0].message if verdict.findings else "its verdict says so"
             raise RefusedError(
-                f"{standing.id} of {series} is {standing.outcome.value}: {_first_reason(history, series, key)}",
-                outcome=standing.outcome.value,
+                f"{checkpoint_id(*key)} of {series} is {verdict.outcome.value}: {reason}",
+                outcome=verdict.outcome.value,
                 hint="restore another step, or use --force",
             )
-        return [_choice(history, series, key, manifest, standing.outcome)]
+        return [_choice(history, series, key, manifest, verdict.outcome)]
     raise NotFoundError(f"{run.url} has no checkpoint of step {step} that could be restored")
 
 
@@ -162,18 +171,9 @@ def _choice(history: History, series: str, key: Key, manifest: Manifest, outcome
         key=key,
         manifest=manifest,
         outcome=outcome,
-        in_place=history.current(series, key[0], manifest.path) == key,
+        in_place=history.current_if_readable(series, key[0], manifest.path) == key,
         quarantined=key in history.quarantined.get(series, ()),
     )
-
-
-def _preference(option: tuple[str, Key, Standing]) -> tuple[bool, int]:
-    return (option[2].outcome is Outcome.GOOD, option[1][1])
-
-
-def _first_reason(history: History, series: str, key: Key) -> str:
-    verdict = history.verdict(series, key)
-    return verdict.findings[0].message if verdict and verdict.findings else "its verdict says so"
 
 
 def _sources(run: Run, choice: _Choice, *, force: bool) -> list[_Source]:

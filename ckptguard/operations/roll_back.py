@@ -19,7 +19,7 @@ from ckptguard.operations.history import History, load_history
 from ckptguard.operations.keep import release
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.locking import run_lock
-from ckptguard.operations.quarantine import quarantine_checkpoint
+from ckptguard.operations.quarantine import move_aside, quarantine_checkpoint
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.seal import seal_written
 from ckptguard.operations.verify import verify_checkpoint
@@ -74,15 +74,17 @@ def roll_back(
             # The copy is staged and read back first: if that fails (a full disk), nothing was moved.
             with _staged(run, chosen, scanner) as publish:
                 for checkpoint in newer:
-                    quarantine_checkpoint(run, history, checkpoint, reason=reason)
+                    current = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
+                    if current == chosen.key and checkpoint.path == chosen.manifest.path:
+                        move_aside(run, checkpoint, chosen.key)
+                    else:
+                        quarantine_checkpoint(run, history, checkpoint, reason=reason)
                 publish()
-            if not chosen.in_place:
-                _seal_again(run, chosen.manifest)
         answer = chosen.answer
-        if not chosen.in_place:
-            answer = msgspec.structs.replace(answer, path=run.usable(chosen.manifest.path), kept=False)
+        if not chosen.in_place and not dry_run:
+            answer = _arrived(run, settings, chosen, scanner)
         return RolledBack(
-            known_good=chosen.answer if dry_run else answer,
+            known_good=answer,
             quarantined=tuple(c.path for c in newer),
             put_back=not chosen.in_place,
             dry_run=dry_run,
@@ -110,7 +112,7 @@ def verify_pending(
         step = checkpoint.step or 0
         if step <= floor or (before_step is not None and step >= before_step):
             continue
-        key = history.current(checkpoint.series, step, checkpoint.path)
+        key = history.current_if_readable(checkpoint.series, step, checkpoint.path)
         if key is not None and key in history.standings(checkpoint.series):
             continue
         left.append(checkpoint.path)
@@ -186,6 +188,20 @@ def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
         if (checkpoint.step is not None and checkpoint.step > step) or in_the_way:
             newer.append(checkpoint)
     return sorted(newer, key=lambda c: -(c.step or 0))
+
+
+def _arrived(run: Run, settings: Settings, chosen: Candidate, scanner: Scanner) -> KnownGood:
+    """The known-good as it stands after it was put back: verified in its place. Where another generation lay there
+    (and was quarantined) it is a new generation with the old bytes."""
+    _seal_again(run, chosen.manifest)
+    path = chosen.manifest.path
+    checkpoint = find_checkpoint(run, path)
+    if checkpoint is None:
+        raise CouldNotTellError(f"{path} vanished after it was put back")
+    checked = verify_checkpoint(run, checkpoint, settings, scanner=scanner, md5=False)
+    if checked.outcome is not Outcome.GOOD or checked.id is None:
+        raise CouldNotTellError(f"{path} is {checked.outcome.value} after it was put back")
+    return msgspec.structs.replace(chosen.answer, path=run.usable(path), kept=False, id=checked.id)
 
 
 def _seal_again(run: Run, manifest: Manifest) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from ckptguard.layouts import Checkpoint
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.keep import kept_matches
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run
@@ -38,7 +39,7 @@ def survey(run: Run) -> tuple[CheckpointState, ...]:
     states: dict[tuple[str, Key], CheckpointState] = {}
     fresh: list[CheckpointState] = []
     for checkpoint in list_checkpoints(run):
-        key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+        key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
         open_key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
         state = _state(run, history, checkpoint.series, open_key, kept, checkpoint)
         if open_key in history.standings(checkpoint.series) or key is not None:
@@ -63,6 +64,8 @@ def _state(
 ) -> CheckpointState:
     verdict, manifest = history.verdict(series, key), history.manifest(series, key)
     copy = read_kept(run, series, *key) if (series, *key) in kept else None
+    if copy is not None and manifest is not None and not kept_matches(run, copy, manifest):
+        copy = None  # a hard link shares what was done to the original
     size = checkpoint.bytes if checkpoint else manifest.bytes if manifest else None
     return CheckpointState(
         path=checkpoint.path if checkpoint else manifest.path if manifest else series,

@@ -97,8 +97,9 @@ def _inside_run(url: str, records: str | None) -> Target | None:
             continue
         run = open_run(root, records=records)
         path = "/".join(parts[-up:])
-        found = next((c for c in list_checkpoints(run) if c.path == path), None)
+        # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
+        found = next((c for c in list_checkpoints(run) if path == c.path or path in c.files), None)
         if found is not None:
             kind = "file" if found.layout == single.LAYOUT.name else "checkpoint"
-            return Target(url=url, kind=kind, storage=run.storage, checkpoint=found, run=run)
+            return Target(url=run.usable(found.path), kind=kind, storage=run.storage, checkpoint=found, run=run)
     return None

@@ -14,13 +14,13 @@ from ckptguard.errors import (
     ResavingError,
 )
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.manifest import Manifest
+from ckptguard.manifest import Manifest, identity
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.classify_change import Change, classify_change
 from ckptguard.operations.compare_copy import copy_differs
-from ckptguard.operations.examine import collect_evidence, scan_checkpoint
+from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import release
+from ckptguard.operations.keep import release, sealed_outcome
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.report import Checked
 from ckptguard.operations.seal import seal_observed
@@ -31,7 +31,7 @@ from ckptguard.records.run import Run
 from ckptguard.records.run_settings import allowed_nonfinite
 from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
 from ckptguard.scan.result import Scan
-from ckptguard.verdict import Finding, Outcome, Severity, Verdict, judge, limit_findings
+from ckptguard.verdict import Facts, Finding, Outcome, Severity, Verdict, judge, limit_findings
 from ckptguard.version import __version__
 
 
@@ -123,6 +123,7 @@ def _judge_and_record(
             ever_good=history.was_good(series, key),
             sealed_by_writer=layout.sealed_by_writer,
             other_contents=_other_contents(history, series, key),
+            facts=_facts(history, series, key),
         )
         if change is Change.RESAVING and resave is Resave.WAIT:
             raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
@@ -145,7 +146,7 @@ def _judge_and_record(
     if layout.sealed_by_writer and sealed is None:
         findings.append(_never_committed(checkpoint))
     before = history.verdict(series, key)
-    findings += _carried_suspicion(before)
+    findings += _carried_suspicion(before) or _suspicion_of_the_same_bytes(run, history, evidence, key)
     outcome = judge(findings, sealed=sealed is not None)
     if change is Change.RESAVING and resave is Resave.GIVE_UP:
         outcome = Outcome.INCOMPLETE
@@ -154,7 +155,18 @@ def _judge_and_record(
         commits = sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer
         if commits:
             sealed = seal_observed(run, evidence, key[1])
-        _record(run, evidence, key, outcome, limit_findings(findings), before, scan.seconds, md5=md5, damaged=damaged)
+        _record(
+            run,
+            history,
+            evidence,
+            key,
+            outcome,
+            limit_findings(findings),
+            before,
+            scan.seconds,
+            md5=md5,
+            damaged=damaged,
+        )
         if damaged and sealed is not None:
             _confirm_kept(run, series, key, sealed, scanner)
     return Checked(
@@ -169,6 +181,11 @@ def _judge_and_record(
         seconds=round(scan.seconds, 3),
         findings=limit_findings(findings),
     )
+
+
+def _facts(history: History, series: str, key: Key) -> Facts:
+    verdict = history.verdict(series, key)
+    return verdict.facts if verdict is not None and not verdict.place_damaged else Facts()
 
 
 def _other_contents(history: History, series: str, key: Key) -> list[Manifest]:
@@ -191,8 +208,27 @@ def _carried_suspicion(before: Verdict | None) -> list[Finding]:
     return [f for f in before.findings if f.severity is Severity.SICKNESS and f.check == "incident"]
 
 
+def _suspicion_of_the_same_bytes(run: Run, history: History, evidence: Evidence, key: Key) -> list[Finding]:
+    """SUSPECT follows the bytes: of a checkpoint that was moved back from quarantine, or resealed without having been
+    saved again. A save of its own (other times and inodes) is not suspect, even with equal bytes."""
+    checkpoint = evidence.checkpoint
+    present = {e.key: e.signature for e in checkpoint.entries}
+    for generation in history.generations(checkpoint.series, checkpoint.step):
+        earlier = (checkpoint.step, generation)
+        manifest = history.manifest(checkpoint.series, earlier)
+        if earlier == key or manifest is None or manifest.path != checkpoint.path:
+            continue
+        written = {f.path: (f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files}
+        if written == present and identity(manifest.files) == identity(manifest_files(evidence)):
+            found = _carried_suspicion(history.verdict(checkpoint.series, earlier))
+            if found:
+                return found
+    return []
+
+
 def _record(
     run: Run,
+    history: History,
     evidence: Evidence,
     key: Key,
     outcome: Outcome,
@@ -205,7 +241,9 @@ def _record(
 ) -> None:
     """Append the verdict; a re-check that changes nothing appends nothing."""
     weighty = [f for f in findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
-    if before is not None and before.outcome is outcome:
+    standing = history.standings(evidence.checkpoint.series).get(key)
+    torn = standing is not None and (before is None or standing.outcome is not before.outcome)
+    if before is not None and before.outcome is outcome and not torn:
         known = [f for f in before.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
         if {_essence(f) for f in known} == {_essence(f) for f in weighty}:
             return
@@ -221,16 +259,9 @@ def _record(
         seconds=round(seconds, 3),
         facts=facts_of(evidence),
         place_damaged=damaged,
-        content=content_outcome(before) if damaged else None,
+        content=sealed_outcome(before) if damaged and before is not None else None,
     )
     append_verdict(run, verdict)
-
-
-def content_outcome(before: Verdict | None) -> Outcome | None:
-    """The outcome of the sealed bytes, when they were last seen whole."""
-    if before is None:
-        return None
-    return before.content if before.place_damaged else before.outcome
 
 
 def _essence(finding: Finding) -> tuple[object, ...]:

@@ -14,7 +14,6 @@ from ckptguard.errors import (
     CouldNotTellError,
     DeniedError,
     NotFoundError,
-    RecordsError,
     SettingsError,
     StorageError,
 )
@@ -22,11 +21,13 @@ from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.manifest import Manifest
 from ckptguard.operations.check_sums import parse_check_sums, sums_for
 from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.quiet import wait_until_quiet
 from ckptguard.operations.report import Checked, Report, relative_to
 from ckptguard.operations.target import Target, resolve_target
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.run import Run
 from ckptguard.records.run_settings import allow_nonfinite
 from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
 from ckptguard.storage import open_storage
@@ -166,7 +167,7 @@ def _in_run(
             return checked, [f"verdicts could not be recorded: {error.message}"], False
     except ChangedWhileReadError as error:
         return _pending(quiet, error.message), [], False
-    except (CouldNotTellError, RecordsError) as error:
+    except CouldNotTellError as error:
         return _pending(quiet, error.message), [], True
 
 
@@ -204,10 +205,12 @@ def _one(
     try:
         options = ScanOptions(md5=True, sums=algorithms)
         scan = scan_checkpoint(target.storage, quiet, options, scanner=scanner, progress=progress)
+        sealed = _sealed_in(target.run, quiet) if target.run is not None else None
         evidence = collect_evidence(
             target.storage,
             quiet,
             scan,
+            sealed=sealed,
             reference=reference,
             in_run=target.run is not None,
             allow_nonfinite=settings.allow_nonfinite,
@@ -224,13 +227,20 @@ def _one(
         layout=quiet.layout,
         step=quiet.step,
         id=None,
-        outcome=judge(findings, sealed=False),
-        digest_origin=None,
+        outcome=judge(findings, sealed=sealed is not None),
+        digest_origin=sealed.digest_origin if sealed else None,
         bytes=quiet.bytes,
         seconds=round(time.monotonic() - started, 3),
         findings=findings,
     )
     return relative_to(checked, checkpoint.path), False
+
+
+def _sealed_in(run: Run, checkpoint: Checkpoint) -> Manifest | None:
+    """The manifest with which a run's own records say that this place must agree."""
+    history = load_history(run)
+    key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+    return history.manifest(checkpoint.series, key) if key is not None else None
 
 
 def _pending(checkpoint: Checkpoint, why: str) -> Checked:

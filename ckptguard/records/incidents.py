@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError
+from ckptguard.errors import ObjectExistsError, RecordsError
+from ckptguard.record_text import decode_record
 from ckptguard.records.clock import utc_now
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
@@ -81,8 +82,8 @@ def list_incidents(run: Run) -> list[Incident]:
     for incident_id, revision in sorted(newest.items()):
         text = read_record(run, incident_key(incident_id, revision))
         try:
-            found.append(msgspec.json.decode(text or b"", type=Incident))
-        except msgspec.DecodeError:
+            found.append(decode_record(text or b"", Incident, "an incident"))
+        except RecordsError:
             continue
     return found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ckptguard.names import parse_id, record_name, series_folder, series_from_folder
+from ckptguard.errors import RecordsError
+from ckptguard.names import is_safe_path, parse_id, record_name, series_folder, series_from_folder
+from ckptguard.record_text import decode_record
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 FOLDER = "kept"
@@ -52,14 +54,16 @@ def commit_kept(run: Run, copy: KeptCopy) -> None:
 
 
 def read_kept(run: Run, series: str, step: int | None, generation: int) -> KeptCopy | None:
-    """The kept copy of a generation, if there is a whole one."""
+    """The kept copy of a generation, if there is a whole one. A mark that names another one, or paths that lead
+    elsewhere, is none."""
     text = read_record(run, f"{kept_folder(series, step, generation)}.json")
-    if not text:
-        return None
     try:
-        return msgspec.json.decode(text, type=KeptCopy)
-    except msgspec.DecodeError:
+        copy = decode_record(text or b"", KeptCopy, "the mark of a kept copy")
+    except RecordsError:
         return None
+    stated = (copy.series, copy.step, copy.generation)
+    safe = all(is_safe_path(file) for file in copy.files) and (copy.path == "." or is_safe_path(copy.path))
+    return copy if safe and stated == (series, step, generation) else None
 
 
 def list_kept(run: Run) -> list[tuple[str, int | None, int]]:

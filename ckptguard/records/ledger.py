@@ -12,9 +12,9 @@ FOLDER = "ledger"
 
 
 def ledger_names(run: Run) -> dict[str, list[str]]:
-    """Every entry's name by series: one listing of names."""
+    """Every entry's name by series: one listing of names. Empty entries do not exist."""
     by_series: dict[str, list[str]] = {}
-    for key in list_records(run, FOLDER, recursive=True):
+    for key in list_records(run, FOLDER, recursive=True, with_content=True):
         folder, _, name = key.partition("/")
         if name:
             by_series.setdefault(series_from_folder(folder), []).append(name)
@@ -23,7 +23,7 @@ def ledger_names(run: Run) -> dict[str, list[str]]:
 
 def series_names(run: Run, series: str) -> list[str]:
     """The names of one series' entries."""
-    return list_records(run, f"{FOLDER}/{series_folder(series)}")
+    return list_records(run, f"{FOLDER}/{series_folder(series)}", with_content=True)
 
 
 def read_verdict(run: Run, series: str, standing: Standing) -> Verdict | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptguard.errors import BusyError, ObjectExistsError
+from ckptguard.errors import BusyError, ObjectExistsError, RecordsError
 from ckptguard.manifest import Manifest, decode_manifest, encode_manifest
 from ckptguard.names import checkpoint_id, parse_id, record_name, series_folder
 from ckptguard.records.run import Run, create_record, list_records, read_record
@@ -32,7 +32,12 @@ def write_manifest(run: Run, manifest: Manifest) -> None:
 def read_manifest(run: Run, series: str, step: int | None, generation: int) -> Manifest | None:
     """The manifest of a generation, or None. RecordsError if it is damaged or too new."""
     text = read_record(run, manifest_key(series, step, generation))
-    return decode_manifest(text) if text else None
+    if text is None:
+        return None
+    manifest = decode_manifest(text)
+    if (manifest.series, manifest.step, manifest.generation) != (series, step, generation):
+        raise RecordsError(f"the manifest of {checkpoint_id(step, generation)} of {series} is that of another one")
+    return manifest
 
 
 def sealed_generations(run: Run, series: str) -> list[tuple[int | None, int]]:

@@ -7,7 +7,8 @@ import socket
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError, StorageError
+from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError
+from ckptguard.record_text import decode_record
 from ckptguard.records.run import Run, create_record, read_record
 
 _KEY = "daemon.json"
@@ -49,8 +50,8 @@ def write_daemon_record(run: Run, record: DaemonRecord) -> None:
 def read_daemon_record(run: Run) -> DaemonRecord | None:
     """The record, or None if there is none that can be read."""
     try:
-        return msgspec.json.decode(read_record(run, _KEY) or b"", type=DaemonRecord)
-    except (msgspec.DecodeError, StorageError):
+        return decode_record(read_record(run, _KEY) or b"", DaemonRecord, _KEY)
+    except CouldNotTellError:
         return None
 
 

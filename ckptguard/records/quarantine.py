@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError
-from ckptguard.names import parse_id, record_name, series_folder, series_from_folder
+from ckptguard.errors import ObjectExistsError, RecordsError
+from ckptguard.names import (
+    RECORDS_FOLDER,
+    is_safe_path,
+    parse_id,
+    record_name,
+    series_folder,
+    series_from_folder,
+)
+from ckptguard.record_text import decode_record
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 FOLDER = "quarantine"
@@ -40,6 +48,19 @@ def mark_quarantined(run: Run, mark: Quarantined) -> bool:
     return True
 
 
+def mark_moved(run: Run, mark: Quarantined) -> None:
+    """Say that the move is done: what lies in place later was put there by somebody."""
+    try:
+        create_record(run, mark.folder + ".moved", b"\n")
+    except ObjectExistsError:
+        pass
+
+
+def was_moved(run: Run, mark: Quarantined) -> bool:
+    """Whether the move was finished."""
+    return read_record(run, mark.folder + ".moved") is not None
+
+
 def quarantined_generations(run: Run) -> dict[str, set[tuple[int | None, int]]]:
     """(step, generation) of all marks, by series: their content is no longer in place under its name."""
     found: dict[str, set[tuple[int | None, int]]] = {}
@@ -52,11 +73,12 @@ def quarantined_generations(run: Run) -> dict[str, set[tuple[int | None, int]]]:
 
 
 def read_quarantined(run: Run, series: str, step: int | None, generation: int) -> Quarantined | None:
-    """The mark of a generation, if there is one that can be read."""
+    """The mark of a generation, if there is one that can be read and speaks of it, in paths that stay in the run."""
     text = read_record(run, f"{FOLDER}/{series_folder(series)}/{record_name(step, generation)}.json")
-    if not text:
-        return None
     try:
-        return msgspec.json.decode(text, type=Quarantined)
-    except msgspec.DecodeError:
+        mark = decode_record(text or b"", Quarantined, "the mark of a quarantined checkpoint")
+    except RecordsError:
         return None
+    paths = (*mark.files, *(key for key, *_ in mark.signature), *(() if mark.path == "." else (mark.path,)))
+    safe = all(is_safe_path(path) and path.split("/")[0] != RECORDS_FOLDER for path in paths)
+    return mark if safe and (mark.series, mark.step, mark.generation) == (series, step, generation) else None

@@ -9,6 +9,7 @@ import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
 from ckptguard.names import RECORDS_FOLDER
+from ckptguard.record_text import decode_record
 from ckptguard.storage import Storage, normalise_url, open_storage
 
 RECORDS_FORMAT = 1
@@ -59,8 +60,17 @@ def open_run(url: str, *, records: str | None = None, must_exist: bool = True) -
     storage = open_storage(normal, must_exist=must_exist)
     place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
     run = Run(url=normal, storage=storage, records=open_storage(place, must_exist=False), records_inside=not records)
+    if run.records_inside and _is_link(storage):
+        raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
     _check_format(run)
     return run
+
+
+def _is_link(storage: Storage) -> bool:
+    try:
+        return storage.stat(RECORDS_FOLDER).kind == "link"
+    except ObjectMissingError:
+        return False
 
 
 def has_records(run: Run) -> bool:
@@ -85,23 +95,24 @@ def create_record(run: Run, key: str, value: bytes) -> None:
     run.records.create(key, value)
 
 
-def list_records(run: Run, folder: str, *, recursive: bool = False) -> list[str]:
-    """Keys of the records in a folder, relative to it; none where there is no such folder."""
+def list_records(run: Run, folder: str, *, recursive: bool = False, with_content: bool = False) -> list[str]:
+    """Keys of the records in a folder, relative to it; none where there is no such folder. `with_content` leaves out
+    empty files, which only a broken write leaves."""
     try:
         entries = run.records.list(folder, recursive=recursive)
     except ObjectMissingError:
         return []
-    return [e.key.removeprefix(folder + "/") for e in entries if recursive is False or e.kind == "file"]
+    wanted = [e for e in entries if not with_content or (e.kind == "file" and e.size)]
+    return [e.key.removeprefix(folder + "/") for e in wanted if not recursive or e.kind == "file"]
 
 
 def _check_format(run: Run) -> None:
     text = read_record(run, _FORMAT_KEY)
     if text is None:
         return
-    try:
-        stated = msgspec.json.decode(text, type=dict[str, int])["format"]
-    except (msgspec.DecodeError, KeyError) as error:
-        raise RecordsError(f"{_FORMAT_KEY} of the records of {run.url} cannot be read") from error
+    stated = decode_record(text, dict[str, int], f"{_FORMAT_KEY} of the records of {run.url}").get("format")
+    if stated is None:
+        raise RecordsError(f"{_FORMAT_KEY} of the records of {run.url} states no format")
     if stated > RECORDS_FORMAT:
         raise RecordsError(
             f"the records of {run.url} have format {stated}; this version knows up to {RECORDS_FORMAT}",

@@ -6,8 +6,9 @@ import re
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError
+from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.names import parse_id, record_name, series_folder
+from ckptguard.record_text import decode_record
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 _FOLDER = "settings"
@@ -21,8 +22,8 @@ def allowed_nonfinite(run: Run) -> tuple[str, ...]:
     for name in sorted(list_records(run, _FOLDER)):
         if _NAME.fullmatch(name):
             try:
-                patterns += msgspec.json.decode(read_record(run, f"{_FOLDER}/{name}") or b"", type=list[str])
-            except msgspec.DecodeError:
+                patterns += decode_record(read_record(run, f"{_FOLDER}/{name}") or b"", list[str], name)
+            except RecordsError:
                 continue
     return tuple(dict.fromkeys(patterns))
 

@@ -12,6 +12,7 @@ from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.roll_back import roll_back
 from ckptguard.operations.survey import survey
+from ckptguard.records.kept import list_kept
 from ckptguard.verdict import Outcome
 
 
@@ -136,8 +137,13 @@ def test_a_crash_between_mark_and_move_is_mended(root, three, monkeypatch):
     from ckptguard.operations import quarantine as module
 
     reconcile(three, QUICK, Watch())
-    monkeypatch.setattr(module, "_move", lambda run, mark: None)
-    roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
+
+    def crash(run, mark):
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "_move", crash)
+    with pytest.raises(InterruptedError):
+        roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
     monkeypatch.undo()
     assert "net-300.pt" in visible(root)
     reconcile(three, QUICK, Watch())
@@ -164,3 +170,94 @@ def test_a_dry_run_says_what_would_be_verified_first(root, three):
     write_torch(root, 400, seed=4)
     done = roll_back(three, QUICK, reason="NaN", dry_run=True, check_writing=False)
     assert (done.known_good.id, done.unverified) == ("300.1", ("net-400.pt",))
+
+
+def test_the_copy_that_was_gone_back_to_stays_known_good(root, three):
+    """The newest is damaged in place and has a copy of its own: it comes back, under its own id, and stays good."""
+    before = (root / "net-300.pt").read_bytes()
+    settings = QUICK.changed(keep="copy")
+    reconcile(three, settings, Watch())
+    flip(root / "net-300.pt")
+    done = roll_back(three, settings, reason="NaN", check_writing=False)
+    assert (done.known_good.id, done.put_back) == ("300.1", True)
+    assert (root / "net-300.pt").read_bytes() == before
+    for _ in range(2):
+        reconcile(three, settings, Watch())
+        assert find_known_good(three).id == "300.1"
+    assert list_kept(three)[-1] == ("net-#.pt", 300, 1)
+
+
+@pytest.mark.parametrize("name", ["move", "copy"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_failure_anywhere_keeps_the_good_copy(root, three, monkeypatch, name, call):
+    """Whatever operation fails, once, in the middle of a rollback: afterwards there still is the same good content."""
+    from ckptguard.errors import StorageError
+    from ckptguard.storage.local import LocalStorage
+
+    settings = QUICK.changed(keep="copy")
+    before = (root / "net-300.pt").read_bytes()
+    reconcile(three, settings, Watch())
+    flip(root / "net-300.pt")
+    real, calls = getattr(LocalStorage, name), []
+
+    def failing(self, *args, **kwargs):
+        calls.append(args)
+        if len(calls) == call:
+            raise StorageError("I/O error", key=str(args[0]))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(LocalStorage, name, failing)
+    try:
+        roll_back(three, settings, reason="NaN", check_writing=False)
+    except StorageError:
+        pass
+    monkeypatch.undo()
+    reconcile(three, settings, Watch())
+    answer = find_known_good(three)
+    assert answer.id == "300.1"
+    with open(answer.path, "rb") as file:
+        assert file.read() == before
+
+
+def test_suspicion_follows_a_checkpoint_that_is_moved_back(root, three):
+    """Quarantined as SUSPECT, moved back by hand and verified: still suspect, not moved again, until it is cleared."""
+    reconcile(three, QUICK, Watch())
+    roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
+    [moved] = (root / "_ckptguard" / "quarantine").rglob("net-300.pt")
+    moved.rename(root / "net-300.pt")
+    for _ in range(2):
+        reconcile(three, QUICK, Watch())
+    assert (root / "net-300.pt").exists()
+    assert find_known_good(three).id == "200.1"
+    clear(three, "300", reason="it was a masked batch")
+    assert find_known_good(three).id == "300.2"
+
+
+def test_reseal_lifts_no_suspicion(three):
+    """Taking the same bytes as a new generation does not make them trusted."""
+    from ckptguard.operations.history import load_history
+    from ckptguard.operations.quarantine import mark_suspect
+    from ckptguard.operations.reseal import reseal
+
+    reconcile(three, QUICK, Watch())
+    mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "sick soon after")
+    assert reseal(three, QUICK, "300").outcome is Outcome.SUSPECT
+    assert find_known_good(three).id == "200.1"
+
+
+def test_two_paths_with_one_step_are_told_apart(root, run):
+    """Quarantining one of two files of the same series and step does not make the other one new."""
+    from ckptguard.operations.quarantine import quarantine
+    from ckptguard.operations.verify_target import verify_target
+
+    for epoch in (1, 2):
+        torch.save(state_dict(epoch), root / f"epoch={epoch}-step=500.ckpt")
+    reconcile(run, QUICK, Watch())
+    flip(root / "epoch=1-step=500.ckpt")
+    (root / "epoch=1-step=500.ckpt").touch()
+    reconcile(run, QUICK, Watch())
+    quarantine(run, "epoch=2-step=500.ckpt", reason="test")
+    report = verify_target(str(root), QUICK)
+    assert [c.outcome for c in report.checkpoints] == [Outcome.BAD]
+    with pytest.raises(NoKnownGoodError):
+        find_known_good(run)

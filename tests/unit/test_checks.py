@@ -6,7 +6,7 @@ import pytest
 
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.checks.pickle_safety import is_allowed, is_executor
-from ckptguard.formats.structure import Leaf, Structure, TensorPlace
+from ckptguard.formats.structure import Leaf, SpanPlace, Structure, TensorPlace
 from ckptguard.layouts import Checkpoint
 from ckptguard.operations.check_sums import parse_check_sums
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
@@ -23,7 +23,13 @@ def evidence(tensors=(), leaves=(), globals_=(), **more):
     places = tuple(TensorPlace(name, "float32", shape, 0) for name, _, shape, _ in tensors)
     file = ScannedFile(
         entry=entry,
-        structure=Structure(format="torch", tensors=places, leaves=tuple(leaves), globals=tuple(globals_)),
+        structure=Structure(
+            format="torch",
+            spans=(SpanPlace(0, 10),),
+            tensors=places,
+            leaves=tuple(leaves),
+            globals=tuple(globals_),
+        ),
         envelope="e",
         span_digests=("d",),
         numbers=tuple(n for *_, n in tensors),

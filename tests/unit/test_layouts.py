@@ -83,7 +83,7 @@ def test_nested_checkpoints_stop_the_outer_one_and_pieces_do_not():
         "checkpoint-9/global_step9/mp_rank_00_model_states.pt",
     )
     assert found["step_5"] == ("folder", "step_#", 5, 1)
-    assert found["step_5/run/step_7"] == ("folder", "step_#/run/step_#", 7, 1)
+    assert found["step_5/run/step_7"] == ("folder", "step_5/run/step_#", 7, 1)
     assert found["checkpoint-9"] == ("hf-trainer", "checkpoint-#", 9, 2)
     assert len(found) == 3
 

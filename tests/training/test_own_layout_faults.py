@@ -166,5 +166,5 @@ def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
     assert guard.resume() == 10
     assert holds(again, 3)
     checked = {c.id: c.outcome for c in verify_target(str(tmp_path / "run"), copying).checkpoints}
-    assert checked == {"10.2": Outcome.GOOD}
+    assert checked == {"10.1": Outcome.GOOD}
     assert {s.id: s.outcome for s in survey(run)} == {"10.1": Outcome.BAD, "10.2": Outcome.GOOD}

@@ -1,13 +1,13 @@
 """From the ledger's names alone to the known-good checkpoint of a series. Pure.
 
 The rules: of one generation the verdict with the highest number counts, and the worst of those that share a number.
-Known-good is the highest step whose newest verdict is GOOD, latest generation first. Order never comes from a clock.
+Known-good is the highest step whose sealed bytes are GOOD, latest generation first. Order never comes from a clock.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -64,19 +64,27 @@ def standings(names: Iterable[str]) -> dict[tuple[int | None, int], Standing]:
     return current
 
 
-def choose_known_good(
-    current: Collection[Standing], *, before_step: int | None = None, exclude: Collection[str] = ()
-) -> list[Standing]:
-    """GOOD generations of a series, best first: the caller takes the first that is present.
+def ever_good(names: Iterable[str]) -> set[tuple[int | None, int]]:
+    """(step, generation) of every generation of a series that had a GOOD verdict at some time."""
+    entries = (parse_verdict_name(name) for name in names)
+    return {(e.step, e.generation) for e in entries if e is not None and e.outcome is Outcome.GOOD}
 
-    `before_step` is exclusive; ids in `exclude` are left out. A checkpoint without a step is never among them.
+
+def choose_known_good(
+    names: Mapping[str, Collection[str]], *, before_step: int | None = None, exclude: Collection[str] = ()
+) -> list[tuple[str, Standing]]:
+    """Generations that may be known-good, best first, from the ledger names of each series.
+
+    Those are the ones that were GOOD at some time: a generation whose place was damaged since may be whole in a copy,
+    which only its entry tells. The caller takes the first whose entry says that its sealed bytes are good, and that
+    is present. `before_step` is exclusive; ids in `exclude` are left out. A checkpoint without a step is never among
+    them.
     """
-    good = [
-        s
-        for s in current
-        if s.outcome is Outcome.GOOD
-        and s.step is not None
-        and (before_step is None or s.step < before_step)
-        and s.id not in exclude
-    ]
-    return sorted(good, key=lambda s: (s.step or 0, s.generation), reverse=True)
+    chosen = []
+    for series in sorted(names):
+        good = ever_good(names[series])
+        for key, standing in standings(names[series]).items():
+            in_time = standing.step is not None and (before_step is None or standing.step < before_step)
+            if key in good and in_time and standing.id not in exclude:
+                chosen.append((series, standing))
+    return sorted(chosen, key=lambda c: (c[1].step or 0, c[1].generation), reverse=True)

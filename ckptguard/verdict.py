@@ -59,7 +59,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     largest_tensor: str | None = None
     constant: tuple[str, ...] = ()
     resumable: tuple[str, ...] = ()  # roles present: model, optimizer, scheduler, scaler, rng, data
-    files_unknown: tuple[str, ...] = ()
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -8,7 +8,7 @@ from collections.abc import Collection
 import msgspec
 
 from ckptguard.errors import NoKnownGoodError, ObjectMissingError
-from ckptguard.known_good import Standing
+from ckptguard.known_good import Standing, choose_known_good
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import is_good, kept_matches
@@ -63,15 +63,9 @@ def known_good_candidates(
     most: int | None = None,
 ) -> list[Candidate]:
     """Known-good checkpoints, best first: highest step, then newest generation."""
-    standings: list[tuple[str, Standing]] = []
-    for name in [series] if series is not None else sorted(history.names):
-        for key, standing in history.standings(name).items():
-            eligible = standing.step is not None and (before_step is None or standing.step < before_step)
-            if eligible and standing.id not in exclude and history.was_good(name, key):
-                standings.append((name, standing))
-    standings.sort(key=lambda pair: (pair[1].step or 0, pair[1].generation), reverse=True)
+    names = history.names if series is None else {series: history.names.get(series, [])}
     found: list[Candidate] = []
-    for name, standing in standings:
+    for name, standing in choose_known_good(names, before_step=before_step, exclude=exclude):
         good = is_good(history, name, (standing.step, standing.generation))
         candidate = _candidate(run, history, name, standing) if good else None
         if candidate is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ckptguard.errors import RecordsError
-from ckptguard.known_good import Standing, parse_verdict_name, standings
+from ckptguard.known_good import Standing, ever_good, standings
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id
 from ckptguard.records.ledger import latest_verdict, ledger_names
@@ -28,6 +28,7 @@ class History:
     _sealed: dict[str, list[Key]] = field(default_factory=dict)
     _manifests: dict[tuple[str, int | None, int], Manifest | None] = field(default_factory=dict)
     _verdicts: dict[tuple[str, int | None, int], Verdict | None] = field(default_factory=dict)
+    _ever_good: dict[str, set[Key]] = field(default_factory=dict)
 
     def standings(self, series: str) -> dict[Key, Standing]:
         """The current standing of each generation of a series, by names alone."""
@@ -60,6 +61,7 @@ class History:
         """Take over newer ledger names."""
         self.names.update(names)
         self._verdicts.clear()
+        self._ever_good.clear()
 
     def generations(self, series: str, step: int | None) -> list[int]:
         """Every generation of a step that any record knows, ascending."""
@@ -112,8 +114,9 @@ class History:
 
     def was_good(self, series: str, key: Key) -> bool:
         """Whether any verdict of this generation was ever GOOD."""
-        entries = (parse_verdict_name(name) for name in self.names.get(series, ()))
-        return any(e and (e.step, e.generation) == key and e.outcome is Outcome.GOOD for e in entries)
+        if series not in self._ever_good:
+            self._ever_good[series] = ever_good(self.names.get(series, ()))
+        return key in self._ever_good[series]
 
     def reference(self, series: str, step: int | None, generation: int) -> tuple[Manifest, Verdict | None] | None:
         """The manifest that a checkpoint's schema must match: the nearest lower-step GOOD of the series, else the

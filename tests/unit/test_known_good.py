@@ -39,12 +39,15 @@ def test_order_of_names_does_not_matter_and_the_worst_of_the_newest_counts(found
 
 
 @given(st.lists(entries, max_size=20), st.integers(0, 10**12))
-def test_nothing_but_good_is_ever_chosen(found, before):
-    """Candidates are GOOD, have a step below the limit, and come newest first."""
-    current = standings(verdict_name(*entry) for entry in found)
-    chosen = choose_known_good(current.values(), before_step=before)
-    assert all(s.outcome is Outcome.GOOD and s.step is not None and s.step < before for s in chosen)
-    assert chosen == sorted(chosen, key=lambda s: (s.step, s.generation), reverse=True)
+def test_nothing_that_never_was_good_is_ever_chosen(found, before):
+    """Candidates were GOOD at some time, have a step below the limit, and come newest first."""
+    names = {"a": [verdict_name(*entry) for entry in found]}
+    chosen = choose_known_good(names, before_step=before)
+    was_good = {(e[0], e[1]) for e in found if e[3] is Outcome.GOOD}
+    assert all((s.step, s.generation) in was_good and s.step < before for _, s in chosen)
+    order = [(s.step, s.generation) for _, s in chosen]
+    assert order == sorted(order, reverse=True)
+    assert choose_known_good(names, before_step=before, exclude=[s.id for _, s in chosen]) == []
 
 
 def test_foreign_names_are_no_entries():

@@ -26,6 +26,7 @@ from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import Run, open_run
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good, report_incident
+from ckptguard.training.settings_here import settings_here
 from ckptguard.training.weights import first_non_finite
 
 _OVERFLOWS = 5  # with fp16's loss scaler, an overflow now and then is how it works
@@ -66,7 +67,7 @@ class GuardCallback(TrainerCallback):
         self._raises = on_sick == "raise"
         self._check_every = check_every
         self._daemon = daemon
-        self._settings = settings or Settings()
+        self._settings = settings if settings is not None else settings_here()
         self._deadline = deadline
         self._run: Run | None = None
         self._child: ChildDaemon | None = None
@@ -122,6 +123,12 @@ class GuardCallback(TrainerCallback):
         if control.should_save:
             self._look(state, control, model)
 
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Look after an evaluation too: with ``save_strategy="best"`` only its result decides about a save."""
+        self._look(state, control, model)
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Protect the new save, beside training: the next save's rotation may delete it."""
         run = self._run
@@ -133,8 +140,10 @@ class GuardCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Say where to go back to, and raise if training is sick."""
+        """Look once more, for the script may save the model now; say where to go back to, and raise if it is sick."""
         self._wait_for_protection()
+        if self._found is None:
+            self._look(state, control, kwargs.get("model"))
         if self._found is not None:
             step, reason, evidence = self._found
             known_good = self._report(step, reason, evidence) if self._run is not None else None

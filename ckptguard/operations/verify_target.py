@@ -17,7 +17,7 @@ from ckptguard.errors import (
     SettingsError,
     StorageError,
 )
-from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint, enter, folder_as_checkpoint
 from ckptguard.manifest import Manifest
 from ckptguard.operations.check_sums import parse_check_sums, sums_for
 from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
@@ -148,9 +148,11 @@ def _in_run(
     """(result, notes, could not tell)."""
     run = target.run
     assert run is not None
-    quiet = wait_until_quiet(
-        checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=wait
-    )
+    quiet: Checkpoint | None = checkpoint
+    if not LAYOUTS[checkpoint.layout].sealed_by_writer:  # such a layout is finished by its writer's seal, not by time
+        quiet = wait_until_quiet(
+            checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=wait
+        )
     if quiet is None:
         return _pending(checkpoint, "it is still being written"), [], False
     try:

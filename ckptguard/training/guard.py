@@ -6,12 +6,12 @@ import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ckptguard.config import Settings, parse_settings, with_environment
-from ckptguard.errors import NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
+from ckptguard.names import MAX_STEP
 from ckptguard.records.run import open_run
 from ckptguard.storage import normalise_url
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
@@ -23,8 +23,9 @@ from ckptguard.training.incident_log import begin_incident, end_incident
 from ckptguard.training.parts import Parts, scale_learning_rate
 from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, decide
 from ckptguard.training.rng import capture_rng, restore_rng
+from ckptguard.training.settings_here import settings_here
 from ckptguard.training.stores import OwnStore, Store, UserStore
-from ckptguard.training.weights import first_non_finite
+from ckptguard.training.weights import first_non_finite, first_non_finite_state
 
 _log = logging.getLogger("ckptguard")
 _REMEMBERED_DRAWS = 10_000
@@ -43,7 +44,8 @@ class TrainingGuard:
     `steps` resumes at known-good, saves, and after an incident rewinds model, data and step between two iterations.
     With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`. `daemon="auto"`
     starts a daemon for the run where none answers; with "off" or None checkpoints are verified when they are needed.
-    Weights and buffers are read every `check_every` steps and before every save: a poisoned state is never saved.
+    Weights, buffers and optimizer state are read every `check_every` steps and before every save: a poisoned state
+    is never saved.
     `deadline` is how many seconds the daemon may take to verify what is pending before this process does it.
     """
 
@@ -71,7 +73,7 @@ class TrainingGuard:
         if check_every < 1:
             raise SettingsError("check_every must be at least 1")
         _refuse_ranks()
-        self._settings = settings if settings is not None else _settings_of_this_place()
+        self._settings = settings if settings is not None else settings_here()
         url = normalise_url(run)
         if "://" not in url:
             os.makedirs(url, exist_ok=True)
@@ -146,12 +148,15 @@ class TrainingGuard:
         return self._take_in(signal)
 
     def save(self, step: int | None = None) -> str:
-        """Save now; returns the checkpoint's path. SickTrainingError instead of saving a poisoned state; whatever
+        """Save now; returns the checkpoint's path. Inside of `steps`, call it after the update: the checkpoint is
+        named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
         else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is."""
         if step is None:
             if self._position is None:
                 raise SettingsError("outside of steps(), save(step=...) must say how many updates are done")
             step = self._now if self._now is not None else self._step
+        if not 0 <= step <= MAX_STEP:
+            raise SettingsError(f"a step is a number from 0 to {MAX_STEP}, not {step}")
         if self._look(step).sick:
             assert self._sick is not None
             raise SickTrainingError(f"not saved: {self._sick.reason}", known_good=None)
@@ -284,14 +289,15 @@ class TrainingGuard:
             ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._deadline)
         try:
             loaded = self._find_and_load(decision, diagnosis.reason)
-        except NoKnownGoodError as error:
+        except CkptguardError as error:
             end_incident(self._run, incident, action=f"could not go back: {error.message}")
             raise
         if decision.skip and self._position is not None:
             harmful = (self._draws.get(step) for step in range(onset, diagnosis.step + 1))
             self._position.skipped |= {draw for draw in harmful if draw is not None}
         self._lr_factor *= decision.lr_factor
-        self._past.append(PastRollback(onset_step=onset, target_step=loaded.step))
+        if cause != "asked":  # what the caller asks for is no sign of sickness
+            self._past.append(PastRollback(onset_step=onset, target_step=loaded.step))
         self._arrive(loaded, going_back=True)
         action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
@@ -342,7 +348,8 @@ class TrainingGuard:
         return diagnosis
 
     def _bad_tensor(self) -> str | None:
-        return first_non_finite(self._parts.model, self._settings.allow_nonfinite)
+        allowed = self._settings.allow_nonfinite
+        return first_non_finite(self._parts.model, allowed) or first_non_finite_state(self._parts.optimizer, allowed)
 
     def _loss_scale(self) -> float | None:
         scaler = self._parts.scaler
@@ -356,13 +363,6 @@ def _number(value: Any) -> float | None:
     if value is None:
         return None
     return float(value.detach() if hasattr(value, "detach") else value)
-
-
-def _settings_of_this_place() -> Settings:
-    """``./ckptguard.toml`` and the environment: the same that a daemon started here reads."""
-    file = Path("ckptguard.toml")
-    settings = parse_settings(file.read_text(encoding="utf-8"), str(file)) if file.is_file() else Settings()
-    return with_environment(settings, os.environ)
 
 
 def _refuse_ranks() -> None:

@@ -113,7 +113,7 @@ def scale_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
     waiting = [scheduler] if scheduler is not None else []
     while waiting:
         current = waiting.pop()
-        for name in ("base_lrs", "_last_lr", "min_lrs"):
+        for name in ("base_lrs", "max_lrs", "_last_lr", "min_lrs"):
             rates = getattr(current, name, None)
             if isinstance(rates, list):
                 setattr(current, name, [rate * factor for rate in rates])

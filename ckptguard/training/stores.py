@@ -15,6 +15,7 @@ from ckptguard.layouts.own import FOLDER, folder_name
 from ckptguard.manifest import Manifest
 from ckptguard.names import is_safe_path, is_temporary, series_folder, series_of
 from ckptguard.operations.history import load_history
+from ckptguard.operations.listing import find_checkpoint
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.training.own_layout import local_root, make_room, read_checkpoint, remove_leftovers, write_checkpoint
 from ckptguard.training.parts import Parts
@@ -79,6 +80,10 @@ class UserStore:
             )
         if FOLDER.fullmatch(second.rpartition("/")[2]):
             raise SettingsError(f"the name {name!r} is that of our own layout", hint="add a suffix, such as .pt")
+        if step_from_name(second.rpartition("/")[2]) != 123456789:
+            raise SettingsError(
+                f"the step cannot be told from the names that {name!r} gives: put it last, as in step-{{step}}.pt"
+            )
         if series_of(first) != series_of(second):
             raise SettingsError(f"the name {name!r} gives every step a series of its own")
         self._run, self._save, self._load, self._name = run, save, load, name
@@ -102,6 +107,12 @@ class UserStore:
             self._run.storage.stat(path)
         except ObjectMissingError as error:
             raise StateError(f"save() wrote nothing to {place}", hint="save exactly to the path it is given") from error
+        found = find_checkpoint(self._run, path)
+        if found is None or found.step != step:
+            raise StateError(
+                f"what save() wrote to {place} is not recognised as the checkpoint of step {step}",
+                hint="give `name` a suffix such as .pt, or have save() write model files into a folder",
+            )
         for number in range(1, 1000):
             try:
                 create_record(self._run, f"{self._beside(path, generation)}{number:04d}.json", text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -31,6 +31,33 @@ def first_non_finite(model: Any, allow: Iterable[str] = ()) -> str | None:
             if not allowed and not _readable(tensor).isfinite().all().item() and not _is_mask(tensor):
                 return name
     return None
+
+
+def first_non_finite_state(optimizer: Any, allow: Iterable[str] = ()) -> str | None:
+    """The same for the tensors of an optimizer's state (moments, momenta); None without an optimizer."""
+    import torch
+
+    state = getattr(optimizer, "state", None)
+    if not isinstance(state, Mapping):
+        return None
+    named = {
+        f"optimizer.state.{number}.{key}": value
+        for number, entry in enumerate(state.values())
+        if isinstance(entry, Mapping)
+        for key, value in entry.items()
+        if isinstance(value, torch.Tensor)
+    }
+    return first_non_finite(_Named(named), allow)
+
+
+class _Named:
+    """Tensors by name, to be looked at like a model's."""
+
+    def __init__(self, tensors: dict[str, Any]) -> None:
+        self._tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._tensors
 
 
 def _float_tensors(model: Any) -> Iterator[tuple[str, Any]]:

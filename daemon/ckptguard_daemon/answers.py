@@ -137,6 +137,8 @@ class Answers:
     async def _incidents(self, request: Request) -> Response:
         guarded, run = await self._run_of(request)
         body = await _body(request, IncidentBody, empty=None)
+        if body.step is not None and not 0 <= body.step <= MAX_STEP:
+            raise SettingsError("`step` must be a number of updates, 0 or more")
         incident = await run_in_threadpool(
             open_incident,
             run,

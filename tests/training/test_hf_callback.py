@@ -55,6 +55,7 @@ def trainer(output, *callbacks, **arguments):
         transformers.Qwen2ForCausalLM(config),
         transformers.TrainingArguments(str(output), **(usual | arguments)),
         train_dataset=[{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(40)],
+        eval_dataset=[{"input_ids": torch.arange(8), "labels": torch.arange(8)}],
         callbacks=list(callbacks),
     )
 
@@ -137,3 +138,45 @@ def test_nonsense_is_refused_at_once():
         ckptguard.integrations.transformers.GuardCallback(on_sick="ignore")
     with pytest.raises(SettingsError):
         ckptguard.integrations.transformers.GuardCallback(check_every=0)
+
+
+class Poison(transformers.TrainerCallback):
+    """At one step a weight overflows in the arithmetic of a careless user."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step == self.at:
+            with torch.no_grad():
+                next(model.parameters()).mul_(1e38).mul_(1e38)
+
+
+def test_saves_that_only_an_evaluation_decides_about(tmp_path):
+    """save_strategy="best": the save is decided after on_step_end, and still no poisoned folder is left as newest."""
+    guarded = trainer(
+        tmp_path / "out",
+        Poison(at=5),
+        save_strategy="best",
+        eval_strategy="steps",
+        eval_steps=1,
+        logging_steps=500,
+        metric_for_best_model="loss",
+        greater_is_better=True,
+    )
+    guarded.add_callback(ckptguard.integrations.transformers.GuardCallback(settings=QUICK, daemon="off"))
+    with pytest.raises(SickTrainingError) as caught:
+        guarded.train()
+    steps = sorted(int(name.rpartition("-")[2]) for name in saves(tmp_path / "out"))
+    assert max(steps, default=0) <= 5
+    if caught.value.known_good is not None:
+        assert verify_target(caught.value.known_good, QUICK).outcome is Outcome.GOOD
+
+
+def test_a_sick_model_never_leaves_train_quietly(tmp_path):
+    """No save, no log, no check in between: the end of training still looks."""
+    guarded = trainer(tmp_path / "out", Poison(at=5), save_strategy="no", logging_steps=500)
+    guarded.add_callback(ckptguard.integrations.transformers.GuardCallback(settings=QUICK, daemon="off"))
+    with pytest.raises(SickTrainingError):
+        guarded.train()
+    assert saves(tmp_path / "out") == []

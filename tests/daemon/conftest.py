@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_process import DaemonProcess
-
-Starter = Callable[..., DaemonProcess]
+from daemon_process import DaemonProcess, Starter
 
 
 @pytest.fixture

@@ -179,3 +179,6 @@ class DaemonProcess:
         """kill -9."""
         self.process.kill()
         self.process.wait(timeout=PATIENCE)
+
+
+Starter = Callable[..., DaemonProcess]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Starter
-from daemon_process import PATIENCE, DaemonProcess, request, save, until
+from daemon_process import PATIENCE, DaemonProcess, Starter, request, save, until
 
 README = Path(__file__).parents[2] / "daemon" / "README.md"
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from ckptguard_daemon import hooks
 from ckptguard_daemon.hooks import Hooks
-from conftest import Starter
-from daemon_process import flip_bit, save, until
+from daemon_process import Starter, flip_bit, save, until
 from test_daemon_answers import assert_like, example
 
 from ckptguard.config import Settings

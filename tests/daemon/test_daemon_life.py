@@ -15,8 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from ckptguard_daemon.service import run_once
-from conftest import Starter
-from daemon_process import PATIENCE, DaemonProcess, flip_bit, save, until, was_asked
+from daemon_process import PATIENCE, DaemonProcess, Starter, flip_bit, save, until, was_asked
 
 from ckptguard.config import Settings
 from ckptguard.operations.survey import survey

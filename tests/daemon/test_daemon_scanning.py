@@ -17,8 +17,7 @@ import pytest
 from ckptguard_daemon import scanning, worker
 from ckptguard_daemon.frames import PREFIX, Answer
 from ckptguard_daemon.scanning import WorkerScanner, scrubbed
-from conftest import Starter
-from daemon_process import save, until, was_asked
+from daemon_process import Starter, save, until, was_asked
 
 from ckptguard.config import Settings
 from ckptguard.errors import ObjectMissingError, WorkerError

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from ckptguard.checks.evidence import Evidence, ScannedTensor
-from ckptguard.layouts.roles import file_role, key_role
+from ckptguard.layouts.roles import key_role, number_role
 from ckptguard.scan.result import Numbers
 from ckptguard.verdict import Finding, Severity
 
@@ -33,6 +33,10 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
             yield _non_finite(evidence, tensor, numbers, in_reference=(tensor.file, tensor.name) in same)
     yield from _degenerate(evidence, matrices)
     yield from _loose_numbers(evidence)
+    for file in evidence.scan.files:
+        for name in file.structure.unread:
+            message = "it may hold numbers in a form that is not read: whether they are finite is not known"
+            yield Finding(check="finite", severity=Severity.WARNING, message=message, file=file.entry.key, tensor=name)
 
 
 def is_mask(numbers: Numbers) -> bool:
@@ -117,15 +121,16 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
     An infinite `best` of ReduceLROnPlateau is as it should be, so infinity weighs only in a loss scale or a rate.
     """
     for file in evidence.scan.files:
-        stated = file_role(file.entry.key)
+        containers = file.structure.containers
         for leaf in file.structure.leaves:
             if math.isfinite(leaf.value):
                 continue
-            role = stated if stated not in ("", "model") else key_role(leaf.name)
+            role = number_role(file.entry.key, leaf.name, containers)
             # An array of floats is state like a tensor, unless its place says otherwise.
             heavy = leaf.of_array and role in ("", *_STATE_ROLES)
-            heavy |= role in ("optimizer", "scheduler", "scaler") and (
-                math.isnan(leaf.value) or role == "scaler" or leaf.name.rpartition(".")[2] in _RATES
+            rated = role or key_role(leaf.name.partition(".")[0])  # of a flat file: heavy if its name says so
+            heavy |= rated in ("optimizer", "scheduler", "scaler") and (
+                math.isnan(leaf.value) or rated == "scaler" or leaf.name.rpartition(".")[2] in _RATES
             )
             yield Finding(
                 check="finite",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
-from ckptguard.layouts.roles import file_role, key_role
+from ckptguard.layouts.roles import file_role, number_role
 from ckptguard.verdict import Finding, Severity
 
 ROLES = ("model", "optimizer", "scheduler", "scaler", "rng", "data")
@@ -25,5 +25,9 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
 def roles_present(evidence: Evidence) -> tuple[str, ...]:
     """The roles that files, tensors or numbers of this checkpoint have, in a fixed order."""
     found = {t.role for t in evidence.tensors()} | {file_role(f.entry.key) for f in evidence.scan.files}
-    found |= {key_role(leaf.name) for f in evidence.scan.files for leaf in f.structure.leaves}
+    found |= {
+        number_role(f.entry.key, leaf.name, f.structure.containers)
+        for f in evidence.scan.files
+        for leaf in f.structure.leaves
+    }
     return tuple(role for role in ROLES if role in found)

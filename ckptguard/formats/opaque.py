@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from ckptguard.formats.structure import Format, Problem, Structure
-from ckptguard.formats.suffixes import has_tensor_suffix
+from ckptguard.formats.suffixes import has_tensor_suffix, may_be_foreign
 from ckptguard.storage.protocol import Reader
+
+_TAIL = 1024
+_END_OF_ARCHIVE = b"PK\x05\x06"
 
 
 def _matches_unrecognised(path: str, head: bytes) -> bool:
@@ -18,7 +21,15 @@ def _read_unrecognised(reader: Reader, path: str) -> Structure:
     head = reader.read(0, min(reader.entry.size, 64))
     # A writer that sets the full length first leaves zeros where its first bytes will stand.
     unwritten = not any(head) or reader.entry.size < 4
+    if may_be_foreign(path) and any(head) and not _ends_as_archive(reader):
+        return Structure(format="opaque", metadata={"unrecognised": message})
     return Structure(format="unrecognised", problems=(Problem(message=message),), truncated=unwritten)
+
+
+def _ends_as_archive(reader: Reader) -> bool:
+    """Whether a zip archive's directory stands at the end: then its first bytes are damaged."""
+    length = min(reader.entry.size, _TAIL)
+    return _END_OF_ARCHIVE in reader.read(reader.entry.size - length, length)
 
 
 def _read_opaque(reader: Reader, path: str) -> Structure:

@@ -10,6 +10,7 @@ from ckptguard.storage.protocol import Reader
 
 MAX_SIZE = 256 << 20
 MAX_LEAVES = 20_000
+_MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
 _PATH = re.compile(r"(?:.*/)?step-\d{9,12}/state\.json")
 _NUMBERS_OF = ("optimizer", "scheduler", "scaler")
 _FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
@@ -33,18 +34,25 @@ def read(reader: Reader, path: str) -> Structure:
     if state.get("ckptguard_state") != 1:
         return _broken("it is no state of a format that this version reads")
     leaves: list[Leaf] = []
+    problems: tuple[Problem, ...] = ()
     waiting: list[tuple[str, object]] = [(key, state[key]) for key in reversed(_NUMBERS_OF) if key in state]
-    while waiting and len(leaves) < MAX_LEAVES:
+    while waiting:
         name, value = waiting.pop()
         if isinstance(value, dict) and set(value) == {"$float"} and str(value["$float"]) in _FLOATS:
-            leaves.append(Leaf(name, _FLOATS[str(value["$float"])]))
+            if len(leaves) < MAX_LEAVES:
+                leaves.append(Leaf(name, _FLOATS[str(value["$float"])]))
+            else:
+                problems = (Problem(message="more numbers that are not finite than we would list"),)
         elif isinstance(value, dict):
             waiting += [(f"{name}.{printable(key)}", value[key]) for key in reversed(value)]
         elif isinstance(value, list):
             waiting += [(f"{name}.{index}", value[index]) for index in reversed(range(len(value)))]
-        elif isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63):
+        elif len(leaves) < _MAX_FINITE_LEAVES and (
+            isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
+        ):
             leaves.append(Leaf(name, value))
-    return Structure(format=FORMAT.name, leaves=tuple(leaves))
+    containers = tuple(key for key in _NUMBERS_OF if isinstance(state.get(key), dict | list))
+    return Structure(format=FORMAT.name, leaves=tuple(leaves), problems=problems, containers=containers)
 
 
 def _broken(message: str, *, truncated: bool = False) -> Structure:

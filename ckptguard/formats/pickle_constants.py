@@ -6,6 +6,7 @@ import struct
 
 MAX_LONG_BYTES = 4096
 MAX_LINE = 16_384
+MAX_WIDE_TEXT = 128 << 20
 
 
 class PickleProblem(ValueError):
@@ -24,11 +25,12 @@ class PickleProblem(ValueError):
 class Constants:
     """The stack and the stream. Each opcode is a method that gets the position behind its byte and returns the next."""
 
-    __slots__ = ("data", "stack")
+    __slots__ = ("data", "stack", "wide")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.stack: list[object] = []
+        self.wide = 0
 
     def take(self, p: int, length: int) -> bytes:
         chunk = self.data[p : p + length]
@@ -134,6 +136,11 @@ class Constants:
                 self.stack.append(raw.decode("utf-8", "surrogatepass"))
             except UnicodeDecodeError as error:
                 raise PickleProblem("a text is not UTF-8") from error
+        if end - start > _SHORT_TEXT and not raw.isascii():
+            # One rare letter makes a text take several times the bytes that it has in the file.
+            self.wide += max(0, self.stack[-1].__sizeof__() - len(raw))
+            if self.wide > MAX_WIDE_TEXT:
+                raise PickleProblem("its texts are more than we would read")
         return end
 
     def text_unicode(self, p: int) -> int:
@@ -189,6 +196,7 @@ def parse_int(text: bytes) -> int:
         raise PickleProblem("an integer cannot be read") from error
 
 
+_SHORT_TEXT = 64
 _INT32 = struct.Struct("<i").unpack_from
 _UINT16 = struct.Struct("<H").unpack_from
 UINT32 = struct.Struct("<I").unpack_from

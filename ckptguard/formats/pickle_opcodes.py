@@ -71,3 +71,16 @@ OPCODES: dict[int, str] = {
     0x97: "refused",  # NEXT_BUFFER, READONLY_BUFFER
     0x98: "refused",
 }
+
+# About how many bytes each leaves behind, at least what its time is worth.
+_DEAR = {
+    "]}\x8fl\x91d": 176,  # a list and what wraps it
+    "pqr\x94": 128,  # an entry of the memo
+    "RioQP\x81\x92": 128,  # objects
+    "(t\x85\x86\x87": 88,  # a list or tuple
+    "bcXVUTBCSL\x8a\x8b\x8c\x8d\x8e\x96\x93": 80,  # texts, bytes, states
+    "GFJMI": 48,  # numbers
+}
+COSTS: tuple[int, ...] = tuple(
+    next((cost for codes, cost in _DEAR.items() if chr(code) in codes), 32) for code in range(256)
+)

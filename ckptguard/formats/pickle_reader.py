@@ -11,29 +11,33 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ckptguard.formats.pickle_constants import UINT32, Constants, PickleProblem, parse_int
-from ckptguard.formats.pickle_opcodes import OPCODES
+from ckptguard.formats.pickle_opcodes import COSTS, OPCODES
 from ckptguard.formats.pickle_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
 
 MAX_STREAM = 512 << 20
-MAX_OPCODES = 20_000_000
+BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
 
 
 class Pickled(NamedTuple):
-    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is."""
+    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is.
+
+    `cost` is what it took of the budget.
+    """
 
     value: object
     globals: frozenset[str]
     end: int
     persistent: tuple[PersistentId, ...] = ()
+    cost: int = 0
 
 
-def read_pickle(data: bytes, start: int = 0, *, max_opcodes: int = MAX_OPCODES) -> Pickled:
+def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled:
     """Read the pickle that begins at `start`; PickleProblem for anything that is not one."""
     if len(data) > MAX_STREAM:
         raise PickleProblem(f"the pickle is larger than {MAX_STREAM} bytes")
     machine = _Machine(data, start)
     try:
-        end = machine.run(start, max_opcodes)
+        end, cost = machine.run(start, budget)
     except PickleProblem as error:
         error.globals = frozenset(machine.names)
         raise
@@ -43,7 +47,7 @@ def read_pickle(data: bytes, start: int = 0, *, max_opcodes: int = MAX_OPCODES) 
         raise problem from error
     finally:
         machine.steps.clear()  # they refer back to the machine, which would keep everything until a collection
-    return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents))
+    return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents), cost)
 
 
 def _damaged(machine: _Machine, data: bytes) -> PickleProblem:
@@ -73,21 +77,22 @@ class _Machine(Constants):
         self.marks: list[list[object]] = []
         self.memo: dict[int, object] = {}
 
-    def run(self, position: int, budget: int) -> int:
-        """Execute until STOP; the position behind it."""
-        data, steps = self.data, self.steps
+    def run(self, position: int, budget: int) -> tuple[int, int]:
+        """Execute until STOP; the position behind it, and what it cost."""
+        data, steps, costs, room = self.data, self.steps, COSTS, budget
         try:
-            for _ in range(budget):
+            while room > 0:
                 code = data[position]
                 if code == 0x2E:  # STOP
                     if self.marks or len(self.stack) != 1:
                         raise PickleProblem("the pickle stops with an unfinished value")
                     self.value = self.stack.pop()
-                    return position + 1
+                    return position + 1, budget - room
+                room -= costs[code]
                 position = steps[code](position + 1)
         finally:
             self.position = position
-        raise PickleProblem(f"the pickle has more than {budget} opcodes")
+        raise PickleProblem("the pickle holds more values than we would read")
 
     def pop_mark(self) -> list[object]:
         items = self.stack

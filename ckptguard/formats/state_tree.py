@@ -10,29 +10,41 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptguard.formats.numpy_values import is_array, is_numpy, numpy_numbers
-from ckptguard.formats.pickle_values import Call, Global, Mapping, Sequence, SetOf
+from ckptguard.formats.numpy_values import hides_floats, is_array, is_numpy, numpy_content
+from ckptguard.formats.pickle_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Leaf, Problem
-from ckptguard.formats.torch_values import is_tensor
+from ckptguard.formats.torch_values import is_tensor, is_untyped, tensor_attributes
 
 MAX_DEPTH = 200
-MAX_NODES = 10_000_000
+MAX_NODES = 3_000_000
 MAX_LEAVES = 20_000
 MAX_TENSORS = 1_000_000
+MAX_UNREAD = 100
 _MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
+_MAX_ALIKE = 1000  # not finite, of one kind, in one subtree, under one key: more of them say nothing new
 _LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what is not finite matters
 _MAX_VISITS = 8
+_MAX_FLAT_VISITS = 1000  # of what holds nothing that could unfold further
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _WITHOUT_NUMBERS = ("torch.Size", "torch.device", "_codecs.encode", "torch.Generator")
 
 
 class Found(NamedTuple):
-    """What a tree holds: tensors as calls that rebuild them, in the order of the file."""
+    """What a tree holds: tensors as what rebuilds them, in the order of the file.
 
-    tensors: list[tuple[str, Call]]
+    `containers` and `unread` are those of a Structure; `visited` is how many values were looked at.
+    """
+
+    tensors: list[tuple[str, Call | PersistentId]]
     leaves: tuple[Leaf, ...]
     problems: tuple[Problem, ...]
+    containers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
+    visited: int = 0
+
+
+NOTHING = Found([], (), ())
 
 
 class _Parents(NamedTuple):
@@ -43,42 +55,64 @@ class _Parents(NamedTuple):
     depth: int
 
 
-def walk(root: object) -> Found:
+def walk(root: object, room: int = MAX_NODES) -> Found:
     """Everything that a pickle's value holds, by name. A value that stands alone is called "value"."""
-    return _Walk().run(root)
+    return _Walk().run(root, room)
 
 
 class _Walk:
     def __init__(self) -> None:
-        self.tensors: list[tuple[str, Call]] = []
+        self.tensors: list[tuple[str, Call | PersistentId]] = []
         self.leaves: list[Leaf] = []
         self.problems: dict[str, Problem] = {}
+        self.alike: dict[tuple[str, str, bool, bool], int] = {}
         self.visits: dict[int, int] = {}
+        self.unread: dict[str, None] = {}
 
-    def run(self, root: object) -> Found:
-        waiting: list[tuple[str, object, _Parents | None]] = [("", root, None)]
-        for _ in range(MAX_NODES):
-            if not waiting or len(self.tensors) > MAX_TENSORS:
-                break
-            name, value, parents = waiting.pop()
+    def run(self, root: object, most: int) -> Found:
+        waiting: list[tuple[Iterator[tuple[str, object]], _Parents | None]] = [(iter((("", root),)), None)]
+        room = most
+        while waiting and room and len(self.tensors) <= MAX_TENSORS:
+            children, parents = waiting[-1]
+            name, value = next(children, _END)
             kind = type(value)
+            if value is _END[1]:
+                waiting.pop()
+                continue
+            room -= 1
             if kind is float or kind is int or kind is bool:
                 self.number(name, value)  # type: ignore[arg-type]
-            elif kind is Call and is_tensor(value):  # type: ignore[arg-type]
-                self.tensors.append((name or "value", value))  # type: ignore[arg-type]
+            elif (kind is Call or kind is PersistentId) and is_tensor(value):  # type: ignore[arg-type]
+                attributes = self.tensor(name or "value", value)  # type: ignore[arg-type]
+                if attributes and self.enter(name, value, parents):
+                    waiting.append((iter(attributes), _Parents(value, parents, parents.depth + 1 if parents else 1)))
             elif kind in _CONTAINERS and self.enter(name, value, parents):
                 below = _Parents(value, parents, parents.depth + 1 if parents else 1)
-                children = [(child_name, child, below) for child_name, child in self.children(name, value)]
-                children.reverse()
-                waiting += children
+                waiting.append((self.children(name, value), below))
         if waiting:
             self.problem("it holds more values than we would read")
-        return Found(self.tensors, tuple(self.leaves), tuple(self.problems.values()))
+        problems = tuple(self.problems.values())
+        return Found(self.tensors, tuple(self.leaves), problems, _containers(root), tuple(self.unread), most - room)
+
+    def tensor(self, name: str, value: Call | PersistentId) -> list[tuple[str, object]]:
+        """Note a tensor; what is set on it besides its elements."""
+        self.tensors.append((name, value))
+        if is_untyped(value):
+            self.not_read(name)
+        if type(value) is not Call:
+            return []
+        return [
+            pair
+            for state in tensor_attributes(value)
+            for part in (state if type(state) is tuple else (state,))
+            for pair in (_pairs(f"{name}.", part.flat) if type(part) is Mapping else ((f"{name}.state", part),))
+        ]
 
     def enter(self, name: str, value: object, parents: _Parents | None) -> bool:
         """Whether to look into a container: not into itself, not for ever deeper, not again and again."""
         visits = self.visits[id(value)] = self.visits.get(id(value), 0) + 1
-        if visits > _MAX_VISITS:
+        if visits > _MAX_VISITS and (visits > _MAX_FLAT_VISITS or not _is_flat(value)):
+            self.not_read(name)
             return False
         if parents is not None and parents.depth >= MAX_DEPTH:
             self.problem(f"it is nested deeper than {MAX_DEPTH} levels")
@@ -96,17 +130,25 @@ class _Walk:
         elif type(value) is Sequence or type(value) is SetOf:
             yield from self.series(prefix, value.items)
         elif type(value) is tuple:
+            if hides_floats(value):
+                self.not_read(name)
             yield from self.series(prefix, value)
         elif type(value) is Call:
             yield from self.of_call(name, prefix, value)
 
     def of_call(self, name: str, prefix: str, call: Call) -> Iterator[tuple[str, object]]:
         if is_numpy(call):
-            for number in numpy_numbers(call):
+            content = numpy_content(call)
+            for number in content.numbers:
                 self.number(name, number, of_array=is_array(call))
+            if content.unread:
+                self.not_read(name)
+            yield from self.series(prefix, content.items)
             return
         if call.calls(*_WITHOUT_NUMBERS):
             return
+        if hides_floats(call.args) or hides_floats(call.state) or _is_packed(call):
+            self.not_read(name)
         pairs = _ordered_pairs(call)
         if pairs is not None:
             yield from _pairs(prefix, pairs)
@@ -140,8 +182,24 @@ class _Walk:
         if type(value) is int and not -(2**63) <= value < 2**63:
             return
         finite = type(value) is not float or math.isfinite(value)
-        if len(self.leaves) < (_MAX_FINITE_LEAVES if finite else MAX_LEAVES):
+        if finite:
+            if len(self.leaves) < _MAX_FINITE_LEAVES:
+                self.leaves.append(Leaf(name or "value", value, of_array))
+            return
+        kind = (name.partition(".")[0], name.rpartition(".")[2], math.isnan(value), of_array)
+        if kind[1].isdigit():
+            kind = (kind[0], "0", *kind[2:])
+        known = self.alike.get(kind, 0)
+        if len(self.leaves) >= MAX_LEAVES:
+            if known < _MAX_ALIKE:
+                self.problem("more numbers that are not finite than we would list")
+        elif known < _MAX_ALIKE:
+            self.alike[kind] = known + 1
             self.leaves.append(Leaf(name or "value", value, of_array))
+
+    def not_read(self, name: str) -> None:
+        if len(self.unread) < MAX_UNREAD:
+            self.unread[name or "value"] = None
 
     def problem(self, message: str) -> None:
         self.problems.setdefault(message, Problem(message=message))
@@ -149,6 +207,38 @@ class _Walk:
 
 _CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
 _SILENT = frozenset((str, bytes, type(None), Global))
+_END: tuple[str, object] = ("", object())
+
+
+def _containers(root: object) -> tuple[str, ...]:
+    """The keys of a mapping whose values hold values of their own; tensors and numpy's arrays do not."""
+    pairs: list[object] | None = None
+    if type(root) is Mapping:
+        pairs = root.flat
+    elif type(root) is Call and not is_tensor(root) and not is_numpy(root):
+        pairs = [*(_ordered_pairs(root) or ()), *(root.flat or ())]
+    return tuple(
+        name
+        for name, value in _pairs("", pairs or [])
+        if type(value) in _CONTAINERS
+        and not (type(value) is Call and (is_tensor(value) or is_numpy(value) or value.calls(*_WITHOUT_NUMBERS)))
+    )
+
+
+def _is_flat(value: object) -> bool:
+    """A series or mapping of values that hold nothing further."""
+    if type(value) is Mapping:
+        return not any(type(v) in _CONTAINERS for v in value.flat)
+    items = value.items if type(value) is Sequence or type(value) is SetOf else value
+    return isinstance(items, list | tuple) and not any(type(i) in _CONTAINERS for i in items)
+
+
+def _is_packed(call: Call) -> bool:
+    """Whether it would make floats out of bytes in a way of its own."""
+    if call.calls("torch.storage._load_from_bytes"):
+        return True
+    args = call.args if type(call.args) is tuple else ()
+    return call.calls("array._array_reconstructor") and len(args) > 1 and args[1] in ("f", "d")
 
 
 def _pairs(prefix: str, flat: list[object]) -> Iterator[tuple[str, object]]:

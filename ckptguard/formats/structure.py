@@ -26,7 +26,8 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
 
     `dtype` is torch's name without the prefix ("bfloat16", "float8_e4m3fn", "int64", ...), or the file's own word
     for a dtype we do not know: such tensors are opaque bytes. `span` is None for tensors without stored bytes.
-    `role` is "" until a layout assigns one. `byte_order` is "little" or "big".
+    `role` is "" until a layout assigns one. `byte_order` is "little" or "big". `strides` (in elements) are stated
+    only where the tensor does not reach all elements of `start`..`stop`.
     """
 
     name: str
@@ -37,6 +38,7 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
     stop: int = 0
     role: str = ""
     byte_order: str = "little"
+    strides: tuple[int, ...] = ()
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,9 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     share a span. `globals` are the dotted names that the file's pickles mention, sorted. `weight_map` is a Hugging
     Face index (tensor -> file name). `metadata` is a safetensors header's own map. `truncated` says that the file
     ends before its own structure does: it may still be being written.
+
+    `containers` are the top-level keys, as written, whose values hold values of their own: a dotted name tells
+    nesting only together with them. `unread` names what may hold floats that nobody could look at.
     """
 
     format: str
@@ -77,6 +82,8 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     leaves: tuple[Leaf, ...] = ()
     metadata: dict[str, str] = {}
     weight_map: dict[str, str] | None = None
+    containers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
 
 class Format(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 _TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _PICKLE_SUFFIXES = (".pkl", ".pickle")
 _WITHOUT_TENSORS = ("training_args.bin",)
+_STATE_WORDS = re.compile(
+    r"model|optim|adapter|weight|state|checkpoint|ckpt|lora|ema(?![a-z])|scaler|scheduler|sampler|consolidated|params"
+    r"|embed|unet|vae|encoder|decoder|pytorch|training_args|shard"
+)
 
 
 def name_of(path: str) -> str:
@@ -20,6 +26,12 @@ def has_tensor_suffix(path: str) -> bool:
 def tensor_suffix(path: str) -> bool:
     """Whether a checkpoint cannot do without a file of this name, judged by the name alone."""
     return has_tensor_suffix(path) and name_of(path) not in _WITHOUT_TENSORS
+
+
+def may_be_foreign(path: str) -> bool:
+    """Whether a name says nothing but ``.bin``, as token files and vocabularies do too."""
+    name = name_of(path)
+    return name.endswith(".bin") and not _STATE_WORDS.search(name)
 
 
 def is_pickle_name(path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from ckptguard.formats.pickle_values import Call
+from ckptguard.formats.pickle_values import Call, PersistentId
 from ckptguard.formats.structure import Problem, TensorPlace
 from ckptguard.formats.torch_values import TensorProblem, as_tensor
 
@@ -18,7 +18,10 @@ class Stored(NamedTuple):
 
 
 def place_tensors(
-    found: Iterable[tuple[str, Call]], stored: Mapping[str, Stored], byte_order: str, problems: list[Problem]
+    found: Iterable[tuple[str, Call | PersistentId]],
+    stored: Mapping[str, Stored],
+    byte_order: str,
+    problems: list[Problem],
 ) -> list[TensorPlace]:
     """The tensors whose elements are where they should be; for each of the others a problem that names it."""
     placed = []
@@ -31,7 +34,9 @@ def place_tensors(
     return placed
 
 
-def _place(name: str, call: Call, stored: Mapping[str, Stored], byte_order: str) -> TensorPlace | Problem:
+def _place(
+    name: str, call: Call | PersistentId, stored: Mapping[str, Stored], byte_order: str
+) -> TensorPlace | Problem:
     try:
         tensor = as_tensor(call)
     except TensorProblem as error:
@@ -48,4 +53,6 @@ def _place(name: str, call: Call, stored: Mapping[str, Stored], byte_order: str)
             expected=str(tensor.storage.length),
             found=str(storage.length),
         )
-    return TensorPlace(name, tensor.dtype, tensor.shape, storage.span, tensor.start, tensor.stop, "", byte_order)
+    return TensorPlace(
+        name, tensor.dtype, tensor.shape, storage.span, tensor.start, tensor.stop, "", byte_order, tensor.strides
+    )

@@ -58,6 +58,8 @@ def read(reader: Reader, path: str) -> Structure:
         truncated=truncated,
         globals=tuple(sorted(frozenset().union(*(p.globals for p in pickles)))),
         leaves=found.leaves,
+        containers=found.containers,
+        unread=found.unread,
     )
 
 

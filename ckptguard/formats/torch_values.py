@@ -26,28 +26,68 @@ class StorageRef(NamedTuple):
 
 
 class TensorRef(NamedTuple):
-    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes)."""
+    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes).
+
+    `strides` are stated only where it does not reach all of them.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     storage: StorageRef | None
     start: int
     stop: int
+    strides: tuple[int, ...] = ()
 
 
 class TensorProblem(ValueError):
     """A description that cannot be true; the message says why."""
 
 
-def is_tensor(call: Call) -> bool:
-    """Whether loading this call would make a tensor of stored elements."""
-    func = _unwrap(call).func
+def is_tensor(value: Call | PersistentId) -> bool:
+    """Whether loading this would make a tensor of stored elements, or a bare storage of them."""
+    if type(value) is PersistentId:
+        return type(value.value) is tuple and len(value.value) >= 5 and value.value[0] == "storage"
+    func = _unwrap(value).func if type(value) is Call else None
     return type(func) is Global and func.dotted in _TENSORS
 
 
-def as_tensor(call: Call) -> TensorRef:
+def is_untyped(value: Call | PersistentId) -> bool:
+    """Whether it is a bare storage that does not say what its bytes are."""
+    if type(value) is not PersistentId or not is_tensor(value):
+        return False
+    kind = value.value[1]  # type: ignore[index]
+    return type(kind) is Global and kind.name == "UntypedStorage"
+
+
+def tensor_attributes(call: Call) -> list[object]:
+    """What is set on a tensor besides its elements: the states of its wrappers."""
+    states: list[object] = []
+    for _ in range(_MAX_WRAPPERS):
+        func, args = call.func, call.args
+        if call.state is not None:
+            states.append(call.state)
+        if type(func) is not Global or type(args) is not tuple or not args:
+            break
+        inner = args[0]
+        if func.dotted in (_PARAMETERS[1], *_FROM_TYPE) and len(args) > 3:
+            states.append(args[3])
+        if func.dotted in _PARAMETERS and type(inner) is Call:
+            call = inner
+        elif func.dotted in _FROM_TYPE and type(inner) is Global and len(args) > 2:
+            call = Call(inner, args[2])
+        else:
+            break
+    return states
+
+
+def as_tensor(value: Call | PersistentId) -> TensorRef:
     """The description; TensorProblem where it contradicts itself or reaches out of its storage."""
-    call = _unwrap(call)
+    if type(value) is PersistentId:
+        whole, kind = as_storage(value)
+        count = whole.length // DTYPES[kind].size
+        return TensorRef(kind, (count,), whole if count else None, 0, count)
+    assert type(value) is Call
+    call = _unwrap(value)
     args = call.args
     if type(args) is not tuple or type(call.func) is not Global:
         raise TensorProblem("it has no arguments")
@@ -108,7 +148,17 @@ def _view(
         return TensorRef(dtype, shape, storage, 0, 0)
     if stop * known.size > storage.length:
         raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.length} bytes")
-    return TensorRef(dtype, shape, storage, offset, stop)
+    return TensorRef(dtype, shape, storage, offset, stop, stride if _has_holes(shape, stride) else ())
+
+
+def _has_holes(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether some element between the first and the last is not reached."""
+    reach = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1 and step > reach + 1:
+            return True
+        reach += (size - 1) * step
+    return False
 
 
 def _dtype_of(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptguard.formats.crc import crc32_of
 from ckptguard.formats.pickle_constants import PickleProblem
 from ckptguard.formats.pickle_reader import MAX_STREAM, read_pickle
-from ckptguard.formats.state_tree import Found, walk
+from ckptguard.formats.state_tree import NOTHING, Found, walk
 from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure
 from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
 from ckptguard.formats.tensor_places import Stored, place_tensors
@@ -25,6 +25,10 @@ def matches(path: str, head: bytes) -> bool:
 def read(reader: Reader, path: str) -> Structure:
     """The structure of a torch archive; each storage is a span, with the CRC-32 that the archive states."""
     archive = read_archive(reader)
+    if "constants.pkl" in archive.records:  # torch.save writes no such record
+        _, names = _read_state(reader, archive, [])
+        message = "a TorchScript archive is not supported"
+        return Structure(format=FORMAT.name, problems=(Problem(message=message),), globals=names)
     problems = list(archive.problems)
     storages = [(name, r) for name, r in archive.records.items() if name.startswith(_DATA) and r.size]
     storages.sort(key=lambda storage: storage[1].offset)
@@ -45,6 +49,8 @@ def read(reader: Reader, path: str) -> Structure:
         truncated=archive.truncated,
         globals=names,
         leaves=found.leaves,
+        containers=found.containers,
+        unread=found.unread,
     )
 
 
@@ -53,16 +59,16 @@ def _read_state(reader: Reader, archive: Archive, problems: list[Problem]) -> tu
     if record is None:
         if archive.records or not archive.problems:
             problems.append(Problem(message="the archive holds no data.pkl: it is no torch archive"))
-        return Found([], (), ()), ()
+        return NOTHING, ()
     if record.size > MAX_STREAM:
         problems.append(Problem(message=f"data.pkl has {record.size} bytes, which is more than we would read"))
-        return Found([], (), ()), ()
+        return NOTHING, ()
     data = reader.read(record.offset, record.size)
     try:
         pickled = read_pickle(data)
     except PickleProblem as error:
         problems.append(Problem(message=f"data.pkl cannot be read: {error}"))
-        return Found([], (), ()), tuple(sorted(error.globals))
+        return NOTHING, tuple(sorted(error.globals))
     if pickled.end != len(data):
         problems.append(Problem(message=f"{len(data) - pickled.end} bytes follow the pickle in data.pkl"))
     found = walk(pickled.value)

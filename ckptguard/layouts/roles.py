@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.structure import TensorPlace
 
 _FILE_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -43,26 +44,45 @@ def file_role(key: str) -> str:
 
 
 def key_role(name: str) -> str:
-    """The role that the first part of a dotted name states; "" where it states none."""
-    first = name.partition(".")[0].lower()
-    return next((role for pattern, role in _KEY_ROLES if pattern.fullmatch(first)), "")
+    """The role that a key, as written, states; "" where it states none. A key with a dot in it states none."""
+    key = name.lower()
+    return next((role for pattern, role in _KEY_ROLES if "." not in key and pattern.fullmatch(key)), "")
 
 
-def assign_roles(key: str, tensors: Sequence[TensorPlace], *, whole_file_is_model: bool) -> list[str]:
+def place_role(name: str, containers: Collection[str]) -> str:
+    """The role of the container that a dotted name lies in; "" where none states one.
+
+    Without containers a dot is only a letter: ``scaler.weight`` of a flat state dict is a weight.
+    """
+    first = name.partition(".")[0]
+    return key_role(first) if first != name and first in containers else ""
+
+
+def number_role(key: str, name: str, containers: Collection[str]) -> str:
+    """The role of a number that a file holds beside tensors: by the file's name, its container, or its own key."""
+    stated = file_role(key)
+    return stated if stated not in ("", "model") else place_role(name, containers) or key_role(name)
+
+
+def assign_roles(key: str, tensors: Sequence[TensorPlace], *, containers: Collection[str]) -> list[str]:
     """The role of each tensor of a file.
 
-    A file's name decides where it can. Else, in files that may hold anything, the first key of a tensor's path does.
-    What is left counts as weights, except 0-dim tensors that lie beside known subtrees (``{"model": ..., "best":
-    tensor(inf)}``): those are "other".
+    A file's name decides where it can, else the container that a tensor lies in. What is left counts as weights,
+    except beside known containers what is no weight by its form: 0-dim tensors (``{"model": ..., "best":
+    tensor(inf)}``) are "other", and tensors without floats are what their key says (``rng_state``).
     """
     stated = file_role(key)
     if stated not in ("", "model"):
         return [stated] * len(tensors)
-    if whole_file_is_model:
-        return ["model"] * len(tensors)
-    by_key = [key_role(t.name) for t in tensors]
-    nested = any(r and "." in t.name for r, t in zip(by_key, tensors, strict=True))
+    nested = {c for c in containers if key_role(c)}
     if not nested:
         return ["model"] * len(tensors)
-    lone = {t.name for t in tensors if not t.shape and "." not in t.name}
-    return [r or ("other" if t.name in lone else "model") for r, t in zip(by_key, tensors, strict=True)]
+    return [place_role(t.name, nested) or _lone_role(t) for t in tensors]
+
+
+def _lone_role(tensor: TensorPlace) -> str:
+    if "." in tensor.name:
+        return "model"
+    known = DTYPES.get(tensor.dtype)
+    stated = key_role(tensor.name) if known is not None and known.float is None else ""
+    return stated or ("model" if tensor.shape else "other")

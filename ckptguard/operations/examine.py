@@ -48,9 +48,7 @@ def scan_checkpoint(
 def roles_of(checkpoint: Checkpoint, files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
     """The role of every tensor, by file."""
     return {
-        f.entry.key: tuple(
-            assign_roles(f.entry.key, f.structure.tensors, whole_file_is_model=f.structure.format == "safetensors")
-        )
+        f.entry.key: tuple(assign_roles(f.entry.key, f.structure.tensors, containers=f.structure.containers))
         for f in files
     }
 

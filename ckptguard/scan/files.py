@@ -16,6 +16,7 @@ from ckptguard.scan.digest_threads import DigestThreads, Hasher
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.pass_over import FilePass
 from ckptguard.scan.result import Scan, ScannedFile
+from ckptguard.scan.views import numbers_of_views
 from ckptguard.storage.protocol import Reader, Storage
 
 BLOCK = 1 << 20
@@ -83,6 +84,7 @@ class _FileScanner:
                 self._run_threaded(reader, file_pass, hashers)
             else:
                 self._run_inline(reader, file_pass, hashers)
+            numbers = numbers_of_views(reader, structure, file_pass.numbers())
             reader.check_unchanged()
             entry = reader.entry
         sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=True)}
@@ -94,7 +96,7 @@ class _FileScanner:
             structure=structure,
             envelope=file_pass.envelope(),
             span_digests=file_pass.span_digests(),
-            numbers=file_pass.numbers(),
+            numbers=numbers,
             md5=sums.get("md5") if self._options.md5 else None,
             sums={name: sums[name] for name in self._options.sums},
         )

@@ -171,4 +171,4 @@ REFUSED = {
 def test_what_is_refused_is_a_problem(kind: str) -> None:
     """Extensions, buffers, computed names, absurd lengths and nonsense are problems, nothing else."""
     with pytest.raises(PickleProblem):
-        read_pickle(REFUSED[kind], max_opcodes=300)
+        read_pickle(REFUSED[kind], budget=9600)

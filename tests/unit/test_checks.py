@@ -29,6 +29,7 @@ def evidence(tensors=(), leaves=(), globals_=(), **more):
             tensors=places,
             leaves=tuple(leaves),
             globals=tuple(globals_),
+            containers=tuple(sorted({leaf.name.partition(".")[0] for leaf in leaves if "." in leaf.name})),
         ),
         envelope="e",
         span_digests=("d",),

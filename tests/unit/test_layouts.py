@@ -114,10 +114,8 @@ def place(name, shape=(2, 2)):
 
 def test_roles_come_from_file_names_then_keys():
     """Names of files decide, else first keys; what is left counts as weights."""
-    assert assign_roles("checkpoint-1/optimizer.pt", [place("state.0.exp_avg")], whole_file_is_model=False) == [
-        "optimizer"
-    ]
+    assert assign_roles("checkpoint-1/optimizer.pt", [place("state.0.exp_avg")], containers=("state",)) == ["optimizer"]
     mixed = [place("model.w"), place("optimizer.state.0.exp_avg"), place("best", ()), place("extra")]
-    assert assign_roles("x-1.pt", mixed, whole_file_is_model=False) == ["model", "optimizer", "other", "model"]
+    assert assign_roles("x-1.pt", mixed, containers=("model", "optimizer")) == ["model", "optimizer", "other", "model"]
     flat = [place("encoder.w"), place("logit_scale", ())]
-    assert assign_roles("x-1.pt", flat, whole_file_is_model=False) == ["model", "model"]
+    assert assign_roles("x-1.pt", flat, containers=()) == ["model", "model"]

@@ -190,7 +190,7 @@ class GuardCallback(TrainerCallback):
             known = ask_known_good(run, before_step=step, series=_SERIES, wait_seconds=self._deadline)
             if known is None:
                 verify_pending(run, self._settings, before_step=step)
-            return find_known_good(run, before_step=step)
+            return find_known_good(run, before_step=step, series=_SERIES)
         except NoKnownGoodError:
             return None
         except (CkptguardError, OSError) as error:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ckptguard.cli.exit_codes import MEANINGS, ExitCode
-from ckptguard.errors import SettingsError
 
 if TYPE_CHECKING:
     from ckptguard.config import Settings
 
-SETTINGS_FILE = "ckptguard.toml"
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
@@ -49,7 +46,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def settings_options(command: _Decorated) -> _Decorated:
     """Add the options of which `settings_from` makes the settings."""
     config = click.option(
-        "--config", metavar="FILE", help=f"Settings (TOML) instead of ./{SETTINGS_FILE}.", type=click.Path()
+        "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path()
     )
     records = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
     return config(records(command))
@@ -57,16 +54,7 @@ def settings_options(command: _Decorated) -> _Decorated:
 
 def settings_from(config: str | None, records: str | None = None, **flags: object) -> Settings:
     """The settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
-    from ckptguard.config import Settings, parse_settings, with_environment
+    from ckptguard.operations.load_settings import load_settings
 
-    path = Path(config or SETTINGS_FILE)
-    settings = Settings()
-    try:
-        if config is not None or path.is_file():
-            settings = parse_settings(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path} is not UTF-8 text") from error
-    except OSError as error:
-        raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
     given = {name: value for name, value in flags.items() if value != ()}
-    return with_environment(settings, os.environ).changed(records=records, **given)
+    return load_settings(config, os.environ, records=records, **given)

@@ -6,7 +6,6 @@ All values are msgspec structs, because they travel between the scanning process
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
@@ -98,9 +97,3 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     matches: Callable[[str, bytes], bool]
     read: Callable[[Reader, str], Structure]
     holds_tensors: bool = True
-
-
-class FormatModule(Protocol):
-    """Each module in this folder that reads a format offers its row."""
-
-    FORMAT: Format

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +21,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.operations.find_known_good import KnownGood, find_known_good
+from ckptguard.operations.load_settings import load_settings
 from ckptguard.operations.protect import protect_finished
 from ckptguard.operations.roll_back import verify_pending
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import Run, open_run
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good, report_incident
-from ckptguard.training.settings_here import settings_here
 from ckptguard.training.weights import first_non_finite
 
 _OVERFLOWS = 5  # with fp16's loss scaler, an overflow now and then is how it works
@@ -67,7 +68,7 @@ class GuardCallback(TrainerCallback):
         self._raises = on_sick == "raise"
         self._check_every = check_every
         self._daemon = daemon
-        self._settings = settings if settings is not None else settings_here()
+        self._settings = settings if settings is not None else load_settings(None, os.environ)
         self._deadline = deadline
         self._run: Run | None = None
         self._child: ChildDaemon | None = None

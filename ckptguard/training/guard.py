@@ -12,6 +12,7 @@ from typing import Any, Self
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
 from ckptguard.names import MAX_STEP
+from ckptguard.operations.load_settings import load_settings
 from ckptguard.records.run import open_run
 from ckptguard.storage import normalise_url
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
@@ -23,7 +24,6 @@ from ckptguard.training.incident_log import begin_incident, end_incident
 from ckptguard.training.parts import Parts, scale_learning_rate
 from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, decide
 from ckptguard.training.rng import capture_rng, restore_rng
-from ckptguard.training.settings_here import settings_here
 from ckptguard.training.stores import OwnStore, Store, UserStore
 from ckptguard.training.weights import first_non_finite, first_non_finite_state
 
@@ -73,7 +73,7 @@ class TrainingGuard:
         if check_every < 1:
             raise SettingsError("check_every must be at least 1")
         _refuse_ranks()
-        self._settings = settings if settings is not None else settings_here()
+        self._settings = settings if settings is not None else load_settings(None, os.environ)
         url = normalise_url(run)
         if "://" not in url:
             os.makedirs(url, exist_ok=True)

@@ -13,9 +13,10 @@ import click
 
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
 from ckptguard.names import escape
+from ckptguard.operations.load_settings import load_settings
 from ckptguard.version import __version__
 from ckptguard_daemon.log import start_logging
-from ckptguard_daemon.settings import SETTINGS_FILE, distinct_urls, load_settings
+from ckptguard_daemon.settings import distinct_urls
 
 _EPILOG = """\b
 Exit codes:
@@ -32,7 +33,7 @@ Exit codes:
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--once", is_flag=True, help="Verify what is there and end: for cron or a job's epilog.")
-@click.option("--config", metavar="FILE", help=f"Settings (TOML) instead of ./{SETTINGS_FILE}.")
+@click.option("--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.")
 @click.option("--socket", "socket_path", metavar="PATH", help="Where to listen, instead of the runtime folder.")
 @click.option("--parent", type=int, metavar="PID", help="Stop when this parent process is gone.")
 @click.option("--log-file", metavar="PATH", help="Append the log to a file instead of stderr.")

@@ -19,12 +19,13 @@ from ckptguard_daemon import log as log_module
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.rendezvous import LONGEST_PATH, listen, runtime_folder
 from ckptguard_daemon.service import exit_code
-from ckptguard_daemon.settings import distinct_urls, load_settings
+from ckptguard_daemon.settings import distinct_urls
 from ckptguard_daemon.watcher import Watcher
 from daemon_process import save, until
 
 from ckptguard.config import Settings
 from ckptguard.errors import BusyError, SettingsError
+from ckptguard.operations.load_settings import load_settings
 from ckptguard.verdict import Outcome
 
 # watchdog warns whenever a folder is made while it looks at the one above.

@@ -1,0 +1,26 @@
+"""Load the settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. The same for every door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckptguard.config import Settings, parse_settings, with_environment
+from ckptguard.errors import SettingsError
+
+SETTINGS_FILE = "ckptguard.toml"
+
+
+def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
+    """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
+    were not given. SettingsError says which source is wrong."""
+    path = Path(config or SETTINGS_FILE)
+    settings = Settings()
+    try:
+        if config is not None or path.is_file():
+            settings = parse_settings(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text") from error
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
+    return with_environment(settings, environ).changed(**flags)

@@ -24,13 +24,19 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True):
-    """One named tensor; `span` is the index in its file's spans (None: its bytes are in the envelope)."""
+    """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own).
+
+    `largest` is the largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the
+    scan found them, in six digits; None for other than floats, and where the writer sealed without looking.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     span: int | None
     role: str
+    largest: float | None = None
+    rms: float | None = None
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

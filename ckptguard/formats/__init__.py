@@ -15,12 +15,13 @@ from ckptguard.formats import (
     torch_zip,
     trainer_state,
 )
-from ckptguard.formats.structure import Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
+from ckptguard.formats.structure import Beside, Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.suffixes import tensor_suffix
 from ckptguard.storage.protocol import Reader
 
 __all__ = [
     "FORMATS",
+    "Beside",
     "Format",
     "Leaf",
     "Problem",
@@ -53,7 +54,11 @@ def format_of(path: str, head: bytes) -> Format:
     return next(row for row in FORMATS if row.matches(path, head))
 
 
-def read_structure(reader: Reader, path: str) -> Structure:
-    """The structure of one file, whatever its bytes; raises only what the reader raises."""
+def read_structure(reader: Reader, path: str, beside: Beside = lambda name: None) -> Structure:
+    """The structure of one file, whatever its bytes; raises only what the readers raise.
+
+    `beside(name)` gives the structure of the file of that name in the same folder, None where there is none.
+    """
     head = reader.read(0, min(reader.entry.size, HEAD))
-    return format_of(path, head).read(reader, path)
+    row = format_of(path, head)
+    return row.read(reader, path) if row.read_beside is None else row.read_beside(reader, path, beside)

@@ -117,7 +117,7 @@ def manifest_files(evidence: Evidence) -> tuple[File, ...]:
 
 def _manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
     places = zip(file.structure.spans, file.span_digests, strict=True)
-    tensors = zip(file.structure.tensors, roles, strict=True)
+    tensors = zip(file.structure.tensors, roles, file.numbers, strict=True)
     return File(
         path=file.entry.key,
         size=file.entry.size,
@@ -128,7 +128,14 @@ def _manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         inode=file.entry.inode,
         etag=file.entry.etag,
         spans=tuple(Span(place.offset, place.length, digest) for place, digest in places),
-        tensors=tuple(Tensor(t.name, t.dtype, t.shape, t.span, role) for t, role in tensors),
+        tensors=tuple(
+            Tensor(t.name, t.dtype, t.shape, t.span, role, *((_digits(n.largest), _digits(n.rms)) if n else ()))
+            for t, role, n in tensors
+        ),
         globals=file.structure.globals,
         aliases=tuple(sorted(a for a in file.structure.metadata if a != "format")),
     )
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

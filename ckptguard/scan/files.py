@@ -11,7 +11,8 @@ from typing import Self
 import msgspec
 from blake3 import blake3
 
-from ckptguard.formats import read_structure
+from ckptguard.errors import ObjectMissingError
+from ckptguard.formats import Structure, read_structure
 from ckptguard.scan.digest_threads import DigestThreads, Hasher
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.pass_over import FilePass
@@ -65,11 +66,12 @@ class _FileScanner:
         self._names = list(dict.fromkeys((*(("md5",) if options.md5 else ()), *options.sums)))
         self._buffers: list[memoryview] = []
         self._threads: DigestThreads | None = None
+        self._known_beside: dict[str, Structure | None] = {}
 
     def scan(self, storage: Storage, key: str) -> ScannedFile:
         """One file."""
         with storage.open(key) as reader:
-            structure = read_structure(reader, key)
+            structure = read_structure(reader, key, lambda name: self._beside(storage, key, name))
             if self._options.structure_only:
                 return ScannedFile(
                     entry=reader.entry,
@@ -100,6 +102,17 @@ class _FileScanner:
             md5=sums.get("md5") if self._options.md5 else None,
             sums={name: sums[name] for name in self._options.sums},
         )
+
+    def _beside(self, storage: Storage, key: str, name: str) -> Structure | None:
+        """The structure of a file in the same folder; what it refers to in turn is not looked at."""
+        other = key.rpartition("/")[0] + "/" + name if "/" in key else name
+        if other not in self._known_beside:
+            try:
+                with storage.open(other) as reader:
+                    self._known_beside[other] = read_structure(reader, other)
+            except ObjectMissingError:
+                self._known_beside[other] = None
+        return self._known_beside[other]
 
     def _run_inline(self, reader: Reader, file_pass: FilePass, hashers: list[Hasher]) -> None:
         position = 0

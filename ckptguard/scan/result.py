@@ -14,7 +14,8 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     `first_bad` is the index of the first NaN or infinite element in the stored order, counted from the tensor's
     first element. `largest` is the largest finite magnitude (0.0 if there is none). `constant`: all elements have
     the same bits; `zero`: all elements are zero (of either sign); `single_finite`: all finite elements have the
-    same bits.
+    same bits. `rms` is the root mean square of the finite elements (of a fixed sample of them in large tensors),
+    None where it was not computed.
     """
 
     count: int
@@ -23,6 +24,7 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     neginf: int = 0
     first_bad: int | None = None
     largest: float = 0.0
+    rms: float | None = None
     constant: bool = False
     zero: bool = False
     single_finite: bool = False

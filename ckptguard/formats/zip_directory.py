@@ -18,6 +18,8 @@ _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR = struct.Struct("<4sIQI")
 _ENTRY = struct.Struct("<IHHHHHHIIIHHHHHII")
 _ENTRY_SIGNATURE = 0x02014B50
+_UTF8 = 0x0800
+_NEWEST_VERSION = 63  # what Python's own reader knows
 _KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
@@ -143,7 +145,9 @@ def read_directory(reader: Reader, tail: Tail, problems: list[Problem]) -> list[
 
 def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes) -> DirectoryEntry | str:
     """One entry, or why it is refused."""
-    _, _, _, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, attributes, offset = fields
+    _, _, version, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, attributes, offset = fields
+    if version & 0xFF > _NEWEST_VERSION:
+        return f"it needs version {version & 0xFF} of the format"
     if flags & ~_KNOWN_FLAGS:
         return f"flags 0x{flags:04x} are refused"
     if method:
@@ -160,6 +164,8 @@ def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes) -> DirectoryE
         name = raw_name.decode("utf-8")
     except UnicodeDecodeError:
         return "its name is not UTF-8"
+    if not flags & _UTF8 and not name.isascii():
+        return "its name is not ASCII, and not said to be UTF-8"
     if not _is_plain(name):
         return "its name is unsafe"
     return DirectoryEntry(name, raw_name, flags, method, crc, size, offset)

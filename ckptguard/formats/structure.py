@@ -26,7 +26,7 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
     `dtype` is torch's name without the prefix ("bfloat16", "float8_e4m3fn", "int64", ...), or the file's own word
     for a dtype we do not know: such tensors are opaque bytes. `span` is None for tensors without stored bytes.
     `role` is "" until a layout assigns one. `byte_order` is "little" or "big". `strides` (in elements) are stated
-    only where the tensor does not reach all elements of `start`..`stop`.
+    only where the tensor's elements are not those of `start`..`stop` in row-major order (a transposed view, a slice).
     """
 
     name: str

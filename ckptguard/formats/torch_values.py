@@ -28,7 +28,7 @@ class StorageRef(NamedTuple):
 class TensorRef(NamedTuple):
     """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes).
 
-    `strides` are stated only where it does not reach all of them.
+    `strides` are stated only where its elements do not lie in row-major order without gaps.
     """
 
     dtype: str
@@ -148,17 +148,18 @@ def _view(
         return TensorRef(dtype, shape, storage, 0, 0)
     if stop * known.size > storage.length:
         raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.length} bytes")
-    return TensorRef(dtype, shape, storage, offset, stop, stride if _has_holes(shape, stride) else ())
+    return TensorRef(dtype, shape, storage, offset, stop, () if _is_row_major(shape, stride) else stride)
 
 
-def _has_holes(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether some element between the first and the last is not reached."""
-    reach = 0
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size > 1 and step > reach + 1:
-            return True
-        reach += (size - 1) * step
-    return False
+def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements lie one after the other in the order of their indices."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size > 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _dtype_of(value: object) -> str:

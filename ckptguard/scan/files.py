@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -13,6 +12,7 @@ from blake3 import blake3
 
 from ckptguard.errors import ObjectMissingError
 from ckptguard.formats import Structure, read_structure
+from ckptguard.scan.digest_names import new_hasher
 from ckptguard.scan.digest_threads import DigestThreads, Hasher
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.pass_over import FilePass
@@ -81,7 +81,7 @@ class _FileScanner:
                     numbers=(None,) * len(structure.tensors),
                 )
             file_pass = FilePass(structure, reader.entry.size)
-            hashers: list[Hasher] = [hashlib.new(name, usedforsecurity=False) for name in self._names]
+            hashers: list[Hasher] = [new_hasher(name, reader.entry.size) for name in self._names]
             if hashers and self._options.threads > 1 and reader.entry.size > BLOCK:
                 self._run_threaded(reader, file_pass, hashers)
             else:

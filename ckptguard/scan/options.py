@@ -11,7 +11,7 @@ from ckptguard.storage.protocol import Storage
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`md5`: take each file's MD5 too. `sums`: further whole-file digests ("sha256", "sha1", "md5").
+    """`md5`: take each file's MD5 too. `sums`: further whole-file digests ("sha256", "git-sha1", ...: `digest_names`).
 
     `spare_cache`: tell the storage as soon as bytes will not be read again, so that a daemon does not push training's
     files out of the page cache; not for a user who loads the file next. `threads` 1 hashes in the caller's thread

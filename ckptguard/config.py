@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import SettingsError
+from ckptguard.patterns import Pattern
 
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 
@@ -28,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     records: str | None = None  # another place for our records than <run>/_ckptguard
     allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
     trust_globals: tuple[str, ...] = ()  # pickle globals accepted in stray files
+    patterns: tuple[Pattern, ...] = ()  # the user's own words about names: what is a checkpoint, and its step
     on_incident: tuple[str, ...] = ()  # command (argv) told of incidents
     webhook: str | None = None  # http(s) URL told of incidents
     worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process

@@ -25,7 +25,7 @@ def command(run: str, step: int, as_json: bool, config: str | None, records: str
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records)
+    opened = open_run(run, records=settings.records, patterns=settings.patterns)
     with progress_bar("verifying") as advance:
         checked = accept(opened, settings, step, progress=advance)
     if as_json:

@@ -28,7 +28,7 @@ def command(run: str, checkpoint: str, reason: str, as_json: bool, config: str |
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records)
+    opened = open_run(run, records=settings.records, patterns=settings.patterns)
     verdict = clear(opened, checkpoint, reason=reason)
     if as_json:
         emit(clear_document(opened.url, verdict))

@@ -30,7 +30,9 @@ def command(
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    known_good = find_known_good(open_run(run, records=settings.records), before_step=before_step, series=series)
+    known_good = find_known_good(
+        open_run(run, records=settings.records, patterns=settings.patterns), before_step=before_step, series=series
+    )
     if as_json:
         emit(known_good_document(known_good))
     else:

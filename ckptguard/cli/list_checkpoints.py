@@ -21,7 +21,7 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records)
+    opened = open_run(run, records=settings.records, patterns=settings.patterns)
     states = survey(opened)
     if as_json:
         emit(list_document(opened.url, states))

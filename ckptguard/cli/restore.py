@@ -33,7 +33,7 @@ def command(
 
     settings = settings_from(config, records)
     with progress_bar("restoring") as advance:
-        opened = open_run(run, records=settings.records)
+        opened = open_run(run, records=settings.records, patterns=settings.patterns)
         restored = restore(opened, settings, dest, step=step, force=force, progress=advance)
     if as_json:
         emit(restore_document(opened.url, restored))

@@ -22,7 +22,7 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    found = status(open_run(run, records=settings.records))
+    found = status(open_run(run, records=settings.records, patterns=settings.patterns))
     if as_json:
         emit(status_document(found))
     else:

@@ -10,10 +10,12 @@ from ckptguard.formats import (
     hf_index,
     opaque,
     own_state,
+    pointer,
     safetensors,
     torch_legacy,
     torch_zip,
     trainer_state,
+    yaml_numbers,
 )
 from ckptguard.formats.structure import Beside, Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.suffixes import tensor_suffix
@@ -44,6 +46,8 @@ FORMATS: tuple[Format, ...] = (
     hf_index.FORMAT,
     trainer_state.FORMAT,
     own_state.FORMAT,
+    pointer.FORMAT,
+    yaml_numbers.FORMAT,
     opaque.UNRECOGNISED,
     opaque.FORMAT,
 )

@@ -84,7 +84,12 @@ class GuardCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         try:
-            self._run = open_run(self._url or args.output_dir or ".", records=self._settings.records, must_exist=False)
+            self._run = open_run(
+                self._url or args.output_dir or ".",
+                records=self._settings.records,
+                patterns=self._settings.patterns,
+                must_exist=False,
+            )
             if self._daemon == "auto":
                 self._child = ensure_daemon(self._run, self._settings)
         except (CkptguardError, OSError) as error:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from ckptguard.layouts import hf_trainer, own, plain_folder, single_file
-from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, step_from_name
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, tops
 from ckptguard.layouts.discovery import enter, find_checkpoints, folder_as_checkpoint
-
-LAYOUTS: dict[str, Layout] = {
-    row.name: row for row in (own.LAYOUT, hf_trainer.LAYOUT, plain_folder.LAYOUT, single_file.LAYOUT)
-}
+from ckptguard.layouts.step_names import step_from_name
+from ckptguard.layouts.table import LAYOUTS
 
 __all__ = [
     "LAYOUTS",
@@ -19,4 +16,5 @@ __all__ = [
     "find_checkpoints",
     "folder_as_checkpoint",
     "step_from_name",
+    "tops",
 ]

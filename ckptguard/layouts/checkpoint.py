@@ -1,14 +1,12 @@
-"""A checkpoint as a listing shows it, and what names tell: step, series, parts."""
+"""A checkpoint as a listing shows it, and what a layout says of it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from ckptguard.formats.structure import Structure
-from ckptguard.names import MAX_STEP
 from ckptguard.storage.protocol import Entry
 
 
@@ -16,7 +14,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Everything saved for one step. `path` is relative to the run; "." means model files at the run's root.
 
     `entries` are its regular files and `irregular` everything else in it (links, FIFOs, ...), keys relative to the
-    run, sorted. `step` is None where names cannot tell it.
+    run, sorted. Most lie below `path` or are `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``).
+    `step` is None where names cannot tell it.
     """
 
     path: str
@@ -42,8 +41,24 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         return tuple((e.key, *e.signature) for e in (*self.entries, *self.irregular))
 
     def inside(self, key: str) -> str:
-        """A file's name relative to the checkpoint."""
-        return key if self.path == "." or key == self.path else key.removeprefix(self.path + "/")
+        """A file's name relative to the checkpoint; of a file beside it, its name."""
+        if self.path == "." or key == self.path:
+            return key
+        if key.startswith(self.path + "/"):
+            return key[len(self.path) + 1 :]
+        return key.rpartition("/")[2]
+
+    def key(self, inside: str) -> str:
+        """The key of a file in the checkpoint's folder."""
+        return inside if self.path == "." else f"{self.path}/{inside}"
+
+
+def tops(path: str, files: Sequence[str]) -> list[str]:
+    """What to move so that a checkpoint moves whole: its folder or file, and its files beside that, one by one."""
+    if path == ".":
+        return list(files)
+    beside = [f for f in files if f != path and not f.startswith(path + "/")]
+    return [path, *beside] if len(beside) < len(files) else beside
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,45 +69,42 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     fatal: bool = True
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table of layouts.
+class Folder(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder as a listing shows it. `files` are names of what lies in it directly and is no folder, `below` the
+    relative paths of files in folders inside it, `around` the names of the files beside it."""
 
-    `gaps(checkpoint, structures)` says what is missing, from the listing and the structures of the files (by key);
-    no fatal gap and no structure problem means finished, once the files are quiet. `last_written` names the file that
-    the writer writes last, relative to the checkpoint ("" where there is none). `sealed_by_writer`: finished by its
-    writer's manifest alone; an observer never seals it.
+    path: str
+    files: frozenset[str]
+    below: frozenset[str] = frozenset()
+    around: frozenset[str] = frozenset()
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+
+def _nothing_beside(name: str, around: frozenset[str]) -> tuple[str, ...]:
+    return ()
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table of layouts. Recognition is by names alone; the first row that accepts decides.
+
+    `accepts(folder)` and `accepts_file(name, around)` (a file, and the names in its folder) say what is a checkpoint
+    of this layout. `companions(name, around)` are names of files beside it that belong to it, there or not.
+    `pieces(inner)` says of a folder inside (by its relative path) that it is part of the checkpoint, although its
+    name looks like a checkpoint's. `gaps(checkpoint, structures)` says what is missing, from the listing and the
+    structures of the files (by key); no fatal gap and no structure problem means finished, once the files are quiet.
+    `last_written(path)` is the key of the file that the writer writes last ("" where there is none).
+    `sealed_by_writer`: finished by its writer's manifest alone; an observer never seals it.
     """
 
     name: str
     gaps: Callable[[Checkpoint, Mapping[str, Structure]], Sequence[Gap]]
-    last_written: str = ""
+    accepts: Callable[[Folder], bool] = lambda folder: False
+    accepts_file: Callable[[str, frozenset[str]], bool] = lambda name, around: False
+    companions: Callable[[str, frozenset[str]], tuple[str, ...]] = _nothing_beside
+    pieces: Callable[[str], bool] = lambda inner: False
+    last_written: Callable[[str], str] = lambda path: ""
     sealed_by_writer: bool = False
-
-
-_STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+)", re.IGNORECASE)
-_COUNTED = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|epoch|ep|it)[-_=.]?(\d+)", re.IGNORECASE)
-_TRAILING = re.compile(r"(?:^|[-_]|(?<!\d)\.)(\d+)$")  # not the decimals of loss=0.35
-_SUFFIX = re.compile(r"\.(?:safetensors|pt|pth|bin|ckpt)$")
-_PART = re.compile(
-    r"-\d+-of-\d+\.|(?:^|_)mp_rank_\d+|zero_pp_rank_\d+|^__\d+_\d+|rank[-_]?\d+|^(?:rng_state|random_states|custom_checkpoint)_\d+"
-    r"|^(?:model|pytorch_model)_\d+\.(?:safetensors|bin)$|^(?:optimizer|scheduler|sampler|dl_state_dict)_\d+\.bin$"
-)
-
-
-def is_part(name: str) -> bool:
-    """Whether a file's digits name a shard or a rank instead of a step."""
-    return _PART.search(name) is not None
-
-
-def step_from_name(name: str) -> int | None:
-    """The step that a file or folder name states: ``step-500``, ``checkpoint-500``, ``epoch=0-step=2.ckpt``,
-    ``net-500.pth``; None where it states none."""
-    if is_part(name):
-        return None
-    stem = _SUFFIX.sub("", name)
-    for pattern in (_STEP, _COUNTED, _TRAILING):
-        found = pattern.findall(stem)
-        if found:
-            step = int(found[-1][:20])
-            return step if step <= MAX_STEP else None
-    return None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckptguard.formats import tensor_suffix
-from ckptguard.layouts import hf_trainer, own
-from ckptguard.layouts.checkpoint import Checkpoint, is_part, step_from_name
-from ckptguard.layouts.plain_folder import holds_state
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Layout
+from ckptguard.layouts.plain_folder import holds_state, is_loose
+from ckptguard.layouts.step_names import counts_steps, is_part, step_from_name
+from ckptguard.layouts.table import LAYOUTS
 from ckptguard.names import RECORDS_FOLDER, is_temporary, series_of
+from ckptguard.patterns import Pattern, choose, is_ignored
 from ckptguard.storage.protocol import Entry
 
 MAX_DEPTH = 3
@@ -23,109 +24,155 @@ def enter(key: str) -> bool:
     return name != RECORDS_FOLDER and not is_temporary(name) and not name.startswith(".") and name != "__pycache__"
 
 
-def find_checkpoints(entries: Sequence[Entry]) -> list[Checkpoint]:
+def find_checkpoints(entries: Sequence[Entry], patterns: Sequence[Pattern] = ()) -> list[Checkpoint]:
     """The checkpoints in a recursive listing of a run (taken with `enter`), sorted by path.
 
-    A folder's checkpoint owns all files below it, except those of checkpoints nested in it.
+    A folder's checkpoint owns all files below it, except those of checkpoints nested in it. `patterns` are the
+    user's own words about names; they come before every layout.
     """
-    folders: dict[str, list[Entry]] = {"": []}
-    for entry in entries:
-        if not any(is_temporary(part) for part in entry.key.split("/")):
-            folder = entry.key.rpartition("/")[0]
-            while folder not in folders:
-                folders[folder] = []
-                folder = folder.rpartition("/")[0]
-            folders[entry.key.rpartition("/")[0]].append(entry)
-    roots = {folder: layout for folder in folders if (layout := _folder_layout(folder, folders))}
-    for folder in [f for f in roots if _is_piece(f, roots)]:
-        del roots[folder]
-    found = [_folder_checkpoint(folder, layout, folders, roots) for folder, layout in roots.items()]
-    for folder, own_entries in folders.items():
-        if not any(_below(folder, root) for root in roots) and folder.count("/") < MAX_DEPTH:
-            found += _loose_files(folder, own_entries)
+    tree = _Tree(entries, patterns)
+    roots = tree.roots()
+    found = [tree.folder_checkpoint(path, layout, roots) for path, layout in roots.items()]
+    owned = {e.key for c in found for e in (*c.entries, *c.irregular)}
+    for folder, own in tree.folders.items():
+        if folder.count("/") < MAX_DEPTH and not any(p in roots for p in _upwards(folder)):
+            found += tree.loose_files(folder, [e for e in own if e.key not in owned])
     return sorted((c for c in found if c.entries or c.irregular), key=lambda c: c.path)
 
 
 def folder_as_checkpoint(name: str, entries: Sequence[Entry]) -> Checkpoint | None:
     """The folder itself as one checkpoint (its entries' keys begin with `name`), if a layout accepts it."""
-    direct = {"": [], name: [e for e in entries if e.key.rpartition("/")[0] == name]}
-    layout = _folder_layout(name, direct)
+    tree = _Tree(entries)
+    layout = tree.layout_of(name)
     if layout is None:
         return None
-    kept = [e for e in entries if not any(is_temporary(part) for part in e.key.split("/")[1:])]
-    return _checkpoint(name, layout, kept)
+    return _checkpoint(name, layout, (e for own in tree.folders.values() for e in own))
 
 
-def _folder_layout(folder: str, folders: dict[str, list[Entry]]) -> str | None:
-    if not folder or folder.count("/") >= MAX_DEPTH:
-        return None
-    parent, _, name = folder.rpartition("/")
-    files = [e.name for e in folders[folder] if e.kind != "folder"]
-    if own.FOLDER.fullmatch(name):
-        return own.LAYOUT.name
-    if hf_trainer.FOLDER.fullmatch(name):
-        siblings = [
-            f for f in folders if f.rpartition("/")[0] == parent and hf_trainer.FOLDER.fullmatch(f.rpartition("/")[2])
-        ]
-        if any(e.name in hf_trainer.MARKS for f in siblings for e in folders[f]):
-            return hf_trainer.LAYOUT.name
-    state = [f for f in files if holds_state(f)]
-    if not state:
-        return None
-    if step_from_name(name) is None and all(_is_loose(f) for f in state):
-        return None
-    return "folder"
+class _Tree:
+    """A listing by folders. What is temporary is left out."""
+
+    def __init__(self, entries: Sequence[Entry], patterns: Sequence[Pattern] = ()) -> None:
+        self.patterns = patterns
+        self.folders: dict[str, list[Entry]] = {"": []}
+        self._below: dict[str, set[str]] = {}
+        for entry in entries:
+            if any(is_temporary(part) for part in entry.key.split("/")) or is_ignored(patterns, entry.key):
+                continue
+            parent = entry.key.rpartition("/")[0]
+            for folder in _upwards(parent):
+                self.folders.setdefault(folder, [])
+                if folder not in (parent, ""):
+                    self._below.setdefault(folder, set()).add(entry.key[len(folder) + 1 :])
+            self.folders[parent].append(entry)
+
+    def names(self, folder: str) -> frozenset[str]:
+        """Names of what lies in a folder and is none."""
+        return frozenset(e.name for e in self.folders.get(folder, ()) if e.kind != "folder")
+
+    def folder(self, path: str) -> Folder:
+        """The folder as layouts see it."""
+        return Folder(
+            path=path,
+            files=self.names(path),
+            below=frozenset(self._below.get(path, ())),
+            around=self.names(path.rpartition("/")[0]),
+        )
+
+    def layout_of(self, path: str) -> Layout | None:
+        """The first layout that accepts a folder by itself; for one whose name the user gave, at least "folder"."""
+        chosen = choose(self.patterns, path)
+        folder = self.folder(path)
+        row = next((row for row in LAYOUTS.values() if row.accepts(folder)), None)
+        return LAYOUTS["folder"] if row is None and chosen and folder.files else row
+
+    def roots(self) -> dict[str, Layout]:
+        """The folders that are checkpoints.
+
+        Folders of one series in one place are of one kind: what a half-written one cannot show yet, its siblings do.
+        """
+        by_itself = {
+            path: row
+            for path in self.folders
+            if path and path.count("/") < MAX_DEPTH and (row := self.layout_of(path)) is not None
+        }
+        order = list(LAYOUTS)
+        kin: dict[str, Layout] = {}
+        for path, row in by_itself.items():
+            series = series_of(path)
+            if series not in kin or order.index(row.name) < order.index(kin[series].name):
+                kin[series] = row
+        roots = dict(by_itself)
+        for path in self.folders:
+            row = kin.get(series_of(path)) if path and path.count("/") < MAX_DEPTH else None
+            if row is not None and step_from_name(path.rpartition("/")[2]) is not None:
+                if path in by_itself or self.names(path) or any(row.pieces(f) for f in self._below.get(path, ())):
+                    roots[path] = row
+        return {path: row for path, row in roots.items() if not self._is_piece(path, roots)}
+
+    def _is_piece(self, path: str, roots: dict[str, Layout]) -> bool:
+        """Whether a folder inside a checkpoint is a piece of it instead of a checkpoint nested in it."""
+        above = [p for p in _upwards(path) if p != path and p in roots]
+        if not above:
+            return False
+        return not counts_steps(path.rpartition("/")[2]) or any(roots[p].pieces(path[len(p) + 1 :]) for p in above)
+
+    def folder_checkpoint(self, path: str, row: Layout, roots: dict[str, Layout]) -> Checkpoint:
+        """A folder with all below it down to inner checkpoints, and with what belongs to it beside it."""
+        entries: list[Entry] = []
+        for sub, own in self.folders.items():
+            nearest = next((p for p in _upwards(sub) if p in roots), None)
+            if nearest == path:
+                entries += own
+        parent, _, name = path.rpartition("/")
+        beside = row.companions(name, self.names(parent))
+        entries += [e for e in self.folders.get(parent, ()) if e.name in beside]
+        return _checkpoint(path, row, entries, chosen=choose(self.patterns, path))
+
+    def loose_files(self, folder: str, entries: list[Entry]) -> list[Checkpoint]:
+        """Single-file checkpoints of a folder that is none itself, and the run's final model at its root.
+
+        Links at this level are aliases of other checkpoints (``final.pt``) and are passed over.
+        """
+        state = [e for e in entries if e.kind == "file" and (holds_state(e.name) or choose(self.patterns, e.key))]
+        final: list[Entry] = []
+        if not folder:
+            final = [e for e in state if not is_loose(e.name) and (e.name in _FINAL_NAMES or is_part(e.name))]
+            if final:
+                final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
+        found = [_checkpoint(".", LAYOUTS["folder"], dict.fromkeys(final), series=FINAL_SERIES)] if final else []
+        taken = {e.key for e in final}
+        around = self.names(folder)
+        for entry in state:
+            chosen = choose(self.patterns, entry.key)
+            if entry.key in taken or (is_part(entry.name) and not chosen):
+                continue
+            row = next(row for row in LAYOUTS.values() if row.accepts_file(entry.name, around))
+            beside = row.companions(entry.name, around)
+            own = [entry, *(e for e in entries if e.name in beside)]
+            found.append(_checkpoint(entry.key, row, own, chosen=chosen))
+        return found
 
 
-def _is_loose(file_name: str) -> bool:
-    """Whether a tensor file is a checkpoint of its own: its name states a step and it is no shard."""
-    return tensor_suffix(file_name) and holds_state(file_name) and step_from_name(file_name) is not None
+def _upwards(folder: str) -> list[str]:
+    """A folder and those around it, nearest first, the root last."""
+    found = [folder]
+    while folder:
+        folder = folder.rpartition("/")[0]
+        found.append(folder)
+    return found
 
 
-def _is_piece(folder: str, roots: dict[str, str]) -> bool:
-    """Whether a folder inside a checkpoint is a piece of it instead of a checkpoint nested in it."""
-    if not any(_below(folder, root) and folder != root for root in roots):
-        return False
-    name = folder.rpartition("/")[2]
-    return step_from_name(name) is None or name.startswith("global_step") or is_part(name)
-
-
-def _below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder + "/")
-
-
-def _folder_checkpoint(folder: str, layout: str, folders: dict[str, list[Entry]], roots: dict[str, str]) -> Checkpoint:
-    inner = [r for r in roots if r != folder and _below(r, folder)]
-    entries: list[Entry] = []
-    for sub, own_entries in folders.items():
-        if _below(sub, folder) and not any(_below(sub, i) for i in inner):
-            entries += own_entries
-    return _checkpoint(folder, layout, entries)
-
-
-def _checkpoint(path: str, layout: str, entries: Iterable[Entry], *, series: str | None = None) -> Checkpoint:
+def _checkpoint(
+    path: str, row: Layout, entries: Iterable[Entry], *, series: str | None = None, chosen: Pattern | None = None
+) -> Checkpoint:
     ordered = sorted(entries, key=lambda e: e.key)
+    step = step_from_name(path.rpartition("/")[2]) if series is None else None
     return Checkpoint(
         path=path,
-        layout=layout,
+        layout=row.name,
         series=series_of(path) if series is None else series,
-        step=None if series is not None else step_from_name(path.rpartition("/")[2]),
+        step=chosen.step_of(path) if chosen is not None and chosen.step is not None else step,
         entries=tuple(e for e in ordered if e.kind == "file"),
         irregular=tuple(e for e in ordered if e.kind not in ("file", "folder")),
     )
-
-
-def _loose_files(folder: str, entries: list[Entry]) -> list[Checkpoint]:
-    """Single-file checkpoints of a folder that is none itself, and the run's final model at its root.
-
-    Links at this level are aliases of other checkpoints (``final.pt``) and are passed over.
-    """
-    state = [e for e in entries if e.kind == "file" and tensor_suffix(e.name) and holds_state(e.name)]
-    final: list[Entry] = []
-    if not folder:
-        final = [e for e in state if not _is_loose(e.name) and (e.name in _FINAL_NAMES or is_part(e.name))]
-        if final:
-            final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
-    found = [_checkpoint(".", "folder", dict.fromkeys(final), series=FINAL_SERIES)] if final else []
-    taken = {e.key for e in final}
-    return found + [_checkpoint(e.key, "file", [e]) for e in state if e.key not in taken and not is_part(e.name)]

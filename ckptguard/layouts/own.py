@@ -28,4 +28,10 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
     ]
 
 
-LAYOUT = Layout(name="ckptguard", gaps=_gaps, last_written=STATE_FILE, sealed_by_writer=True)
+LAYOUT = Layout(
+    name="ckptguard",
+    gaps=_gaps,
+    accepts=lambda folder: FOLDER.fullmatch(folder.name) is not None,
+    last_written=lambda path: f"{path}/{STATE_FILE}",
+    sealed_by_writer=True,
+)

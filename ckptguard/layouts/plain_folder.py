@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import shard_gaps
+from ckptguard.layouts.step_names import step_from_name
 
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
@@ -23,4 +24,14 @@ def holds_state(key: str) -> bool:
     return tensor_suffix(key) and file_role(key) in ("model", "optimizer", "ema", "")
 
 
-LAYOUT = Layout(name="folder", gaps=_gaps)
+def is_loose(file_name: str) -> bool:
+    """Whether a tensor file is a checkpoint of its own: its name states a step and it is no shard."""
+    return holds_state(file_name) and step_from_name(file_name) is not None
+
+
+def _accepts(folder: Folder) -> bool:
+    state = [f for f in folder.files if holds_state(f)]
+    return bool(state) and (step_from_name(folder.name) is not None or not all(is_loose(f) for f in state))
+
+
+LAYOUT = Layout(name="folder", gaps=_gaps, accepts=_accepts)

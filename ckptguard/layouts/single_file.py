@@ -12,4 +12,4 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
     return []
 
 
-LAYOUT = Layout(name="file", gaps=_gaps)
+LAYOUT = Layout(name="file", gaps=_gaps, accepts_file=lambda name, around: True)

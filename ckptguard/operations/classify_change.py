@@ -62,8 +62,7 @@ def classify_change(
     if sealed_by_writer:
         return Change.DAMAGED
     entries = {key: file.entry for key, file in found.items()}
-    last = last_written if sealed.path in (".", "") else f"{sealed.path}/{last_written}"
-    must_be_new = [f for f in sealed.files if f.tensors or (last_written and f.path == last)] or list(sealed.files)
+    must_be_new = [f for f in sealed.files if f.tensors or (f.path == last_written)] or list(sealed.files)
     new = [f for f in must_be_new if is_new(f, entries.get(f.path))]
     if not any(f.path in entries for f in new):
         return Change.DAMAGED  # files are gone, and nothing is being written

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.checks import Evidence
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
-from ckptguard.formats import tensor_suffix
+from ckptguard.formats import Structure, tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.manifest import File, Manifest, Span, Tensor
@@ -15,7 +15,8 @@ from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.verdict import Facts
 
-_READ_AHEAD = (".index.json", "trainer_state.json")  # small files whose content a layout's gaps depend on
+# Small files whose content a layout's gaps depend on.
+_READ_AHEAD = (".index.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
 
 
 def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:
@@ -85,6 +86,7 @@ def collect_evidence(
     sealed: Manifest | None = None,
     reference: Manifest | None = None,
     reference_facts: Facts | None = None,
+    previous: tuple[Manifest, Facts | None] | None = None,
     in_run: bool = True,
     allow_nonfinite: tuple[str, ...] = (),
     trust_globals: tuple[str, ...] = (),
@@ -101,6 +103,8 @@ def collect_evidence(
         sealed=sealed,
         reference=reference,
         reference_facts=reference_facts,
+        previous=previous[0] if previous else None,
+        previous_facts=previous[1] if previous else None,
         placed_digests=misplaced_digests(storage, sealed, found),
         in_run=in_run,
         known_globals=known,
@@ -133,8 +137,14 @@ def _manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
             for t, role, n in tensors
         ),
         globals=file.structure.globals,
-        aliases=tuple(sorted(a for a in file.structure.metadata if a != "format")),
+        aliases=_tied_names(file.structure),
     )
+
+
+def _tied_names(structure: Structure) -> tuple[str, ...]:
+    """Names that a safetensors header gives to tensors that the file holds under another name."""
+    held = {t.name for t in structure.tensors} if structure.metadata else set()
+    return tuple(sorted(alias for alias, name in structure.metadata.items() if name in held))
 
 
 def _digits(value: float | None) -> float | None:

@@ -19,7 +19,7 @@ def list_checkpoints(run: Run) -> list[Checkpoint]:
     A folder that no layout recognises any more (its weights are gone), but that was sealed before, is still one.
     """
     entries = run.storage.list("", recursive=True, enter=enter)
-    found = find_checkpoints(entries)
+    found = find_checkpoints(entries, run.patterns)
     return sorted([*found, *_bereft(run, entries, found)], key=lambda c: c.path)
 
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
-from ckptguard.layouts import Checkpoint
+from ckptguard.layouts import Checkpoint, tops
 from ckptguard.names import record_name, series_folder
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint
@@ -16,7 +16,7 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined, read_quarantined, was_moved
 from ckptguard.records.run import Run
-from ckptguard.verdict import Finding, Outcome, Severity, Verdict
+from ckptguard.verdict import Facts, Finding, Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
 
@@ -96,6 +96,7 @@ def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str)
             findings=(*(before.findings if before else ()), finding),
             checked_at=utc_now(),
             version=__version__,
+            facts=before.facts if before else Facts(),
             place_damaged=damaged,
             content=Outcome.SUSPECT if damaged else None,
         ),
@@ -120,9 +121,8 @@ def _move(run: Run, mark: Quarantined) -> None:
 
 def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:
     storage, run_prefix, records_prefix = run.shared()
-    whole = path != "." and all(f == path or f.startswith(path + "/") for f in files)
     # A folder moves in one piece, with what lies nested in it; model files at the run's root move one by one.
-    for key in [path] if whole else list(files):
+    for key in tops(path, files):
         try:
             storage.move(run_prefix + key, f"{records_prefix}{folder}/{key}")
         except ObjectMissingError:

@@ -21,6 +21,7 @@ from ckptguard.errors import (
     SettingsError,
     StorageFullError,
 )
+from ckptguard.layouts import tops
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id, record_name, series_folder
 from ckptguard.operations.compare_copy import copy_differs
@@ -258,6 +259,8 @@ def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:
         inner = os.path.join(temporary, *manifest.path.split("/"))
     if os.path.lexists(final):
         raise SettingsError(f"{final} appeared meanwhile")
+    for key in tops(manifest.path, [f.path for f in manifest.files])[1:] if manifest.path != "." else ():
+        os.rename(os.path.join(temporary, *key.split("/")), os.path.join(dest, key.rpartition("/")[2]))
     if manifest.path == ".":
         os.makedirs(final)
         for name in os.listdir(inner):

@@ -10,7 +10,7 @@ import msgspec
 
 from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError
-from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint, tops
 from ckptguard.manifest import File, Manifest
 from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import unfinished_because
@@ -234,10 +234,9 @@ def _staged(run: Run, chosen: Candidate, scanner: Scanner) -> Iterator[Callable[
         return
     storage, run_prefix, records_prefix = run.shared()
     temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
-    tops = list(copy.files) if copy.path == "." else [copy.path]
 
     def publish() -> None:
-        for top in tops:
+        for top in tops(copy.path, copy.files):
             storage.move(f"{run_prefix}{temporary}/{top}", run_prefix + top)
 
     try:

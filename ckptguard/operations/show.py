@@ -38,7 +38,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 def show(target: str, settings: Settings) -> Shown:
     """Describe a checkpoint. NotFoundError for a run, or for what is no checkpoint; a checkpoint of a run that was
     never verified is described from its structure."""
-    resolved = resolve_target(target, records=settings.records)
+    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         raise NotFoundError(f"{target} is a run", hint=f"ckptguard list {target}")

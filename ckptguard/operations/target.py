@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
 from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint
 from ckptguard.layouts import single_file as single
-from ckptguard.layouts.checkpoint import step_from_name
 from ckptguard.layouts.discovery import MAX_DEPTH
+from ckptguard.layouts.step_names import step_from_name
 from ckptguard.names import RECORDS_FOLDER, series_of
 from ckptguard.operations.listing import list_checkpoints
+from ckptguard.patterns import Pattern
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.storage import Storage, normalise_url, open_storage
 
@@ -33,7 +34,7 @@ class Target:
         return self.checkpoint.path if self.checkpoint is not None else ""
 
 
-def resolve_target(target: str, *, records: str | None = None) -> Target:
+def resolve_target(target: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Target:
     """Find out what a path or URL is. NotFoundError if it is nothing that ckptguard can look at."""
     url = normalise_url(target)
     if "://" not in url:
@@ -56,35 +57,35 @@ def resolve_target(target: str, *, records: str | None = None) -> Target:
             step=step_from_name(name),
             entries=(entry,),
         )
-        return _inside_run(url, records) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
+        return _inside_run(url, records, patterns) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
     run_storage = open_storage(url)
-    if _is_run(run_storage):
-        return Target(url=url, kind="run", storage=run_storage, run=open_run(url, records=records))
-    inside = _inside_run(url, records)
+    if _is_run(run_storage, patterns):
+        return Target(url=url, kind="run", storage=run_storage, run=open_run(url, records=records, patterns=patterns))
+    inside = _inside_run(url, records, patterns)
     if inside is not None:
         return inside
     entries = storage.list(name, recursive=True, enter=enter)
     checkpoint = folder_as_checkpoint(name, entries)
     if checkpoint is not None:
         return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
-    run = open_run(url, records=records)
+    run = open_run(url, records=records, patterns=patterns)
     if list_checkpoints(run) or has_records(run):
         return Target(url=url, kind="run", storage=run_storage, run=run)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
 
 
-def _is_run(storage: Storage) -> bool:
+def _is_run(storage: Storage, patterns: tuple[Pattern, ...]) -> bool:
     """A folder with records, or with child checkpoints beside what may lie at its root."""
     try:
         storage.stat(f"{RECORDS_FOLDER}/format.json")
         return True
     except StorageError:
         pass
-    children = find_checkpoints(storage.list("", recursive=True, enter=enter))
+    children = find_checkpoints(storage.list("", recursive=True, enter=enter), patterns)
     return any("/" in c.path or c.layout != single.LAYOUT.name or c.step is not None for c in children if c.path != ".")
 
 
-def _inside_run(url: str, records: str | None) -> Target | None:
+def _inside_run(url: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target | None:
     """The run with records that holds this path as one of its checkpoints, at most three levels up."""
     parts = url.rstrip("/").split("/")
     for up in range(1, MAX_DEPTH + 1):
@@ -95,7 +96,7 @@ def _inside_run(url: str, records: str | None) -> Target | None:
             open_storage(root).stat(f"{RECORDS_FOLDER}/format.json")
         except (NotFoundError, StorageError):
             continue
-        run = open_run(root, records=records)
+        run = open_run(root, records=records, patterns=patterns)
         path = "/".join(parts[-up:])
         # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
         found = next((c for c in list_checkpoints(run) if path == c.path or path in c.files), None)

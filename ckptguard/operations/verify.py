@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+
+import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.config import Settings
@@ -31,7 +34,7 @@ from ckptguard.records.run import Run
 from ckptguard.records.run_settings import allowed_nonfinite
 from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
 from ckptguard.scan.result import Scan
-from ckptguard.verdict import Facts, Finding, Outcome, Severity, Verdict, judge, limit_findings
+from ckptguard.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
 from ckptguard.version import __version__
 
 
@@ -119,7 +122,7 @@ def _judge_and_record(
             sealed,
             found,
             whole=not any(f.structure.problems for f in scan.files) and not any(g.fatal for g in first.gaps),
-            last_written=layout.last_written,
+            last_written=layout.last_written(sealed.path),
             ever_good=history.was_good(series, key),
             sealed_by_writer=layout.sealed_by_writer,
             other_contents=_other_contents(history, series, key),
@@ -139,6 +142,7 @@ def _judge_and_record(
         sealed=sealed,
         reference=chosen[0] if chosen else None,
         reference_facts=chosen[1].facts if chosen and chosen[1] else None,
+        previous=history.previous(series, step),
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(run)),
         trust_globals=settings.trust_globals,
     )
@@ -146,7 +150,7 @@ def _judge_and_record(
     if layout.sealed_by_writer and sealed is None:
         findings.append(_never_committed(checkpoint))
     before = history.verdict(series, key)
-    findings += _carried_suspicion(before) or _suspicion_of_the_same_bytes(run, history, evidence, key)
+    findings = _with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, key))
     outcome = judge(findings, sealed=sealed is not None)
     if change is Change.RESAVING and resave is Resave.GIVE_UP:
         outcome = Outcome.INCOMPLETE
@@ -201,14 +205,31 @@ def _never_committed(checkpoint: Checkpoint) -> Finding:
     return Finding(check="completeness", severity=Severity.ERROR, message=message, file=None)
 
 
-def _carried_suspicion(before: Verdict | None) -> list[Finding]:
-    """SUSPECT belongs to a generation: re-verifying keeps it, only `clear` lifts it."""
-    if before is None:
-        return []
-    return [f for f in before.findings if f.severity is Severity.SICKNESS and f.check == "incident"]
+def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:
+    """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good."""
+    past = next((v for v in before if v is not None and (_sickness(v) or _cleared(v))), None)
+    if past is None:
+        return findings
+    cleared = _cleared(past)
+    if cleared:
+        findings = [
+            msgspec.structs.replace(f, severity=Severity.NOTICE) if f.severity is Severity.SICKNESS else f
+            for f in findings
+        ]
+    carried = _sickness(past)
+    again = {f.check for f in carried}
+    return [*(f for f in findings if f.check not in again), *carried, *cleared]
 
 
-def _suspicion_of_the_same_bytes(run: Run, history: History, evidence: Evidence, key: Key) -> list[Finding]:
+def _sickness(verdict: Verdict) -> list[Finding]:
+    return [f for f in verdict.findings if f.severity is Severity.SICKNESS]
+
+
+def _cleared(verdict: Verdict) -> list[Finding]:
+    return [f for f in verdict.findings if is_clearance(f)]
+
+
+def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, key: Key) -> Iterator[Verdict | None]:
     """SUSPECT follows the bytes: of a checkpoint that was moved back from quarantine, or resealed without having been
     saved again. A save of its own (other times and inodes) is not suspect, even with equal bytes."""
     checkpoint = evidence.checkpoint
@@ -220,10 +241,7 @@ def _suspicion_of_the_same_bytes(run: Run, history: History, evidence: Evidence,
             continue
         written = {f.path: (f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files}
         if written == present and identity(manifest.files) == identity(manifest_files(evidence)):
-            found = _carried_suspicion(history.verdict(checkpoint.series, earlier))
-            if found:
-                return found
-    return []
+            yield history.verdict(checkpoint.series, earlier)
 
 
 def _record(

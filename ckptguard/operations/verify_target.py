@@ -56,7 +56,7 @@ def verify_target(
     whose keys, shapes and dtypes must match, `wait` the seconds to wait for files that are still being written.
     NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
-    resolved = resolve_target(target, records=settings.records)
+    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
     sums = _read_sums(check_sums) if check_sums else {}
     schema = read_reference(reference, settings, scanner) if reference else None
     wait = DEFAULT_WAIT if wait is None else wait
@@ -101,7 +101,7 @@ def verify_target(
 
 def read_reference(url: str, settings: Settings, scanner: Scanner = scan_files) -> Manifest:
     """The schema of another checkpoint, as a manifest that is never written."""
-    target = resolve_target(url, records=settings.records)
+    target = resolve_target(url, records=settings.records, patterns=settings.patterns)
     if target.checkpoint is None:
         raise SettingsError(f"the reference {url} is a run", hint="name one of its checkpoints")
     scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), scanner=scanner, progress=None)

@@ -9,6 +9,7 @@ import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
 from ckptguard.names import RECORDS_FOLDER
+from ckptguard.patterns import Pattern
 from ckptguard.record_text import decode_record
 from ckptguard.storage import Storage, normalise_url, open_storage
 
@@ -25,6 +26,7 @@ class Run:
     storage: Storage
     records: Storage
     records_inside: bool
+    patterns: tuple[Pattern, ...] = ()  # the user's own words about names
 
     @property
     def run_id(self) -> str:
@@ -54,12 +56,20 @@ class Run:
         )
 
 
-def open_run(url: str, *, records: str | None = None, must_exist: bool = True) -> Run:
+def open_run(
+    url: str, *, records: str | None = None, must_exist: bool = True, patterns: tuple[Pattern, ...] = ()
+) -> Run:
     """Open a run; nothing is written. NotFoundError if it is absent, RecordsError if its records are too new."""
     normal = normalise_url(url)
     storage = open_storage(normal, must_exist=must_exist)
     place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
-    run = Run(url=normal, storage=storage, records=open_storage(place, must_exist=False), records_inside=not records)
+    run = Run(
+        url=normal,
+        storage=storage,
+        records=open_storage(place, must_exist=False),
+        records_inside=not records,
+        patterns=patterns,
+    )
     if run.records_inside and _is_link(storage):
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
     _check_format(run)

@@ -77,7 +77,7 @@ class TrainingGuard:
         url = normalise_url(run)
         if "://" not in url:
             os.makedirs(url, exist_ok=True)
-        self._run = open_run(url, records=self._settings.records)
+        self._run = open_run(url, records=self._settings.records, patterns=self._settings.patterns)
         self._parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         self._store: Store
         if save is not None and load is not None:

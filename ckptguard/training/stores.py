@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StateError
-from ckptguard.layouts.checkpoint import step_from_name
 from ckptguard.layouts.own import FOLDER, folder_name
+from ckptguard.layouts.step_names import step_from_name
 from ckptguard.manifest import Manifest
 from ckptguard.names import is_safe_path, is_temporary, series_folder, series_of
 from ckptguard.operations.history import load_history

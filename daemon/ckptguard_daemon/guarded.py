@@ -97,7 +97,7 @@ class GuardedRun:
 
     def _pass(self, scanner: Scanner, stop: threading.Event) -> Pass:
         # Opened anew each time: a folder that was removed must be noticed, not made again by our records.
-        self.run = run = open_run(self.url, records=self._settings.records)
+        self.run = run = open_run(self.url, records=self._settings.records, patterns=self._settings.patterns)
         if self._known is None:
             self._known = known_outcomes(run)
             log("guarding", run=self.url, run_id=self.run_id)

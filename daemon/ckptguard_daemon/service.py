@@ -104,7 +104,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     """One full pass over each run, waiting for saves that are settling but not for unfinished ones. NotFoundError if
     a run is not there. Returns the exit code of what stands in the runs afterwards."""
     for url in urls:
-        open_run(url, records=settings.records)
+        open_run(url, records=settings.records, patterns=settings.patterns)
     hooks = Hooks(settings)
     scanner = WorkerScanner(settings, stop)
     told = True
@@ -119,7 +119,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     outcomes: list[Outcome] = []
     for url in urls:
         try:
-            states = survey(open_run(url, records=settings.records))
+            states = survey(open_run(url, records=settings.records, patterns=settings.patterns))
         except CkptguardError as error:
             log("could_not_tell", level="error", run=url, reason=error.message)
             told = False

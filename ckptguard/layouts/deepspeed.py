@@ -1,0 +1,105 @@
+"""DeepSpeed's tag folder (``global_step500/``): model states, and with ZeRO the optimizer states of every rank.
+
+Nothing marks its end: ``latest`` beside the folder is written before other ranks are done. How many files there
+should be, the model states say (``dp_world_size``, ``mp_world_size``).
+Source: deepspeed/runtime/engine.py, ``_get_ckpt_name`` and ``_get_zero_ckpt_name``, read at 0.19.8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckptguard.formats.structure import Structure
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+
+MODEL_STATES = re.compile(
+    r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})(?:_\d+)?_model_states\.pt|layer_\d+-model_\d+-model_states\.pt"
+)
+OPTIM_STATES = re.compile(r"(?P<kind>\w*?)zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(?P<mp>\d{1,6})_optim_states\.pt")
+_EXPERT = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt|layer_\d+_expert_\d+_mp_rank_\d+_model_states\.pt")
+_MOST_RANKS = 100_000
+_MOST_NAMED = 20
+
+
+def stated_world(structure: Structure) -> tuple[int, int] | None:
+    """(data parallel ranks, model parallel ranks) as model states tell; None for any other file."""
+    stated = {leaf.name: leaf.value for leaf in structure.leaves if leaf.name in ("dp_world_size", "mp_world_size")}
+    data, model = stated.get("dp_world_size"), stated.get("mp_world_size", 1)
+    if isinstance(data, int) and isinstance(model, int) and 0 < data * model <= _MOST_RANKS and model > 0:
+        return data, model
+    return None
+
+
+def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str, Structure]) -> list[Gap]:
+    """What a tag folder inside the checkpoint ("": the checkpoint itself) lacks."""
+    prefix = checkpoint.key(folder) + "/" if folder else checkpoint.key("")
+    names = {key[len(prefix) :] for key in checkpoint.files if key.startswith(prefix)}
+    models = {name: match for name in names if (match := MODEL_STATES.fullmatch(name))}
+    optims = {name: match for name in names if (match := OPTIM_STATES.fullmatch(name))}
+    if not models:
+        return [Gap(message=f"there are no model states in {folder}" if folder else "there are no model states")]
+    known = [structures[prefix + name] for name in models if prefix + name in structures]
+    world = next((w for s in known if (w := stated_world(s)) is not None), None)
+    if world is None:
+        if any(s.problems for s in known) or len(known) < len(models):
+            return []  # the file that should say so is broken, which has a finding of its own
+        return [Gap(message="no file states the world size: whether all ranks are there is not known", fatal=False)]
+    data, model = world
+    expected: list[str] = []
+    sharded = [m for m in models.values() if m["dp"] is not None]
+    if sharded:  # ZeRO-3: every rank has model states
+        expected += [f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" for mp in range(model) for dp in range(data)]
+    elif any(m["mp"] is not None for m in models.values()):
+        expected += [f"mp_rank_{mp:02d}_model_states.pt" for mp in range(model)]
+    zero = any(_stage(s) for s in known) or bool(optims)
+    if zero and not any(_EXPERT.fullmatch(name) for name in names):
+        kind = next((m["kind"] for m in optims.values()), "")
+        expected += [
+            f"{kind}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for mp in range(model) for dp in range(data)
+        ]
+    missing = [name for name in expected if name not in names]
+    what = f"not there; the model states tell of {data * model} ranks"
+    gaps = [Gap(message=what, file=prefix + name) for name in missing[:_MOST_NAMED]]
+    if len(missing) > _MOST_NAMED:
+        gaps.append(Gap(message=f"and {len(missing) - _MOST_NAMED} more files of other ranks are missing"))
+    return gaps
+
+
+def _stage(structure: Structure) -> int:
+    """The ZeRO stage that the configuration in the model states names; 0 without ZeRO."""
+    stage = next((v.value for v in structure.leaves if v.name == "ds_config.zero_optimization.stage"), 0)
+    return int(stage)
+
+
+def latest_gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure], *, needed: bool) -> list[Gap]:
+    """Whether ``latest`` inside the checkpoint names a folder that is there."""
+    key = checkpoint.key("latest")
+    if key not in checkpoint.files:
+        message = "not there; without it DeepSpeed loads nothing and says so only in a warning"
+        return [Gap(message=message, file=key, fatal=needed)]
+    if key not in structures:
+        return []
+    tag = structures[key].metadata.get("points_to")
+    if tag is None:
+        return [Gap(message="it names no folder", file=key, fatal=needed)]
+    if not any(checkpoint.inside(file).startswith(tag + "/") for file in checkpoint.files):
+        return [Gap(message="it names a folder that is not there", file=key, fatal=needed)]
+    return []
+
+
+def _accepts(folder: Folder) -> bool:
+    return any(MODEL_STATES.fullmatch(f) or OPTIM_STATES.fullmatch(f) for f in folder.files)
+
+
+def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+    gaps = deepspeed_gaps(checkpoint, "", structures)
+    for key, structure in structures.items():
+        stated = next((v.value for v in structure.leaves if v.name == "global_steps"), None)
+        tagged = checkpoint.path.rpartition("/")[2] == f"global_step{checkpoint.step}"
+        if stated is not None and tagged and stated != checkpoint.step:
+            gaps.append(Gap(message=f"it states global_steps {stated} in this folder", file=key, fatal=False))
+    return gaps
+
+
+LAYOUT = Layout(name="deepspeed", gaps=_gaps, accepts=_accepts)

@@ -1,0 +1,58 @@
+"""A snapshot in a Hugging Face hub cache: one revision of a repository, as far as it was downloaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from ckptguard.formats.structure import Structure
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
+from ckptguard.layouts.plain_folder import holds_state
+from ckptguard.layouts.sharded import shard_gaps
+
+# Weights in formats that are only digested: nobody misses safetensors beside them.
+_OTHER_WEIGHTS = re.compile(
+    r".*\.(?:gguf|ggml|onnx|onnx_data|h5|keras|msgpack|npz|npy|tflite|pb|ot|mlmodel|mlpackage|nemo|engine|distcp"
+    r"|pdparams|params|pkl|pickle|joblib|model|mar|llamafile|task)"
+)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SHA1 = re.compile(r"[0-9a-f]{40}")
+
+
+class HubFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub cache says about one snapshot beside the bytes of its files. All keys are the storage's.
+
+    `sums`: file -> (algorithm, hex digest) by which its blob is named. `missing` are links without their blob,
+    `refused` those that were not followed, each with the reason. `unfinished` are downloads that did not end.
+    `lost_refs`: ref -> the commit that it names and of which there is no snapshot.
+    """
+
+    sums: Mapping[str, tuple[str, str]] = {}
+    missing: tuple[str, ...] = ()
+    refused: Mapping[str, str] = {}
+    unfinished: tuple[str, ...] = ()
+    lost_refs: Mapping[str, str] = {}
+
+
+def stated_by_name(blob: str) -> tuple[str, str] | None:
+    """(algorithm, hex digest) by which a blob is named: SHA-256 for large files, git's SHA-1 for the others; None for
+    any other name, as mirrors give."""
+    name = blob.rpartition("/")[2]
+    if _SHA256.fullmatch(name):
+        return "sha256", name
+    return ("git-sha1", name) if _SHA1.fullmatch(name) else None
+
+
+def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+    gaps = shard_gaps(checkpoint, structures)
+    holds = any(holds_state(key) or _OTHER_WEIGHTS.fullmatch(key.lower()) for key in checkpoint.files)
+    if not checkpoint.files:
+        gaps.append(Gap(message="nothing of it was downloaded completely"))
+    elif not holds and checkpoint.path.startswith("models--"):
+        gaps.append(Gap(message="there are no weights, only other files of the repository"))
+    return gaps
+
+
+LAYOUT = Layout(name="hub-cache", gaps=_gaps)

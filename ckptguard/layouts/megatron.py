@@ -1,0 +1,66 @@
+"""Megatron-LM's ``iter_0000500/``: a folder for each model parallel rank, or (torch_dist) sharded files.
+
+The rank folders are ``mp_rank_TT`` (tensor parallel), ``mp_rank_TT_PPP`` with pipeline stages, and with expert
+parallelism one number more. Source: megatron/training/checkpointing.py, ``get_checkpoint_name``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckptguard.formats.structure import Structure
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.dcp import dcp_gaps
+
+_FOLDER = re.compile(r"iter_\d{7}|release")
+_RANK = re.compile(r"mp_rank_(?P<tensor>\d{2,3})(?:_(?P<pipeline>\d{3}))?(?:_(?P<expert>\d{3}))?")
+_MODEL = ("model_optim_rng.pt", "model_rng.pt")
+_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
+_MOST = 10_000
+
+
+def _accepts(folder: Folder) -> bool:
+    if not _FOLDER.fullmatch(folder.name):
+        return False
+    ranks = any(_RANK.fullmatch(f.partition("/")[0]) for f in folder.below)
+    return ranks or ".metadata" in folder.files or any(f.endswith(".distcp") for f in folder.files)
+
+
+def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+    names = {checkpoint.inside(key) for key in checkpoint.files}
+    ranks = {name.partition("/")[0] for name in names if _RANK.fullmatch(name.partition("/")[0])}
+    if not ranks:
+        gaps = dcp_gaps(checkpoint, "", structures)
+        if "common.pt" not in names:
+            gaps.append(Gap(message="not there; it holds what is not sharded", file=checkpoint.key("common.pt")))
+        return gaps
+    gaps = []
+    kinds = {name.rpartition("/")[2] for name in names if name.partition("/")[0] in ranks}
+    for rank in sorted(ranks):
+        if not any(f"{rank}/{model}" in names for model in _MODEL):
+            gaps.append(Gap(message="not there", file=checkpoint.key(f"{rank}/{_MODEL[0]}")))
+        if "distrib_optim.pt" in kinds and f"{rank}/distrib_optim.pt" not in names:
+            gaps.append(Gap(message="not there", file=checkpoint.key(f"{rank}/distrib_optim.pt")))
+    stated = next((s for structure in structures.values() if (s := _stated(structure))), None)
+    if stated is None:
+        broken = any(s.problems for s in structures.values())
+        message = "no file states how many ranks there are: whether all are there is not known"
+        return gaps if broken else [*gaps, Gap(message=message, fatal=False)]
+    if len(ranks) < stated:
+        gaps.append(Gap(message=f"only {len(ranks)} of {stated} model parallel ranks are there: {sorted(ranks)[:20]}"))
+    return gaps
+
+
+def _stated(structure: Structure) -> int | None:
+    """How many model parallel ranks the arguments in a file tell of."""
+    sizes = {v.name.rpartition(".")[2]: v.value for v in structure.leaves if v.name.startswith("args.")}
+    if "tensor_model_parallel_size" not in sizes:
+        return None
+    product = 1
+    for name in _SIZES:
+        product *= int(sizes.get(name, 1))
+    return product if 0 < product <= _MOST else None
+
+
+LAYOUT = Layout(name="megatron", gaps=_gaps, accepts=_accepts)

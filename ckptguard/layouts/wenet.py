@@ -1,0 +1,56 @@
+"""WeNet's flat folder: ``epoch_3.pt`` and ``epoch_3.yaml``, the weights and what a resume needs beside them.
+
+The ``.yaml`` is written last, and twice. With DeepSpeed 0.15.3 and later ``epoch_3.pt`` is a folder.
+Source: wenet/utils/checkpoint.py and train_utils.py at 0154699.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckptguard.formats.structure import Structure
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.plain_folder import holds_state
+
+_NAME = re.compile(r"(?:epoch_\d+|step_\d+|\d+|init)\.pt")
+
+
+def _beside(name: str) -> str:
+    return name.removesuffix(".pt") + ".yaml"
+
+
+def _is_one(name: str, around: frozenset[str]) -> bool:
+    return _NAME.fullmatch(name) is not None and not around.isdisjoint((_beside(name), "train.yaml"))
+
+
+def _accepts(folder: Folder) -> bool:
+    return bool(folder.files) and _is_one(folder.name, folder.around)
+
+
+def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+    gaps = []
+    if not any(holds_state(key) for key in checkpoint.files):
+        gaps.append(Gap(message="there are no weights", file=checkpoint.path))
+    yaml = _beside(checkpoint.path)
+    if yaml not in checkpoint.files:
+        gaps.append(Gap(message="not there; WeNet writes it last, and a resume needs it", file=yaml))
+    elif yaml in structures:
+        stated = {leaf.name: leaf.value for leaf in structures[yaml].leaves}
+        if not stated:
+            gaps.append(Gap(message="it states neither step nor epoch", file=yaml, fatal=False))
+        for word in ("step", "epoch"):
+            named = checkpoint.path.rpartition("/")[2].startswith(f"{word}_")
+            if named and word in stated and stated[word] != checkpoint.step:
+                gaps.append(Gap(message=f"it states {word} {stated[word]}", file=yaml, fatal=False))
+    return gaps
+
+
+LAYOUT = Layout(
+    name="wenet",
+    gaps=_gaps,
+    accepts=_accepts,
+    accepts_file=_is_one,
+    companions=lambda name, around: (_beside(name),),
+    last_written=_beside,
+)

@@ -105,9 +105,10 @@ class _Tree:
         roots = dict(by_itself)
         for path in self.folders:
             row = kin.get(series_of(path)) if path and path.count("/") < MAX_DEPTH else None
-            if row is not None and step_from_name(path.rpartition("/")[2]) is not None:
-                if path in by_itself or self.names(path) or any(row.pieces(f) for f in self._below.get(path, ())):
-                    roots[path] = row
+            if row is None or step_from_name(path.rpartition("/")[2]) is None:
+                continue
+            if path in by_itself or self.names(path) or any(row.pieces(f) for f in self._below.get(path, ())):
+                roots[path] = row
         return {path: row for path, row in roots.items() if not self._is_piece(path, roots)}
 
     def _is_piece(self, path: str, roots: dict[str, Layout]) -> bool:

@@ -1,0 +1,76 @@
+"""Stored elements as numbers: every float type as float64, integers as they are."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ckptguard.formats.dtypes import DTYPES, FloatLayout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Raw = NDArray[np.uint8]
+    Values = NDArray[np.float64]
+
+_NUMPY_FLOATS = {"float64": "f8", "float32": "f4", "float16": "f2"}
+_NUMPY_FLOATS |= {"complex128": "f8", "complex64": "f4", "complex32": "f2"}
+_INTEGERS = {f"{sign}int{8 * size}": f"{sign[:1] or 'i'}{size}" for sign in ("", "u") for size in (1, 2, 4, 8)}
+_INTEGERS["bool"] = "u1"
+
+
+class Decoder:
+    """Reads elements of one dtype. `size` is that of an element, `components` how many floats it is (1 for integers).
+
+    `is_float` and `is_integer` are both false for types whose bytes say nothing by themselves (quantised ones).
+    """
+
+    def __init__(self, dtype: str, byte_order: str) -> None:
+        known = DTYPES[dtype]
+        order = ">" if byte_order == "big" else "<"
+        self.dtype, self.byte_order = dtype, byte_order
+        self.size, self.components = known.size, known.components
+        self.is_float = known.float is not None
+        self.is_integer = dtype in _INTEGERS
+        self._word = np.dtype(f"{order}u2") if dtype == "bfloat16" else np.dtype(np.uint8)
+        self._plain: np.dtype[Any] | None = None
+        self._table: Values | None = None
+        if dtype in _NUMPY_FLOATS:
+            self._plain = np.dtype(order + _NUMPY_FLOATS[dtype])
+        elif self.is_integer:
+            self._plain = np.dtype(order + _INTEGERS[dtype])
+        elif known.float is not None and known.float.size == 1:
+            self._table = _table(known.float)
+
+    def integers(self, raw: Raw) -> NDArray[Any]:
+        """The elements of an integer type."""
+        assert self._plain is not None
+        return np.frombuffer(raw, self._plain)
+
+    def values(self, raw: Raw) -> Values:
+        """The elements of a float or integer type as float64, a complex one's components one after the other."""
+        with np.errstate(all="ignore"):  # a signalling NaN is only another NaN
+            if self._plain is not None:
+                return np.frombuffer(raw, self._plain).astype(np.float64)
+            if self._table is not None:
+                return self._table[raw]
+            high = np.frombuffer(raw, self._word).astype(np.uint32) << np.uint32(16)  # bfloat16
+            return high.view(np.float32).astype(np.float64)
+
+
+def _table(layout: FloatLayout) -> Values:
+    """All 256 values of a one-byte float type."""
+    values = np.empty(256, np.float64)
+    for bits in range(256):
+        magnitude = bits & ~layout.sign
+        negative = bits != magnitude
+        if layout.negative_zero_is_nan and bits == layout.sign:
+            value = math.nan
+        elif magnitude >= layout.bad:
+            value = math.inf if magnitude == layout.infinity else math.nan
+        else:
+            value = layout.magnitude(magnitude)
+        values[bits] = -value if negative else value
+    return values

@@ -51,7 +51,7 @@ class Constants:
         return p + 1
 
     def frame(self, p: int) -> int:
-        self.take(p, 8)  # its length is only a reading hint
+        self.take(p, 8)  # the machine itself minds where it ends
         return p + 8
 
     def none(self, p: int) -> int:
@@ -123,7 +123,7 @@ class Constants:
         return self.push_text(p + 4, p + 4 + UINT32(self.data, p)[0])
 
     def unicode8(self, p: int) -> int:
-        return self.push_text(p + 8, p + 8 + _UINT64(self.data, p)[0])
+        return self.push_text(p + 8, p + 8 + UINT64(self.data, p)[0])
 
     def push_text(self, start: int, end: int) -> int:
         raw = self.data[start:end]
@@ -171,7 +171,7 @@ class Constants:
         return p + 4 + length
 
     def bytes8(self, p: int) -> int:
-        length: int = _UINT64(self.data, p)[0]
+        length: int = UINT64(self.data, p)[0]
         self.stack.append(self.take(p + 8, length))
         return p + 8 + length
 
@@ -200,5 +200,5 @@ _SHORT_TEXT = 64
 _INT32 = struct.Struct("<i").unpack_from
 _UINT16 = struct.Struct("<H").unpack_from
 UINT32 = struct.Struct("<I").unpack_from
-_UINT64 = struct.Struct("<Q").unpack_from
+UINT64 = struct.Struct("<Q").unpack_from
 _DOUBLE = struct.Struct(">d").unpack_from

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+STOP = 0x2E
+FRAME = 0x95
+
 OPCODES: dict[int, str] = {
     ord("("): "mark",
     ord("0"): "pop",
@@ -66,7 +69,7 @@ OPCODES: dict[int, str] = {
     0x92: "new_object_ex",
     0x93: "stack_global",
     0x94: "memoize",
-    0x95: "frame",
+    FRAME: "frame",
     0x96: "bytes8",  # BYTEARRAY8
     0x97: "refused",  # NEXT_BUFFER, READONLY_BUFFER
     0x98: "refused",
@@ -81,6 +84,8 @@ _DEAR = {
     "bcXVUTBCSL\x8a\x8b\x8c\x8d\x8e\x96\x93": 80,  # texts, bytes, states
     "GFJMI": 48,  # numbers
 }
+# Only STOP and FRAME cost nothing: the machine tells by this that it must look up.
 COSTS: tuple[int, ...] = tuple(
-    next((cost for codes, cost in _DEAR.items() if chr(code) in codes), 32) for code in range(256)
+    0 if code in (STOP, FRAME) else next((cost for codes, cost in _DEAR.items() if chr(code) in codes), 32)
+    for code in range(256)
 )

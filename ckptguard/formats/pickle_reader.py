@@ -10,12 +10,14 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ckptguard.formats.pickle_constants import UINT32, Constants, PickleProblem, parse_int
-from ckptguard.formats.pickle_opcodes import COSTS, OPCODES
+from ckptguard.formats.pickle_constants import UINT32, UINT64, Constants, PickleProblem, parse_int
+from ckptguard.formats.pickle_opcodes import COSTS, OPCODES, STOP
 from ckptguard.formats.pickle_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
 
 MAX_STREAM = 512 << 20
 BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
+_FRAME_COST = 32
+_NO_FRAME = 1 << 64
 
 
 class Pickled(NamedTuple):
@@ -80,19 +82,38 @@ class _Machine(Constants):
     def run(self, position: int, budget: int) -> tuple[int, int]:
         """Execute until STOP; the position behind it, and what it cost."""
         data, steps, costs, room = self.data, self.steps, COSTS, budget
+        frame = _NO_FRAME  # where the frame that we are in ends
         try:
             while room > 0:
                 code = data[position]
-                if code == 0x2E:  # STOP
-                    if self.marks or len(self.stack) != 1:
-                        raise PickleProblem("the pickle stops with an unfinished value")
-                    self.value = self.stack.pop()
-                    return position + 1, budget - room
-                room -= costs[code]
+                cost = costs[code]
+                if not cost:
+                    if code == STOP:
+                        if self.marks or len(self.stack) != 1:
+                            raise PickleProblem("the pickle stops with an unfinished value")
+                        if frame not in (_NO_FRAME, position + 1):
+                            raise PickleProblem("the pickle stops in the middle of a frame")
+                        self.value = self.stack.pop()
+                        return position + 1, budget - room
+                    if frame != _NO_FRAME:
+                        raise PickleProblem("a frame begins in a frame")
+                    frame, cost = self.frame_end(position + 1), _FRAME_COST
+                room -= cost
                 position = steps[code](position + 1)
+                if position >= frame:
+                    # Python's readers disagree about where such a value goes on, and so about all that follows.
+                    if position > frame:
+                        raise PickleProblem("a value reaches over the end of its frame")
+                    frame = _NO_FRAME
         finally:
             self.position = position
         raise PickleProblem("the pickle holds more values than we would read")
+
+    def frame_end(self, p: int) -> int:
+        end: int = p + 8 + UINT64(self.data, p)[0]
+        if end > len(self.data):
+            raise PickleProblem("the pickle ends early", ends_early=True)
+        return end
 
     def pop_mark(self) -> list[object]:
         items = self.stack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ckptguard.formats import tensor_suffix
@@ -10,6 +11,8 @@ from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import shard_gaps
 from ckptguard.layouts.step_names import step_from_name
+
+_ALONE = re.compile(r"(?:last|latest|best|final|init)(?:[-_.=].*)?\.(?:ckpt|pt|pth)", re.IGNORECASE)
 
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
@@ -25,13 +28,14 @@ def holds_state(key: str) -> bool:
 
 
 def is_loose(file_name: str) -> bool:
-    """Whether a tensor file is a checkpoint of its own: its name states a step and it is no shard."""
-    return holds_state(file_name) and step_from_name(file_name) is not None
+    """Whether a tensor file is a checkpoint of its own: it is no shard, and its name states a step, or which of
+    several it is (``last.ckpt``, ``best.pt``)."""
+    return holds_state(file_name) and (step_from_name(file_name) is not None or bool(_ALONE.fullmatch(file_name)))
 
 
 def _accepts(folder: Folder) -> bool:
     state = [f for f in folder.files if holds_state(f)]
-    return bool(state) and (step_from_name(folder.name) is not None or not all(is_loose(f) for f in state))
+    return bool(state) and (step_from_name(folder.name) is not None or not any(is_loose(f) for f in state))
 
 
 LAYOUT = Layout(name="folder", gaps=_gaps, accepts=_accepts)

@@ -26,15 +26,19 @@ _KEY_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (r"(?:opt|optim|optimizer)s?(?:_?\d+)?(?:_states?)?(?:_dict)?", "optimizer"),
-        (r"(?:lr_?)?(?:scheduler|sched)s?(?:_states?)?(?:_dict)?", "scheduler"),
+        (r"(?:lr_?|opt_param_)?(?:scheduler|sched)s?(?:_?\d+)?(?:_states?)?(?:_dict)?", "scheduler"),
         (r"(?:grad_?|loss_?|amp_?)?scaler(?:_state)?(?:_dict)?|amp", "scaler"),
         (r"(?:.*_)?rng(?:_states?)?|random_states?|numpy|python|cuda_rng.*", "rng"),
-        (r"(?:data_?loader|sampler|data)(?:_state)?(?:_dict)?", "data"),
+        (r"(?:train_?|val_?)?(?:data_?loader|(?:data_?)?sampler|data|dataset)(?:_state)?(?:_dict)?", "data"),
         (r"(?:model_?)?ema(?:_.*)?", "ema"),
-        (r"(?:model|module|net|network|state_dict|weights|params)(?:_states?)?(?:_dict)?", "model"),
+        (r"(?:model|module|net|network|state_dict|weights|params)\d*(?:_states?)?(?:_dict)?", "model"),
         (r"callbacks|loops|hyper_parameters|hparams.*|args|config|metrics|best_.*|log_history", "other"),
     )
 )
+
+
+# What torch's own tutorials and common loops call the one object that holds model, optimizer and the rest.
+_WRAPPERS = ("app", "app_state", "checkpoint", "ckpt", "state", "train_state")
 
 
 def file_role(key: str) -> str:
@@ -52,10 +56,14 @@ def key_role(name: str) -> str:
 def place_role(name: str, containers: Collection[str]) -> str:
     """The role of the container that a dotted name lies in; "" where none states one.
 
-    Without containers a dot is only a letter: ``scaler.weight`` of a flat state dict is a weight.
+    Without containers a dot is only a letter: ``scaler.weight`` of a flat state dict is a weight. A container that
+    only wraps all the others (``app.optim.state...``) is looked through.
     """
-    first = name.partition(".")[0]
-    return key_role(first) if first != name and first in containers else ""
+    first, _, rest = name.partition(".")
+    if not rest or first not in containers:
+        return ""
+    inner = rest.partition(".")[0]
+    return key_role(first) or (key_role(inner) if first in _WRAPPERS and inner != rest else "")
 
 
 def number_role(key: str, name: str, containers: Collection[str]) -> str:
@@ -74,7 +82,7 @@ def assign_roles(key: str, tensors: Sequence[TensorPlace], *, containers: Collec
     stated = file_role(key)
     if stated not in ("", "model"):
         return [stated] * len(tensors)
-    nested = {c for c in containers if key_role(c)}
+    nested = {c for c in containers if key_role(c) or c in _WRAPPERS}
     if not nested:
         return ["model"] * len(tensors)
     return [place_role(t.name, nested) or _lone_role(t) for t in tensors]

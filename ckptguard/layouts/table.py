@@ -7,6 +7,7 @@ from ckptguard.layouts import (
     dcp,
     deepspeed,
     hf_trainer,
+    hub_cache,
     lightning,
     megatron,
     own,
@@ -28,6 +29,7 @@ LAYOUTS: dict[str, Layout] = {
         accelerate.LAYOUT,
         deepspeed.LAYOUT,
         dcp.LAYOUT,
+        hub_cache.LAYOUT,
         plain_folder.LAYOUT,
         single_file.LAYOUT,
     )

@@ -23,6 +23,7 @@ from ckptguard.operations.check_sums import parse_check_sums, sums_for
 from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
+from ckptguard.operations.pointers import pointer_notes
 from ckptguard.operations.quiet import wait_until_quiet
 from ckptguard.operations.report import Checked, Report, relative_to
 from ckptguard.operations.target import Target, resolve_target
@@ -90,6 +91,8 @@ def verify_target(
         results.append(relative_to(checked, resolved.prefix) if resolved.checkpoint else checked)
         notes += trouble
         could_not_tell = could_not_tell or unsure
+    if resolved.checkpoint is None:
+        notes += pointer_notes(resolved.run, list_checkpoints(resolved.run), {c.path: c.outcome for c in results})
     return Report(
         target=resolved.url,
         kind=resolved.kind,

@@ -13,6 +13,7 @@ import numpy as np
 
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.scan.result import Numbers
+from ckptguard.scan.squares import Decode, SquareSum, rms_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,10 +36,12 @@ class Tally:
         "posinf",
         "reading",
         "single_finite",
+        "squares",
     )
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        self.squares = SquareSum(reading.decode)
         self.count = self.nan = self.posinf = self.neginf = 0
         self.first_bad: int | None = None
         self.largest = 0  # bits of the largest finite magnitude
@@ -68,6 +71,7 @@ class Tally:
                 self.single_finite = _all_equal(bits, self.bits_of_finite)
         if self.constant:
             self.constant = _all_equal(bits, self.first_bits)
+        self.squares.add(bits)
         self.count += len(bits)
 
     def _add_suspicious(self, bits: Bits) -> None:
@@ -99,7 +103,7 @@ class Tally:
 class Reading:
     """How the floats of a segment are read: as integers of their size and byte order."""
 
-    __slots__ = ("layout", "signed", "unsigned")
+    __slots__ = ("decode", "layout", "signed", "unsigned")
 
     def __init__(self, dtype: str, byte_order: str) -> None:
         layout = DTYPES[dtype].float
@@ -107,7 +111,8 @@ class Reading:
         self.layout: FloatLayout = layout
         order = ">" if byte_order == "big" else "<"
         self.unsigned = np.dtype(f"{order}u{layout.size}")
-        self.signed = np.dtype(f"{order}i{layout.size}")
+        self.signed = np.dtype(f"{order}i{layout.size}") if layout.sign else self.unsigned
+        self.decode = Decode(layout, byte_order)
 
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
@@ -128,8 +133,9 @@ def merge(tallies: Sequence[Tally]) -> Numbers:
         neginf=sum(t.neginf for t in tallies),
         first_bad=first_bad,
         largest=layout.magnitude(largest),
+        rms=rms_of([t.squares for t in tallies]),
         constant=count > 0 and all(t.constant for t in tallies) and len({t.first_bits for t in tallies}) == 1,
-        zero=count > 0 and first_bad is None and largest == 0,
+        zero=count > 0 and first_bad is None and layout.magnitude(largest) == 0,
         single_finite=len(finite) == 1 and all(t.single_finite for t in tallies),
     )
 

@@ -14,8 +14,8 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     `first_bad` is the index of the first NaN or infinite element in the stored order, counted from the tensor's
     first element. `largest` is the largest finite magnitude (0.0 if there is none). `constant`: all elements have
     the same bits; `zero`: all elements are zero (of either sign); `single_finite`: all finite elements have the
-    same bits. `rms` is the root mean square of the finite elements (of a fixed sample of them in large tensors),
-    None where it was not computed.
+    same bits. `rms` is the root mean square of the finite elements: of all in up to 64 KiB, of a fixed sample in
+    larger tensors; the same number however the file was scanned. None where no such element is finite.
     """
 
     count: int

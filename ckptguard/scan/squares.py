@@ -1,0 +1,137 @@
+"""The root mean square of a fixed sample: the same number however a file's bytes come along."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckptguard.formats.dtypes import FloatLayout
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bits = NDArray[np.unsignedinteger]
+    Values = NDArray[np.float64]
+
+# The sample: the first 64 KiB, and of what follows the first 4 KiB of every 31 * 4 KiB. Not a power of two, so that
+# matrices of the usual widths are not always sampled in the same columns.
+_STRETCH = 4 << 10
+_HEAD = 16 * _STRETCH
+_STEP = 31 * _STRETCH
+_LARGE = 2.0**900  # sums of squares from here on are kept scaled, so that none is ever infinite
+_SCALE = 2.0**-540
+
+
+class SquareSum:
+    """Adds up squares of one segment's finite elements, stretch by stretch of its sample, in the order of the file.
+
+    A stretch that comes in pieces waits until it is whole: rounding never depends on where blocks end.
+    """
+
+    __slots__ = ("_begun", "_count", "_decode", "_large", "_position", "_size", "_total")
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._size = decode.size
+        self._position = self._count = 0
+        self._total = self._large = 0.0
+        self._begun: list[Bits] = []
+
+    def add(self, bits: Bits) -> None:
+        """The next elements of the segment."""
+        head = max(_HEAD // self._size - self._position, 0)
+        if head:
+            self._add_grid(bits[:head], self._position, _STRETCH // self._size)
+        if head < len(bits):
+            begin = self._position + head - _HEAD // self._size
+            self._add_grid(bits[head:], begin, _STEP // self._size)
+        self._position += len(bits)
+
+    def _add_grid(self, bits: Bits, begin: int, step: int) -> None:
+        """Elements from `begin` on of a row in which a stretch begins at each multiple of `step`."""
+        stretch = _STRETCH // self._size
+        if 0 < begin % step < stretch:
+            self._begun.append(bits[: stretch - begin % step].copy())
+            if begin % step + len(bits) >= stretch:
+                self._finish_stretch()
+        first = -begin % step
+        whole = (len(bits) - first - stretch) // step + 1
+        if whole > 0:
+            strides = (step * self._size, self._size)
+            self._add_rows(np.ndarray((whole, stretch), bits.dtype, bits, first * self._size, strides))
+            first += whole * step
+        if first < len(bits):
+            self._begun.append(bits[first : first + stretch].copy())
+
+    def _finish_stretch(self) -> None:
+        row = self._begun[0] if len(self._begun) == 1 else np.concatenate(self._begun)
+        self._begun.clear()
+        self._add_rows(row.reshape(1, -1))
+
+    def _add_rows(self, rows: Bits) -> None:
+        with np.errstate(all="ignore"):
+            values = self._decode(rows)
+            for number, total in enumerate(np.einsum("ij,ij->i", values, values).tolist()):
+                if total < _LARGE:
+                    self._total += total
+                    self._count += values.shape[1]
+                else:
+                    self._add_with_care(values[number])
+
+    def _add_with_care(self, row: Values) -> None:
+        """A stretch that holds what is not finite, or whose squares are huge."""
+        finite = row[np.isfinite(row)]
+        self._count += len(finite)
+        total = float(np.einsum("i,i->", finite, finite))
+        if total < _LARGE:
+            self._total += total
+        else:
+            finite *= _SCALE
+            self._large += float(np.einsum("i,i->", finite, finite))
+
+    def sums(self) -> tuple[int, float, float]:
+        """How many elements, the sum of their squares, and that of the huge ones, scaled."""
+        if self._begun:
+            self._finish_stretch()
+        return self._count, self._total, self._large
+
+
+class Decode:
+    """Float values of bits that were read as unsigned integers; what is not finite may come out as NaN."""
+
+    __slots__ = ("_float", "_table", "size")
+
+    def __init__(self, layout: FloatLayout, byte_order: str) -> None:
+        self.size = layout.size
+        self._table: Values | None = None
+        self._float: np.dtype[np.floating] | None = None
+        if layout.size == 1:
+            without_sign = (b & ~layout.sign for b in range(256))  # only squares are asked for
+            self._table = np.array([layout.magnitude(b) if b < layout.bad else math.nan for b in without_sign])
+            if layout.negative_zero_is_nan:
+                self._table[layout.sign] = math.nan
+        elif layout.exponent_bits != 8 or layout.size != 2:
+            self._float = np.dtype(f"{'>' if byte_order == 'big' else '<'}f{layout.size}")
+
+    def __call__(self, bits: Bits) -> Values:
+        if self._table is not None:
+            return self._table[bits]
+        if self._float is not None:
+            return bits.view(self._float).astype(np.float64)
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+
+def rms_of(sums: Sequence[SquareSum]) -> float | None:
+    """The root mean square over several segments; None if no element of the sample is finite."""
+    count, total, large = 0, 0.0, 0.0
+    for one in sums:
+        own = one.sums()
+        count, total, large = count + own[0], total + own[1], large + own[2]
+    if count == 0:
+        return None
+    if large:
+        return math.sqrt((large + total * _SCALE * _SCALE) / count) / _SCALE
+    return math.sqrt(total / count)

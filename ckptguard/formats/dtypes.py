@@ -16,7 +16,7 @@ class FloatLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     Bits without the sign, compared as an integer, order as magnitudes do. Those from `bad` up are not finite, and
     of those `infinity` is infinite (None: the type has no infinities) and all others are NaN. `negative_zero_is_nan`:
-    the one NaN is the sign bit alone.
+    the one NaN is the sign bit alone. `signed`: the highest bit is a sign; without one every bit is magnitude.
     """
 
     size: int
@@ -26,14 +26,17 @@ class FloatLayout(msgspec.Struct, frozen=True, kw_only=True):
     bad: int
     infinity: int | None
     negative_zero_is_nan: bool = False
+    signed: bool = True
 
     @property
     def sign(self) -> int:
-        """The sign bit."""
-        return 1 << (8 * self.size - 1)
+        """The sign bit; 0 where there is none."""
+        return 1 << (8 * self.size - 1) if self.signed else 0
 
     def magnitude(self, bits: int) -> float:
         """The value of finite bits without sign."""
+        if not self.mantissa_bits:
+            return math.ldexp(1.0, bits - self.bias)  # a bare power of two; there is no zero
         exponent, mantissa = bits >> self.mantissa_bits, bits & ((1 << self.mantissa_bits) - 1)
         if exponent:
             return math.ldexp(mantissa + (1 << self.mantissa_bits), exponent - self.bias - self.mantissa_bits)
@@ -81,6 +84,9 @@ _FLOATS = {
     "float8_e4m3fn": _fp8(4, 7, 0x7F),
     "float8_e4m3fnuz": _fp8(4, 8, 0x80, negative_zero_is_nan=True),
     "float8_e5m2fnuz": _fp8(5, 16, 0x80, negative_zero_is_nan=True),
+    "float8_e8m0fnu": FloatLayout(
+        size=1, exponent_bits=8, mantissa_bits=0, bias=127, bad=0xFF, infinity=None, signed=False
+    ),
 }
 _COMPLEX = {"complex128": _F64, "complex64": _F32, "complex32": _F16}
 _OTHERS = {
@@ -88,7 +94,7 @@ _OTHERS = {
     **dict.fromkeys(("int32", "uint32", "qint32"), 4),
     **dict.fromkeys(("int16", "uint16", "bits16"), 2),
     **dict.fromkeys(("int8", "uint8", "bool", "qint8", "quint8", "quint4x2", "quint2x4", "bits8", "bits1x8"), 1),
-    **dict.fromkeys(("bits2x4", "bits4x2", "float4_e2m1fn_x2", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("bits2x4", "bits4x2", "float4_e2m1fn_x2"), 1),
     **{f"{sign}int{bits}": 1 for sign in ("", "u") for bits in range(1, 8)},
 }
 
@@ -97,6 +103,9 @@ DTYPES: dict[str, Dtype] = {
     **{name: Dtype(name=name, size=2 * f.size, float=f, components=2) for name, f in _COMPLEX.items()},
     **{name: Dtype(name=name, size=size) for name, size in _OTHERS.items()},
 }
+
+# How many elements share one stored byte, where torch's shapes count them one by one.
+ELEMENTS_PER_BYTE = {"quint4x2": 2, "quint2x4": 4}
 
 # safetensors' words -> (our name, bits of one element). The sub-byte types are opaque bytes to us.
 SAFETENSORS_DTYPES: dict[str, tuple[str, int]] = {

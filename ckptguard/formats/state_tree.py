@@ -14,7 +14,8 @@ from ckptguard.formats.numpy_values import hides_floats, is_array, is_numpy, num
 from ckptguard.formats.pickle_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Leaf, Problem
-from ckptguard.formats.torch_values import is_tensor, is_untyped, tensor_attributes
+from ckptguard.formats.torch_composites import as_composite
+from ckptguard.formats.torch_values import is_tensor, is_untyped, quantiser, tensor_attributes
 
 MAX_DEPTH = 200
 MAX_NODES = 3_000_000
@@ -27,7 +28,17 @@ _LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what 
 _MAX_VISITS = 8
 _MAX_FLAT_VISITS = 1000  # of what holds nothing that could unfold further
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
-_WITHOUT_NUMBERS = ("torch.Size", "torch.device", "_codecs.encode", "torch.Generator")
+_WITHOUT_NUMBERS = (
+    "torch.Size",
+    "torch.device",
+    "_codecs.encode",
+    "torch.Generator",
+    "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    "torch.distributed._tensor.placement_types.DTensorSpec",
+    "torch.distributed.device_mesh.DeviceMesh",
+    "torch.distributed._tensor.device_mesh.DeviceMesh",
+)
+_ELEMENTS = "_local_tensor"  # where a distributed tensor keeps its elements
 
 
 class Found(NamedTuple):
@@ -101,12 +112,21 @@ class _Walk:
             self.not_read(name)
         if type(value) is not Call:
             return []
-        return [
-            pair
-            for state in tensor_attributes(value)
-            for part in (state if type(state) is tuple else (state,))
-            for pair in (_pairs(f"{name}.", part.flat) if type(part) is Mapping else ((f"{name}.state", part),))
-        ]
+        attributes = [pair for state in tensor_attributes(value) for pair in _of_state(name, f"{name}.", state)]
+        return attributes + self.quantised(name, value)
+
+    def quantised(self, name: str, value: Call) -> list[tuple[str, object]]:
+        """What a quantised tensor's integers are multiplied with: numbers here, or tensors."""
+        found = quantiser(value)
+        if found is None:
+            return []
+        parts = []
+        for part, of_all in zip(("scale", "zero_point"), found, strict=True):
+            if type(of_all) is float and not math.isfinite(of_all):
+                self.number(f"{name}.{part}", of_all, of_array=True)
+            elif type(of_all) in _CONTAINERS:
+                parts.append((f"{name}.{part}s", of_all))
+        return parts
 
     def enter(self, name: str, value: object, parents: _Parents | None) -> bool:
         """Whether to look into a container: not into itself, not for ever deeper, not again and again."""
@@ -144,6 +164,13 @@ class _Walk:
             if content.unread:
                 self.not_read(name)
             yield from self.series(prefix, content.items)
+            return
+        composite = as_composite(call)
+        if composite is not None:
+            for part, value in composite.parts:
+                yield (prefix + part if part else name), value
+            for state in composite.states:
+                yield from _of_state(name, prefix, state)
             return
         if call.calls(*_WITHOUT_NUMBERS):
             return
@@ -220,9 +247,12 @@ def _containers(root: object) -> tuple[str, ...]:
     return tuple(
         name
         for name, value in _pairs("", pairs or [])
-        if type(value) in _CONTAINERS
-        and not (type(value) is Call and (is_tensor(value) or is_numpy(value) or value.calls(*_WITHOUT_NUMBERS)))
+        if type(value) in _CONTAINERS and not (type(value) is Call and _is_one_tensor(value))
     )
+
+
+def _is_one_tensor(call: Call) -> bool:
+    return is_tensor(call) or is_numpy(call) or as_composite(call) is not None or call.calls(*_WITHOUT_NUMBERS)
 
 
 def _is_flat(value: object) -> bool:
@@ -250,6 +280,17 @@ def _pairs(prefix: str, flat: list[object]) -> Iterator[tuple[str, object]]:
             yield prefix + _key_text(key, index // 2), value
             if type(key) is Call:
                 yield f"{prefix}key{index // 2}", key
+
+
+def _of_state(name: str, prefix: str, state: object) -> Iterator[tuple[str, object]]:
+    """What is set on a tensor: attributes by name, and the elements of a distributed one under its own."""
+    for part in state if type(state) is tuple else (state,):
+        if type(part) is not Mapping:
+            yield prefix + "state", part
+            continue
+        for key, value in _pairs(prefix, part.flat):
+            if type(value) is not bool:  # a mark, such as of a parameter
+                yield (name if key == prefix + _ELEMENTS else key), value
 
 
 def _attributes(name: str, prefix: str, state: Mapping) -> Iterator[tuple[str, object]]:

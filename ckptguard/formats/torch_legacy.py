@@ -5,12 +5,12 @@ from __future__ import annotations
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.pickle_constants import PickleProblem
 from ckptguard.formats.pickle_reader import MAX_STREAM, Pickled, read_pickle
-from ckptguard.formats.pickle_values import Mapping, Sequence
+from ckptguard.formats.pickle_values import Sequence
 from ckptguard.formats.state_tree import walk
 from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure
 from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
 from ckptguard.formats.tensor_places import Stored, place_tensors
-from ckptguard.formats.torch_values import TensorProblem, as_storage
+from ckptguard.formats.torch_values import TensorProblem, as_storage, is_class_source
 from ckptguard.storage.protocol import Reader
 
 MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -42,14 +42,13 @@ def read(reader: Reader, path: str) -> Structure:
             truncated=pickles.ends_early,
             globals=tuple(sorted(pickles.globals)),
         )
-    system, state, keys = pickles[2:]
+    state, keys = pickles[3:]
     problems: list[Problem] = []
     spans, stored, truncated = _storages(reader, state, keys, problems)
     found = walk(state.value)
     problems += found.problems
-    flat = system.value.flat if type(system.value) is Mapping else []
-    big = any(key == "little_endian" and value is False for key, value in zip(flat[::2], flat[1::2], strict=False))
-    tensors = place_tensors(found.tensors, stored, "big" if big else "little", problems)
+    # Whatever byte order the system record states: storages were always written in little-endian order.
+    tensors = place_tensors(found.tensors, stored, "little", problems)
     return Structure(
         format=FORMAT.name,
         spans=tuple(spans),
@@ -81,6 +80,8 @@ def _storages(
     """Spans, storages by key, and whether the file ends too early."""
     items = {}  # key -> (bytes of one element, bytes in all)
     for reference in state.persistent:
+        if is_class_source(reference):
+            continue
         try:
             storage, dtype = as_storage(reference)
         except TensorProblem as error:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
+from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES
 from ckptguard.formats.pickle_values import Call, Global, PersistentId
 
-_VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_qtensor")
+_QUANTISED = "torch._utils._rebuild_qtensor"
+_VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", _QUANTISED)
 _TYPED_VIEW = "torch._utils._rebuild_tensor_v3"
 _META = "torch._utils._rebuild_meta_tensor_no_storage"
-_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
-_FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
-_TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *_PARAMETERS))
+PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *PARAMETERS))
 _MAX_WRAPPERS = 16
 _MAX_DIMENSIONS = 64
 _LIMIT = 2**63
 
 
 class StorageRef(NamedTuple):
-    """A storage that a pickle refers to: its key and how many bytes it should have."""
+    """A storage that a pickle refers to: its key and how many bytes it should have.
+
+    Files of the oldest torch refer to `room` bytes of it from `first` on; else that is all of it.
+    """
 
     key: str
     length: int
+    first: int
+    room: int
 
 
 class TensorRef(NamedTuple):
@@ -69,11 +75,11 @@ def tensor_attributes(call: Call) -> list[object]:
         if type(func) is not Global or type(args) is not tuple or not args:
             break
         inner = args[0]
-        if func.dotted in (_PARAMETERS[1], *_FROM_TYPE) and len(args) > 3:
+        if func.dotted in (PARAMETERS[1], *FROM_TYPE) and len(args) > 3:
             states.append(args[3])
-        if func.dotted in _PARAMETERS and type(inner) is Call:
+        if func.dotted in PARAMETERS and type(inner) is Call:
             call = inner
-        elif func.dotted in _FROM_TYPE and type(inner) is Global and len(args) > 2:
+        elif func.dotted in FROM_TYPE and type(inner) is Global and len(args) > 2:
             call = Call(inner, args[2])
         else:
             break
@@ -84,14 +90,15 @@ def as_tensor(value: Call | PersistentId) -> TensorRef:
     """The description; TensorProblem where it contradicts itself or reaches out of its storage."""
     if type(value) is PersistentId:
         whole, kind = as_storage(value)
-        count = whole.length // DTYPES[kind].size
-        return TensorRef(kind, (count,), whole if count else None, 0, count)
+        size = DTYPES[kind].size
+        first, count = whole.first // size, whole.room // size
+        return TensorRef(kind, (count,), whole if count else None, first, first + count)
     assert type(value) is Call
     call = _unwrap(value)
     args = call.args
     if type(args) is not tuple or type(call.func) is not Global:
         raise TensorProblem("it has no arguments")
-    if call.func.dotted in _PARAMETERS:
+    if call.func.dotted in PARAMETERS:
         raise TensorProblem("it is a parameter of nothing")
     if call.func.dotted == _META:
         if len(args) < 2:
@@ -116,7 +123,30 @@ def as_storage(value: object) -> tuple[StorageRef, str]:
         raise TensorProblem("its storage is of no known kind")
     if type(count) is not int or not 0 <= count < _LIMIT:
         raise TensorProblem("its storage has an impossible size")
-    return StorageRef(key, count * DTYPES[dtype].size), dtype
+    size = DTYPES[dtype].size
+    first, room = 0, count
+    if len(parts) > 5 and parts[5] is not None:
+        view = parts[5]
+        if type(view) is not tuple or len(view) != 3 or not all(type(n) is int for n in view[1:]):
+            raise TensorProblem("its view of a storage cannot be told")
+        first, room = view[1:]
+        if first < 0 or room < 0 or first + room > count:
+            raise TensorProblem("its view reaches out of its storage")
+    return StorageRef(key, count * size, first * size, room * size), dtype
+
+
+def is_class_source(value: PersistentId) -> bool:
+    """Whether a legacy file refers to a module's class, with its source, instead of a storage."""
+    return type(value.value) is tuple and value.value[:1] == ("module",)
+
+
+def quantiser(value: Call) -> tuple[object, object] | None:
+    """(scale, zero point) of a quantised tensor, or (scales, zero points) as tensors."""
+    call = _unwrap(value)
+    if not call.calls(_QUANTISED) or type(call.args) is not tuple or len(call.args) < 5:
+        return None
+    stated = call.args[4]
+    return (stated[1], stated[2]) if type(stated) is tuple and len(stated) >= 3 else None
 
 
 def _unwrap(call: Call) -> Call:
@@ -126,9 +156,9 @@ def _unwrap(call: Call) -> Call:
         if type(func) is not Global or type(args) is not tuple or not args:
             break
         inner = args[0]
-        if func.dotted in _PARAMETERS and type(inner) is Call:
+        if func.dotted in PARAMETERS and type(inner) is Call:
             call = inner
-        elif func.dotted in _FROM_TYPE and type(inner) is Global and len(args) > 2:
+        elif func.dotted in FROM_TYPE and type(inner) is Global and len(args) > 2:
             call = Call(inner, args[2])
         else:
             break
@@ -146,9 +176,14 @@ def _view(
     known = DTYPES.get(dtype)
     if known is None:
         return TensorRef(dtype, shape, storage, 0, 0)
-    if stop * known.size > storage.length:
-        raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.length} bytes")
-    return TensorRef(dtype, shape, storage, offset, stop, () if _is_row_major(shape, stride) else stride)
+    if dtype in ELEMENTS_PER_BYTE:
+        offset, stop = offset // ELEMENTS_PER_BYTE[dtype], -(-stop // ELEMENTS_PER_BYTE[dtype])
+    if stop * known.size > storage.room:
+        raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.room} bytes")
+    first = storage.first // known.size if storage.first else 0
+    return TensorRef(
+        dtype, shape, storage, first + offset, first + stop, () if _is_row_major(shape, stride) else stride
+    )
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:

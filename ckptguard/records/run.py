@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +16,7 @@ from ckptguard.storage import Storage, normalise_url, open_storage
 
 RECORDS_FORMAT = 1
 _FORMAT_KEY = "format.json"
+_COUNTED = re.compile(r"checkpoint_\d+")
 _MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
 
 
@@ -73,7 +75,24 @@ def open_run(
     if run.records_inside and _is_link(storage):
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
     _check_format(run)
+    _refuse_counted_folder(run)
     return run
+
+
+def _refuse_counted_folder(run: Run) -> None:
+    """Accelerate's automatic naming takes the last number out of every name in ``checkpoints/``: a folder of ours
+    there would be an IndexError in its next save."""
+    if not run.records_inside or run.url.rstrip("/").rpartition("/")[2] != "checkpoints":
+        return
+    try:
+        names = {e.key for e in run.storage.list("", recursive=False) if e.kind == "folder"}
+    except ObjectMissingError:
+        return
+    if RECORDS_FOLDER not in names and any(_COUNTED.fullmatch(name) for name in names):
+        raise SettingsError(
+            f"Accelerate counts its checkpoints by every name in {run.url}, so no records can lie there",
+            hint="name the folder above it as the run, or put the records elsewhere (records = URL)",
+        )
 
 
 def _is_link(storage: Storage) -> bool:

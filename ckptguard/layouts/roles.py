@@ -76,21 +76,36 @@ def assign_roles(key: str, tensors: Sequence[TensorPlace], *, containers: Collec
     """The role of each tensor of a file.
 
     A file's name decides where it can, else the container that a tensor lies in. What is left counts as weights,
-    except beside known containers what is no weight by its form: 0-dim tensors (``{"model": ..., "best":
-    tensor(inf)}``) are "other", and tensors without floats are what their key says (``rng_state``).
+    except beside containers what is no weight by its form: 0-dim tensors that lie in no container with other tensors
+    (``{"model": ..., "best": tensor(inf)}``) are "other", and beside known containers tensors without floats are what
+    their key says (``rng_state``).
     """
     stated = file_role(key)
     if stated not in ("", "model"):
         return [stated] * len(tensors)
     nested = {c for c in containers if key_role(c) or c in _WRAPPERS}
-    if not nested:
+    holders = {_container(t.name, containers) for t in tensors if t.shape}
+    if not nested and not holders.difference(("",)):
         return ["model"] * len(tensors)
-    return [place_role(t.name, nested) or _lone_role(t) for t in tensors]
+    return [place_role(t.name, nested) or _lone_role(t, containers, nested, holders) for t in tensors]
 
 
-def _lone_role(tensor: TensorPlace) -> str:
+def _container(name: str, containers: Collection[str]) -> str:
+    """The top-level container that a dotted name lies in; "" for none."""
+    first, _, rest = name.partition(".")
+    return first if rest and first in containers else ""
+
+
+def _lone_role(
+    tensor: TensorPlace, containers: Collection[str], nested: Collection[str], holders: Collection[str]
+) -> str:
+    container = _container(tensor.name, containers)
+    if container:
+        return "model" if tensor.shape or container in holders or not holders else "other"
     if "." in tensor.name:
         return "model"
+    if not nested:
+        return "model" if tensor.shape or "" in holders else "other"
     known = DTYPES.get(tensor.dtype)
     stated = key_role(tensor.name) if known is not None and known.float is None else ""
     return stated or ("model" if tensor.shape else "other")

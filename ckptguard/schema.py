@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from ckptguard.manifest import Manifest
-
 PREFIXES = ("module.", "_orig_mod.", "model.", "base_model.model.", "network.", "net.")
-TensorSchema = Mapping[str, tuple[str, tuple[int, ...]]]
+Kind = tuple[str, tuple[int, ...]]  # dtype and shape
+TensorSchema = Mapping[str, Collection[Kind]]  # several kinds: ranks hold pieces of their own under one name
 
 
 class SchemaDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,13 +24,19 @@ class SchemaDifference(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.missing or self.unexpected or self.reshaped or self.retyped or self.prefix)
 
 
-def schema_of(manifest: Manifest, role: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The tensors of one role: name -> (dtype, shape), over all files."""
-    return {t.name: (t.dtype, t.shape) for f in manifest.files for t in f.tensors if t.role == role}
+def schema_of(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> dict[str, set[Kind]]:
+    """Name -> the kinds under it, from (name, dtype, shape)."""
+    schema: dict[str, set[Kind]] = {}
+    for name, dtype, shape in tensors:
+        schema.setdefault(name, set()).add((dtype, shape))
+    return schema
 
 
 def compare_schemas(reference: TensorSchema, found: TensorSchema, *, aliases: Iterable[str] = ()) -> SchemaDifference:
-    """What differs. `aliases` are tied names that the file states without storing them again: they count as there."""
+    """What differs. `aliases` are tied names that the file states without storing them again: they count as there.
+
+    Of a name with several kinds the first that differs is told.
+    """
     present = set(found) | set(aliases)
     missing = sorted(set(reference) - present)
     unexpected = sorted(set(found) - set(reference))
@@ -43,11 +48,21 @@ def compare_schemas(reference: TensorSchema, found: TensorSchema, *, aliases: It
         pairs = [(name, renamed[name]) for name in sorted(set(reference) & set(renamed))]
     else:
         pairs = [(name, name) for name in sorted(set(reference) & set(found))]
+    reshaped, retyped = [], []
+    for expected, name in pairs:
+        if set(reference[expected]) == set(found[name]):
+            continue
+        shapes, now = {k[1] for k in reference[expected]}, {k[1] for k in found[name]}
+        if shapes != now:
+            reshaped.append((name, min(shapes - now or shapes), min(now - shapes or now)))
+        dtypes, kinds = {k[0] for k in reference[expected]}, {k[0] for k in found[name]}
+        if dtypes != kinds:
+            retyped.append((name, min(dtypes - kinds or dtypes), min(kinds - dtypes or kinds)))
     return SchemaDifference(
         missing=tuple(missing),
         unexpected=tuple(unexpected),
-        reshaped=tuple((b, reference[a][1], found[b][1]) for a, b in pairs if reference[a][1] != found[b][1]),
-        retyped=tuple((b, reference[a][0], found[b][0]) for a, b in pairs if reference[a][0] != found[b][0]),
+        reshaped=tuple(reshaped),
+        retyped=tuple(retyped),
         prefix=prefix,
     )
 
@@ -61,7 +76,7 @@ def _prefix_change(reference: TensorSchema, found: TensorSchema) -> tuple[str, s
     """(prefix added, prefix removed) that makes the found names the reference's, all of them."""
     candidates = [(a, r) for a in ("", *PREFIXES) for r in ("", *PREFIXES) if a != r]
     for added, removed in candidates:
-        fits = all(n.startswith(added) for n in found)
+        fits = len(found) == len(reference) and all(n.startswith(added) for n in found)
         if fits and {_renamed(n, (added, removed)) for n in found} == set(reference):
             return added, removed
     return None

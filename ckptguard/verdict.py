@@ -12,6 +12,7 @@ from ckptguard.record_text import decode_checked, encode_checked
 
 VERDICT_FORMAT = 1
 MAX_FINDINGS_PER_CHECK = 50
+_CLEARED = "cleared: "
 
 
 class Outcome(enum.Enum):
@@ -59,6 +60,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     largest_tensor: str | None = None
     constant: tuple[str, ...] = ()
     resumable: tuple[str, ...] = ()  # roles present: model, optimizer, scheduler, scaler, rng, data
+    stale: bool = False  # weights and optimizer moments were those of the step before
+    skipped_steps: int | None = None  # updates that DeepSpeed left out so far
+    world_size: int | None = None  # ranks, where the checkpoint itself states them
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +107,16 @@ def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
     if any(f.severity is Severity.SICKNESS for f in findings):
         return Outcome.SUSPECT
     return Outcome.GOOD
+
+
+def clearance(reason: str) -> Finding:
+    """The finding by which a user lifts SUSPECT from a generation."""
+    return Finding(check="incident", severity=Severity.NOTICE, message=_CLEARED + reason)
+
+
+def is_clearance(finding: Finding) -> bool:
+    """Whether a finding says that a user lifted SUSPECT."""
+    return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
 
 
 def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CHECK) -> tuple[Finding, ...]:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 
 from ckptguard.checks.completeness import check_completeness
 from ckptguard.checks.digests import check_digests
+from ckptguard.checks.drift import check_drift
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.finite import check_finite
 from ckptguard.checks.headroom import check_headroom, largest_weight
 from ckptguard.checks.pickle_safety import check_pickle_safety
-from ckptguard.checks.resumable import check_resumable, roles_present
+from ckptguard.checks.resumable import check_resumable, roles_present, stated_world_size
 from ckptguard.checks.schema import check_schema
+from ckptguard.checks.stale import check_stale, is_stale, skipped_steps
 from ckptguard.checks.structure import check_structure
 from ckptguard.verdict import Facts, Finding
 
@@ -21,6 +23,8 @@ CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_digests,
     check_finite,
     check_schema,
+    check_stale,
+    check_drift,
     check_pickle_safety,
     check_resumable,
     check_headroom,
@@ -47,4 +51,7 @@ def facts_of(evidence: Evidence) -> Facts:
         largest_tensor=name,
         constant=constant[:1000],
         resumable=roles_present(evidence),
+        stale=is_stale(evidence),
+        skipped_steps=skipped_steps(evidence),
+        world_size=stated_world_size(evidence),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
@@ -26,6 +27,8 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
     yield from _zero_tails(evidence)
     if evidence.sealed is not None:
         yield from _against_seal(evidence, evidence.sealed)
+    else:
+        yield from _unbound(evidence)
     if evidence.reference is not None:
         yield from _against_reference(evidence, evidence.reference)
 
@@ -59,6 +62,22 @@ def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
             yield Finding(check="completeness", severity=severity, message=message, file=file.entry.key, tensor=tail[0])
 
 
+def _unbound(evidence: Evidence) -> Iterator[Finding]:
+    """Files of two saves may each be whole: only a manifest, or an index that lists all of them, tells."""
+    files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key)]
+    state = {f.entry.key for f in files if set(evidence.roles[f.entry.key]).intersection(_STATE_ROLES)}
+    for file in evidence.scan.files:
+        folder = file.entry.key.rpartition("/")[0]
+        shards = {f"{folder}/{name}" if folder else name for name in set((file.structure.weight_map or {}).values())}
+        if file.structure.format == "dcp_metadata":
+            shards = {key for key in state if key.endswith(".distcp") and key.rpartition("/")[0] == folder}
+        if state & shards:
+            state = state - shards | {file.entry.key}
+    if len(state) > 1:
+        message = f"whether its {len(state)} files with state are of one save is unknown: nothing but a manifest tells"
+        yield _finding(Severity.NOTICE, message, None)
+
+
 def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
     present = set(evidence.checkpoint.files)
     for file in sealed.files:
@@ -76,6 +95,17 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
         if evidence.checkpoint.layout != "file" and _shape(inside) not in shapes:
             what = f"{reference.path} ({reference.id}) has {inside}; this checkpoint has nothing like it"
             yield _finding(_severity(evidence, reference, file), what, None)
+    yield from _fewer_rng_files(evidence, reference)
+
+
+def _fewer_rng_files(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
+    """Every rank writes its own, and which is the last of them nothing else may state."""
+    before = Counter(_shape(f.path.removeprefix(reference.path + "/")) for f in reference.files)
+    now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
+    for name, count in sorted(before.items()):
+        if file_role(name) == "rng" and 0 < now[name] < count:
+            message = f"{reference.path} ({reference.id}) has {count} files {name}; here are {now[name]}"
+            yield _finding(Severity.WARNING, message, None)
 
 
 def _severity(evidence: Evidence, reference: Manifest, file: File) -> Severity:

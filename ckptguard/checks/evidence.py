@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ckptguard.formats import Leaf
 from ckptguard.layouts import Checkpoint, Gap
 from ckptguard.manifest import Manifest
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
@@ -29,8 +30,10 @@ class Evidence:
     """Everything that is known about a checkpoint when it is judged.
 
     `sealed` is the manifest of this very generation (None at first sight). `reference` is the manifest that keys,
-    shapes and dtypes must match, and `reference_facts` the numbers of its verdict. `placed_digests` are digests of
-    the sealed spans' places in files whose own structure no longer has these spans (None: the file ends before).
+    shapes and dtypes must match, and `reference_facts` the numbers of its verdict. `previous` is the manifest of the
+    nearest lower step of the series that training went on from, whatever its outcome, and `previous_facts` the
+    numbers of its verdict. `placed_digests` are digests of the sealed spans' places in files whose own structure no
+    longer has these spans (None: the file ends before).
     `in_run`: saved by the user's own training, as opposed to a stray file of unknown origin.
     """
 
@@ -41,12 +44,18 @@ class Evidence:
     sealed: Manifest | None = None
     reference: Manifest | None = None
     reference_facts: Facts | None = None
+    previous: Manifest | None = None
+    previous_facts: Facts | None = None
     placed_digests: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     in_run: bool = True
     known_globals: frozenset[str] | None = None
     allow_nonfinite: tuple[str, ...] = ()
     trust_globals: tuple[str, ...] = ()
     expected_sums: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (algorithm, hex digest)
+
+    def leaves(self) -> Iterator[Leaf]:
+        """All numbers beside tensors, of all files."""
+        return (leaf for file in self.scan.files for leaf in file.structure.leaves)
 
     def tensors(self) -> list[ScannedTensor]:
         """All tensors of all files, in file order."""

@@ -12,7 +12,8 @@ from ckptguard.scan.result import Numbers
 from ckptguard.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
-_RATES = ("lr", "initial_lr", "weight_decay", "eps", "momentum")
+_RATES = frozenset(("lr", "initial_lr", "_last_lr", "base_lrs", "weight_decay", "eps", "momentum", "betas"))
+_SCALES = frozenset(("scale", "cur_scale", "loss_scale"))
 
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
@@ -57,7 +58,7 @@ def _non_finite(evidence: Evidence, tensor: ScannedTensor, numbers: Numbers, *, 
         message += "; allowed by --allow-nonfinite"
     elif in_reference and is_mask_like(numbers):
         message += "; bit for bit as in the reference"
-    elif is_mask(numbers) and tensor.role == "model":
+    elif is_mask(numbers) and tensor.role in ("model", "ema"):
         message += "; it looks like a mask"
     else:
         severity = Severity.ERROR
@@ -119,6 +120,7 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
     """Python numbers in optimizer, scheduler and scaler subtrees.
 
     An infinite `best` of ReduceLROnPlateau is as it should be, so infinity weighs only in a loss scale or a rate.
+    A logged gradient norm that is not finite is a notice here; check_stale knows what it may mean.
     """
     for file in evidence.scan.files:
         containers = file.structure.containers
@@ -129,8 +131,12 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
             # An array of floats is state like a tensor, unless its place says otherwise.
             heavy = leaf.of_array and role in ("", *_STATE_ROLES)
             rated = role or key_role(leaf.name.partition(".")[0])  # of a flat file: heavy if its name says so
+            parts = leaf.name.split(".")
             heavy |= rated in ("optimizer", "scheduler", "scaler") and (
-                math.isnan(leaf.value) or rated == "scaler" or leaf.name.rpartition(".")[2] in _RATES
+                math.isnan(leaf.value)
+                or rated == "scaler"
+                or parts[-1] in _SCALES
+                or not _RATES.isdisjoint(parts[-2:])  # of a list too: _last_lr.0
             )
             yield Finding(
                 check="finite",

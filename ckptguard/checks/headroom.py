@@ -8,21 +8,16 @@ from ckptguard.checks.evidence import Evidence
 from ckptguard.verdict import Finding, Severity
 
 FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
-_GROWTH = 10.0
 
 
 def check_headroom(evidence: Evidence) -> Iterator[Finding]:
-    """A notice when the largest weight passes half of fp16's range, or grew tenfold since the reference."""
+    """A notice when the largest weight passes half of fp16's range."""
     largest, name, file = largest_weight(evidence)
     if name is None:
         return
     if largest > FP16_LIMIT / 2:
         share = f"is {largest / FP16_LIMIT:.0%} of what" if largest <= FP16_LIMIT else "is beyond what"
         message = f"the largest magnitude {largest:.6g} {share} fp16 can hold"
-        yield Finding(check="headroom", severity=Severity.NOTICE, message=message, file=file, tensor=name)
-    before = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
-    if before and largest > _GROWTH * before:
-        message = f"the largest magnitude grew from {before:.6g} to {largest:.6g} since the reference"
         yield Finding(check="headroom", severity=Severity.NOTICE, message=message, file=file, tensor=name)
 
 

@@ -12,17 +12,28 @@ from collections.abc import Iterator
 from ckptguard.checks.evidence import Evidence
 from ckptguard.verdict import Finding, Severity
 
-# torch's own weights-only list, numpy reconstruction, plain containers, and the enums and settings that Hugging
-# Face's Trainer writes into training_args.bin.
+# torch's own weights-only list, numpy reconstruction, plain containers, and the enums, settings and records that
+# training systems write: none of these does more than hold values.
 _ALLOWED = re.compile(
-    r"torch\.(?:\w+Storage|Size|device|dtype|Tensor|strided|layout|Generator)"
-    r"|torch\.(?:bool|u?int\d+|float\d+\w*|bfloat16|complex\d+|q\w+|double|half|float|long|short|cfloat|cdouble)"
+    r"torch\.(?:cuda\.)?\w+Storage|torch\.(?:cuda\.)?(?:sparse\.)?\w+Tensor"
+    r"|torch\.(?:Size|device|dtype|Tensor|strided|layout|Generator)"
+    r"|torch\.(?:bool|u?int\d+|float\d+\w*|bfloat16|complex\d+|q\w+|bits\w+|double|half|float|long|short|cfloat|cdouble)"
     r"|torch\.storage\.\w+Storage|torch\.(?:per_(?:tensor|channel)_\w+|preserve_format|contiguous_format|channels_last\w*)"
-    r"|torch\._utils\._rebuild_(?:tensor(?:_v2|_v3)?|parameter(?:_with_state)?|sparse_tensor|qtensor|meta_tensor_no_storage|nested_tensor|wrapper_subclass)"
+    r"|torch\._utils\._rebuild_(?:tensor(?:_v2|_v3)?|parameter(?:_with_state)?|sparse_tensor|qtensor"
+    r"|meta_tensor_no_storage|nested_tensor|wrapper_subclass|device_tensor_from_(?:cpu_tensor|numpy))"
     r"|torch\._tensor\._rebuild_from_type_v2|torch\.serialization\._get_layout"
     r"|torch\.nn\.parameter\.(?:Parameter|Buffer|UninitializedParameter)"
-    r"|collections\.(?:OrderedDict|Counter|defaultdict|deque)"
-    r"|(?:builtins|__builtin__)\.(?:dict|list|set|frozenset|tuple|int|float|complex|bytes|bytearray|str|bool|slice|object)"
+    r"|torch\.jit\._pickle\.(?:build_\w+list|restore_type_tag)"
+    r"|torch\.distributed\.checkpoint\.metadata\.(?:Metadata|MetadataIndex|StorageMeta|TensorStorageMetadata"
+    r"|BytesStorageMetadata|ChunkStorageMetadata|TensorProperties|_MEM_FORMAT_ENCODING)"
+    r"|torch\.distributed\.checkpoint\.filesystem\._Storage(?:Info|Prefix)"
+    r"|torch\.distributed\.checkpoint\.planner\.(?:WriteItem|WriteItemType|TensorWriteData|BytesIOWriteData|SavePlan)"
+    r"|torch\.distributed\.checkpoint\.hf_storage\._HFStorageInfo"
+    r"|torch\.distributed\._shard\.sharded_tensor\.metadata\.(?:TensorProperties|MEM_FORMAT_ENCODING)|torch\.distributed\._shard\.metadata\.ShardMetadata"
+    r"|torch\.distributed\.(?:_tensor|tensor)(?:\.\w+)?\.(?:DTensor|DTensorSpec|TensorMeta|Shard|_StridedShard|Replicate|Partial|_?DeviceMesh)"
+    r"|torch\.distributed\.device_mesh\.DeviceMesh|torch\.distributed\.remote_device\._remote_device"
+    r"|collections\.(?:OrderedDict|Counter|defaultdict|deque)|types\.SimpleNamespace|typing\.(?:Any|Union|Optional|List|Dict|Tuple)|argparse\.Namespace"
+    r"|(?:builtins|__builtin__)\.(?:dict|list|set|frozenset|tuple|int|long|float|complex|bytes|bytearray|str|unicode|bool|slice|range|object|NoneType)"
     r"|numpy\.(?:ndarray|dtype)|numpy\._?core\.multiarray\.(?:_reconstruct|scalar)|numpy\._?core\.numeric\._frombuffer"
     r"|numpy\.dtypes\.\w+|_codecs\.encode|copyreg\._reconstructor|copy_reg\._reconstructor|datetime\.(?:datetime|timedelta|date)"
     r"|pathlib\.(?:_local\.)?(?:Pure)?(?:Posix|Windows)?Path|uuid\.UUID"
@@ -30,17 +41,46 @@ _ALLOWED = re.compile(
     r"|transformers\.trainer_utils\.(?:IntervalStrategy|SchedulerType|HubStrategy|SaveStrategy|EvaluationStrategy|FSDPOption)"
     r"|transformers\.trainer_pt_utils\.AcceleratorConfig"
     r"|accelerate\.(?:state\.(?:PartialState|AcceleratorState)|utils\.dataclasses\.(?:DistributedType|DynamoBackend|SageMakerDistributedType))"
+    r"|deepspeed\.runtime\.zero\.config\.ZeroStageEnum|deepspeed\.runtime\.fp16\.loss_scaler\.(?:Dynamic)?LossScaler"
+    r"|deepspeed\.utils\.tensor_fragment\.fragment_address"
+    r"|megatron\.core\.(?:transformer\.)?enums\.\w+"
+    r"|(?:lightning(?:\.fabric|_fabric)|(?:pytorch_lightning|lightning\.pytorch))\.utilities\.(?:data|parsing)\.AttributeDict"
+    r"|omegaconf\.(?:dictconfig\.DictConfig|listconfig\.ListConfig|base\.(?:Metadata|ContainerMetadata)|nodes\.\w+Node)"
 )
 
+# Modules of which nothing belongs in a checkpoint: all that they hold, however deep.
+_EXECUTING_MODULES = re.compile(
+    r"(?:os|posix|nt|ntpath|posixpath|subprocess|_posixsubprocess|pty|sys|importlib|runpy|pkgutil|zipimport|shutil"
+    r"|ctypes|_ctypes|socket|_socket|codeop|marshal|pickle|_pickle|cPickle|pickletools|shelve|dill|cloudpickle|pip|ensurepip"
+    r"|webbrowser|asyncio|multiprocessing|concurrent|threading|_thread|atexit|pdb|bdb|cProfile|doctest|unittest|tempfile"
+    r"|urllib2|ftplib|smtplib|telnetlib|linecache|popen2|pydoc|py_compile|compileall|rlcompleter|logging\.config"
+    r"|aiohttp|httpx|torch\.hub|torch\.jit|torch\.utils\.(?:cpp_extension|bottleneck|collect_env|data\.datapipes)|torch\.fx"
+    r"|torch\._dynamo|torch\._inductor|torch\.ops|torch\._ops|torch\.classes|torch\._classes|torch\.testing\._internal"
+    r"|torch\.utils\.(?:model_zoo|show_pickle|_config_module)|torch\.distributed\.rpc|torch\.package|torch\.distributed\.elastic|numpy\.f2py|numpy\.testing"
+    r"|numpy\._?distutils|sympy|IPython|idlelib|lib2to3|distutils|setuptools)(?:\..*)?"
+)
+
+# Of modules that hold harmless things too, or whose names a project may well give to its own (code, test, profile):
+# the functions and classes that run code, reach other objects, or open files and connections.
 _EXECUTORS = re.compile(
-    r"(?:os|posix|nt|ntpath|posixpath|subprocess|_posixsubprocess|pty|sys|importlib|runpy|pkgutil|zipimport|shutil|ctypes|_ctypes|socket|_socket"
-    r"|code|codeop|marshal|pickle|_pickle|pickletools|shelve|dill|cloudpickle|joblib|pip|ensurepip|venv|webbrowser|asyncio|multiprocessing"
-    r"|concurrent|threading|_thread|signal|atexit|pdb|bdb|cProfile|profile|trace|timeit|doctest|unittest|test|tempfile|urllib|http|ftplib|smtplib"
-    r"|telnetlib|requests|aiohttp|httpx|io|_io|builtins\.__import__|operator|_operator|types|inspect|gc|weakref|linecache|imp|site|commands"
-    r"|popen2|torch\.hub|torch\.jit|torch\.utils\.(?:cpp_extension|bottleneck|collect_env|data)|torch\.fx|torch\._dynamo|torch\._inductor"
-    r"|torch\.package|torch\.load|torch\.serialization\.load|torch\.storage\._load_from_bytes|torch\.distributed\.elastic|numpy\.f2py"
-    r"|numpy\.testing|numpy\._?distutils|numpy\.(?:load|fromfile|memmap|save)|sympy|IPython|idlelib|lib2to3|distutils|setuptools"
-    r"|(?:builtins|__builtin__)\.(?:eval|exec|compile|open|getattr|setattr|delattr|globals|locals|vars|input|breakpoint|help|__import__|apply|execfile|map|filter))(?:\..*)?"
+    r"(?:(?:builtins|__builtin__)\.(?:eval|exec|compile|open|file|getattr|setattr|delattr|globals|locals|vars|input"
+    r"|raw_input|breakpoint|help|__import__|__build_class__|apply|execfile|reload|map|filter)"
+    r"|code\.(?:InteractiveInterpreter|InteractiveConsole|interact|compile_command)"
+    r"|test\.(?:support|libregrtest|regrtest|script_helper|autotest)"
+    r"|profile\.(?:run|runctx|Profile|main)|trace\.(?:Trace|main)|timeit\.(?:timeit|repeat|Timer|main)"
+    r"|_?io\.(?:open|open_code|FileIO|text_encoding)"
+    r"|_?operator\.(?:attrgetter|methodcaller|call)"
+    r"|types\.(?:FunctionType|LambdaType|CodeType|MethodType|ModuleType|new_class|coroutine)"
+    r"|inspect\.(?:_?main|stack|currentframe|trace|getmodule|getattr_static|getsource|getouterframes|getinnerframes)"
+    r"|gc\.(?:get_objects|get_referrers|get_referents)|weakref\.(?:finalize|WeakMethod)"
+    r"|signal\.(?:signal|alarm|setitimer|siginterrupt|raise_signal|pthread_kill|pidfd_send_signal|set_wakeup_fd)"
+    r"|imp\.(?:load_\w+|init_\w+|create_dynamic|find_module|reload|_load\w*)"
+    r"|site\.(?:main|add\w+|exec\w+|venv)|venv\.(?:create|main|EnvBuilder)|commands\.(?:getoutput|getstatusoutput|getstatus)"
+    r"|urllib\.(?!parse\.\w+$).*|http\.(?:client|server|cookiejar|cookies)"
+    r"|requests\.(?!structures\.\w+$).*|joblib\.(?!numpy_pickle\.NumpyArrayWrapper$).*"
+    r"|torch\.load|torch\.serialization\.load|torch\.storage\._load_from_bytes|numpy\.(?:load|fromfile|memmap|save|lib\.npyio)"
+    r"|pandas\.(?:read_\w+|eval|io\..*)|(?:codecs|gzip|bz2|lzma|tarfile)\.open|zipfile\.ZipFile|sqlite3\.connect"
+    r"|uuid\._\w+|platform\.(?:popen|_syscmd_\w+)|_(?:osx|aix)_support)(?:\..*)?"
 )
 
 
@@ -69,7 +109,7 @@ def is_allowed(name: str) -> bool:
 
 def is_executor(name: str) -> bool:
     """Whether a dotted global is a known way to run code."""
-    return _EXECUTORS.fullmatch(name) is not None
+    return _EXECUTORS.fullmatch(name) is not None or _EXECUTING_MODULES.fullmatch(name) is not None
 
 
 def _finding(severity: Severity, message: str, file: str, name: str) -> Finding:

@@ -1,7 +1,8 @@
-"""What would a resume from this checkpoint bring back?"""
+"""What would a resume from this checkpoint bring back, and on how many ranks?"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
@@ -9,17 +10,29 @@ from ckptguard.layouts.roles import file_role, number_role
 from ckptguard.verdict import Finding, Severity
 
 ROLES = ("model", "optimizer", "scheduler", "scaler", "rng", "data")
+_LOST_SILENTLY = ("scheduler", "scaler", "rng", "data")
+_MOST_RANKS = 1_000_000
+_PARTITION = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
 
 
 def check_resumable(evidence: Evidence) -> Iterator[Finding]:
-    """A notice where a checkpoint holds only weights: resuming would restart the optimizer silently."""
+    """A notice where a checkpoint holds only weights: resuming would restart the optimizer silently; a warning where
+    it lacks what the reference would have brought back; a notice where a resume needs as many ranks as saved it."""
     present = roles_present(evidence)
     if "model" in present and "optimizer" not in present:
-        yield Finding(
-            check="resumable",
-            severity=Severity.NOTICE,
-            message="it holds no optimizer state: a resume would start the optimizer anew",
-        )
+        yield _finding(Severity.NOTICE, "it holds no optimizer state: a resume would start the optimizer anew")
+    elif evidence.reference is not None and evidence.reference_facts is not None:
+        # A file that is not there is a finding of completeness already.
+        filed = {file_role(f.path) for f in evidence.reference.files}
+        before = evidence.reference_facts.resumable
+        lost = [r for r in before if r in _LOST_SILENTLY and r not in present and r not in filed]
+        if lost:
+            where = f"{evidence.reference.path} ({evidence.reference.id})"
+            message = f"a resume would start anew: {', '.join(lost)} (which {where} holds)"
+            yield _finding(Severity.WARNING, message)
+    world = stated_world_size(evidence)
+    if world is not None and any(_PARTITION.fullmatch(key) for key in evidence.checkpoint.files):
+        yield _finding(Severity.NOTICE, f"a resume needs {world} ranks, as many as saved it: DeepSpeed takes no others")
 
 
 def roles_present(evidence: Evidence) -> tuple[str, ...]:
@@ -31,3 +44,16 @@ def roles_present(evidence: Evidence) -> tuple[str, ...]:
         for leaf in f.structure.leaves
     }
     return tuple(role for role in ROLES if role in found)
+
+
+def stated_world_size(evidence: Evidence) -> int | None:
+    """How many ranks saved it, where a file of the checkpoint says so (DeepSpeed's model states do)."""
+    sizes = {leaf.name: leaf.value for leaf in evidence.leaves() if leaf.name in ("dp_world_size", "mp_world_size")}
+    data, model = sizes.get("dp_world_size"), sizes.get("mp_world_size", 1)
+    if type(data) is not int or type(model) is not int or data < 1 or model < 1 or data * model > _MOST_RANKS:
+        return None
+    return data * model
+
+
+def _finding(severity: Severity, message: str) -> Finding:
+    return Finding(check="resumable", severity=severity, message=message)

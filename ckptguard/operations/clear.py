@@ -9,7 +9,7 @@ from ckptguard.operations.history import History, Key, load_history
 from ckptguard.records.clock import utc_now
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
-from ckptguard.verdict import Facts, Finding, Outcome, Severity, Verdict
+from ckptguard.verdict import Facts, Outcome, Severity, Verdict, clearance
 from ckptguard.version import __version__
 
 
@@ -40,7 +40,7 @@ def clear(run: Run, word: str, *, reason: str) -> Verdict:
         step=standing.step,
         generation=standing.generation,
         outcome=Outcome.GOOD,
-        findings=(*kept, Finding(check="incident", severity=Severity.NOTICE, message=f"cleared: {reason}")),
+        findings=(*kept, clearance(reason)),
         checked_at=utc_now(),
         version=__version__,
         facts=before.facts if before else Facts(),

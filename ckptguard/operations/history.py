@@ -13,7 +13,7 @@ from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.quarantine import quarantined_generations, read_quarantined
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accepted_references
-from ckptguard.verdict import Outcome, Verdict
+from ckptguard.verdict import Facts, Outcome, Verdict
 
 Key = tuple[int | None, int]
 
@@ -138,6 +138,20 @@ class History:
             manifest = self.manifest(series, key)
             if manifest is not None:
                 return manifest, self.verdict(series, key)
+        return None
+
+    def previous(self, series: str, step: int | None) -> tuple[Manifest, Facts | None] | None:
+        """The nearest lower step of the series that training went on from, and what its verdict knows: BAD ones too,
+        but none that a rollback put aside. None for a step without number."""
+        if step is None:
+            return None
+        aside = self.quarantined.get(series, set())
+        lower = [(s, g) for s, g in self.sealed(series) if s is not None and s < step and (s, g) not in aside]
+        for key in sorted(lower, reverse=True):
+            manifest = self.manifest(series, key)
+            if manifest is not None:
+                verdict = self.verdict(series, key)
+                return manifest, verdict.facts if verdict is not None and not verdict.place_damaged else None
         return None
 
 

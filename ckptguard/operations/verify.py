@@ -218,7 +218,8 @@ def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Fi
         ]
     carried = _sickness(past)
     again = {f.check for f in carried}
-    return [*(f for f in findings if f.check not in again), *carried, *cleared]
+    still = [f for f in findings if f.check not in again or f.severity is Severity.ERROR]
+    return [*still, *carried, *cleared]
 
 
 def _sickness(verdict: Verdict) -> list[Finding]:

@@ -1,0 +1,136 @@
+"""Did weights jump or collapse since the last good checkpoint? Always a notice: big changes may be wanted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ckptguard.checks.completeness import precedes
+from ckptguard.checks.evidence import Evidence
+from ckptguard.checks.headroom import largest_weight
+from ckptguard.manifest import Manifest
+from ckptguard.verdict import Finding, Severity
+
+_FACTOR = 10.0
+_SMALLEST = 64  # elements; a smaller tensor may well move by a factor
+_NEGLIGIBLE = 1e-3  # of a typical weight; what small may vanish unnoticed
+_NAMED = 3
+_STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tracked|amax_history)")
+
+
+class Magnitudes(NamedTuple):
+    """One weight's largest magnitude, and its root mean square where it was taken."""
+
+    elements: int
+    largest: float
+    rms: float | None
+
+
+class _Jump(NamedTuple):
+    name: str
+    what: str
+    before: float
+    now: float
+
+    @property
+    def factor(self) -> float:
+        """How far apart the two are, in either direction."""
+        low, high = sorted((self.before, self.now))
+        return high / low if low else math.inf
+
+
+def check_drift(evidence: Evidence) -> Iterator[Finding]:
+    """One notice that names how many weights grew tenfold or fell to a tenth, and the worst of them.
+
+    A weight that starts at zero (a LoRA's B, a fresh bias) grows by any factor while it is still small: growth counts
+    only where it leads beyond what weights of this model typically are.
+    """
+    if evidence.reference is None or precedes(evidence, evidence.reference):
+        return
+    before = _of_manifest(evidence.reference)
+    if not before:
+        yield from _growth_of_all(evidence)
+        return
+    jumps = sorted(_jumps(before, _of_scan(evidence)), key=lambda j: (-j.factor, j.name))
+    if not jumps:
+        return
+    worst = "; ".join(f"{j.name}: {j.what} {j.before:.6g} became {j.now:.6g}" for j in jumps[:_NAMED])
+    more = f", and {len(jumps) - _NAMED} more" if len(jumps) > _NAMED else ""
+    where = f"{evidence.reference.path} ({evidence.reference.id})"
+    noun = "weight" if len(jumps) == 1 else "weights"
+    yield Finding(
+        check="drift",
+        severity=Severity.NOTICE,
+        message=f"{len(jumps)} {noun} grew tenfold or fell to a tenth since {where}: {worst}{more}",
+        file=next((t.file for t in evidence.tensors() if t.name == jumps[0].name and t.role == "model"), None),
+        tensor=jumps[0].name,
+        count=len(jumps),
+    )
+
+
+def _growth_of_all(evidence: Evidence) -> Iterator[Finding]:
+    """Where the reference was sealed without magnitudes, the largest of all is known from its verdict."""
+    largest, name, file = largest_weight(evidence)
+    before = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
+    if before and largest > _FACTOR * before:
+        message = f"the largest magnitude grew from {before:.6g} to {largest:.6g} since the reference"
+        yield Finding(check="drift", severity=Severity.NOTICE, message=message, file=file, tensor=name)
+
+
+def _jumps(before: dict[str, Magnitudes], now: dict[str, Magnitudes]) -> Iterator[_Jump]:
+    typical_rms = _typical(m.rms for m in before.values())
+    typical_largest = _typical(m.largest for m in before.values())
+    for name, new in now.items():
+        old = before.get(name)
+        if old is None or old.elements != new.elements or _STATISTICS.fullmatch(name):
+            continue
+        if old.rms is not None and new.rms is not None and _is_jump(old.rms, new.rms, typical_rms):
+            yield _Jump(name, "rms", old.rms, new.rms)
+        elif _is_jump(old.largest, new.largest, typical_largest):
+            yield _Jump(name, "largest magnitude", old.largest, new.largest)
+
+
+def _is_jump(old: float, new: float, typical: float) -> bool:
+    grew = new > _FACTOR * old and new > typical
+    return old > 0 and (grew or (new * _FACTOR < old and old > _NEGLIGIBLE * typical))
+
+
+def _typical(values: Iterable[float | None]) -> float:
+    """The median, of those that are not zero; the upper one, so that of a LoRA's halves the one counts that began."""
+    present = sorted(v for v in values if v)
+    return present[len(present) // 2] if present else 0.0
+
+
+def _of_manifest(manifest: Manifest) -> dict[str, Magnitudes]:
+    return _joined(
+        (t.name, Magnitudes(math.prod(t.shape), t.largest, t.rms))
+        for f in manifest.files
+        for t in f.tensors
+        if t.role == "model" and t.largest is not None
+    )
+
+
+def _of_scan(evidence: Evidence) -> dict[str, Magnitudes]:
+    return _joined(
+        (t.name, Magnitudes(math.prod(t.shape), t.numbers.largest, t.numbers.rms))
+        for t in evidence.tensors()
+        if t.role == "model" and t.numbers is not None
+    )
+
+
+def _joined(tensors: Iterable[tuple[str, Magnitudes]]) -> dict[str, Magnitudes]:
+    """By name; the pieces that several ranks hold of one weight count together."""
+    found: dict[str, Magnitudes] = {}
+    for name, piece in tensors:
+        other = found.get(name)
+        if other is not None:
+            elements = other.elements + piece.elements
+            rms = None
+            if other.rms is not None and piece.rms is not None and elements:
+                rms = math.hypot(other.rms * math.sqrt(other.elements), piece.rms * math.sqrt(piece.elements))
+                rms /= math.sqrt(elements)
+            piece = Magnitudes(elements, max(other.largest, piece.largest), rms)
+        found[name] = piece
+    return {name: m for name, m in found.items() if m.elements >= _SMALLEST}

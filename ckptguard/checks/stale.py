@@ -1,0 +1,124 @@
+"""Did training change anything since the step before, or did it only count on?
+
+DeepSpeed skips every update on overflow, keeps counting and keeps saving: such checkpoints are whole, finite and stale.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from ckptguard.checks.evidence import Evidence
+from ckptguard.formats.dtypes import DTYPES
+from ckptguard.verdict import Finding, Severity
+
+# What a forward pass alone changes: it says nothing about updates.
+_STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tracked|amax_history)")
+_SETTINGS = re.compile(r"(?:.*\.)?(?:step|lr)|(?:.*\.)?param_groups\..*")  # of an optimizer; no moments
+_MASTERS = re.compile(r"(?:.*\.)?(?:single_partition_of_)?fp32(?:_flat)?_groups\b.*|(?:.*\.)?fp32_from_fp16.*")
+
+_Content = Counter[tuple[str, str, str]]  # role, name, digest
+
+
+def check_stale(evidence: Evidence) -> Iterator[Finding]:
+    """A notice where no moment and no weight changed since the previous step of the series; a sickness where
+    something says why, or where it is so for the second time in a row.
+
+    Weights alone may rest for good reasons (a learning rate of 0 in warm-up, a frozen module), moments do not: only
+    with moments does the second time count.
+    """
+    before = evidence.previous
+    if before is None or not _unchanged(evidence):
+        return
+    moments = moments_present(evidence)
+    what = "no weight and no optimizer moment" if moments else "no weight"
+    message = f"{what} changed since {before.path} ({before.id})"
+    reasons = list(_reasons(evidence))
+    if moments and evidence.previous_facts is not None and evidence.previous_facts.stale:
+        reasons.append("it is so for the second time in a row")
+    severity = Severity.SICKNESS if reasons else Severity.NOTICE
+    yield Finding(check="stale", severity=severity, message="; ".join((message, *reasons)))
+
+
+def is_stale(evidence: Evidence) -> bool:
+    """Whether weights and moments are those of the step before; never so without moments."""
+    return moments_present(evidence) and _unchanged(evidence)
+
+
+def moments_present(evidence: Evidence) -> bool:
+    """Whether the checkpoint holds optimizer moments, besides master weights."""
+    return any(
+        _is_compared(t.role, t.name, t.dtype) and t.role == "optimizer" and not _MASTERS.fullmatch(t.name)
+        for t in evidence.tensors()
+        if t.span is not None
+    )
+
+
+def skipped_steps(evidence: Evidence) -> int | None:
+    """How many updates DeepSpeed says that it left out so far."""
+    found = [leaf.value for leaf in evidence.leaves() if leaf.name == "skipped_steps"]
+    whole = [n for n in found if type(n) is int and n >= 0]
+    return max(whole, default=None)
+
+
+def _unchanged(evidence: Evidence) -> bool:
+    """Whether every tensor that updates change is bit for bit in the previous checkpoint too, and none is new.
+
+    Files do not matter, only names: their names state steps, and shards may be cut anew.
+    """
+    before: _Content = Counter(
+        (t.role, t.name, f.spans[t.span].blake3)
+        for f in (evidence.previous.files if evidence.previous is not None else ())
+        for t in f.tensors
+        if t.span is not None and _is_compared(t.role, t.name, t.dtype)
+    )
+    now: _Content = Counter(
+        (t.role, t.name, file.span_digests[t.span])
+        for file in evidence.scan.files
+        for t in evidence.tensors_of(file)
+        if t.span is not None and _is_compared(t.role, t.name, t.dtype)
+    )
+    return bool(now) and before == now
+
+
+def _is_compared(role: str, name: str, dtype: str) -> bool:
+    known = DTYPES.get(dtype)
+    if known is None or known.float is None:
+        return False
+    if role == "optimizer":
+        return not _SETTINGS.fullmatch(name)
+    return role == "model" and not _STATISTICS.fullmatch(name)
+
+
+def _reasons(evidence: Evidence) -> Iterator[str]:
+    """What says that updates were left out because something is wrong."""
+    skipped = skipped_steps(evidence)
+    known = evidence.previous_facts.skipped_steps if evidence.previous_facts is not None else None
+    if skipped is not None and known is not None and skipped > known:
+        yield f"skipped_steps rose from {known} to {skipped}"
+    scale = _scale_at_floor(evidence)
+    if scale is not None:
+        yield f"the loss scale is at its floor ({scale:g})"
+    for leaf in evidence.leaves():
+        if leaf.name == "log_history.-1.grad_norm" and not math.isfinite(leaf.value):
+            yield f"the gradient norm logged last is {leaf.value}"
+            return
+
+
+def _scale_at_floor(evidence: Evidence) -> float | None:
+    """A dynamic loss scale that cannot fall further, or fell to 1. A static one (bf16 trains with 1) has no floor."""
+    for file in evidence.scan.files:
+        values = {leaf.name: leaf.value for leaf in file.structure.leaves}
+        for name, value in values.items():
+            prefix, _, tail = name.rpartition(".")
+            beside = f"{prefix}." if prefix else ""
+            floor = None
+            if tail == "cur_scale" and beside + "scale_window" in values:  # DeepSpeed's dynamic scaler
+                floor = values.get(beside + "min_scale", 1.0)
+            elif tail == "scale" and beside + "backoff_factor" in values:  # torch's GradScaler
+                floor = 1.0
+            if floor is not None and value <= max(floor, 1.0):
+                return float(value)
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.names import checkpoint_id, is_safe_path
+from ckptguard.names import RECORDS_FOLDER, checkpoint_id, is_safe_path
 from ckptguard.record_text import decode_checked, encode_checked
 
 MANIFEST_FORMAT = 1
@@ -111,9 +111,12 @@ def decode_manifest(text: bytes) -> Manifest:
             f"a manifest has format {manifest.format}; this version reads up to {MANIFEST_FORMAT}",
             hint="upgrade ckptguard",
         )
-    for path in (manifest.path, *(f.path for f in manifest.files)):
-        if path != "." and not is_safe_path(path):
+    paths = [f.path for f in manifest.files] + [manifest.path] * (manifest.path != ".")
+    for path in paths:
+        if not is_safe_path(path) or path.split("/")[0] == RECORDS_FOLDER:
             raise RecordsError(f"a manifest names an unsafe path: {path!r}")
+    if any(n < 0 for f in manifest.files for n in (f.size, *(n for s in f.spans for n in (s.offset, s.length)))):
+        raise RecordsError("a manifest states a negative size or place")
     if any(t.span is not None and not 0 <= t.span < len(f.spans) for f in manifest.files for t in f.tensors):
         raise RecordsError("a manifest's tensor refers to a span that is not there")
     return manifest

@@ -15,6 +15,9 @@ import msgspec
 from ckptguard.names import checkpoint_id
 
 if TYPE_CHECKING:
+    from ckptguard.manifest import Tensor
+    from ckptguard.operations.bisect_run import Bisection
+    from ckptguard.operations.diff import Diff
     from ckptguard.operations.find_known_good import KnownGood
     from ckptguard.operations.report import Checked, Report
     from ckptguard.operations.restore import Restored
@@ -202,6 +205,22 @@ def clear_document(target: str, verdict: Verdict) -> Document:
     )
 
 
+def tensor_fields(tensor: Tensor) -> Document:
+    """One tensor of a manifest."""
+    from ckptguard.operations.show import fp16_share, stored_bytes
+
+    return {
+        "name": tensor.name,
+        "dtype": tensor.dtype,
+        "shape": tensor.shape,
+        "role": tensor.role,
+        "bytes": stored_bytes(tensor),
+        "largest": tensor.largest,
+        "rms": tensor.rms,
+        "fp16_headroom": fp16_share(tensor),
+    }
+
+
 def show_document(shown: Shown) -> Document:
     """The answer of `show`; paths of files are those of the manifest."""
     manifest = shown.manifest
@@ -211,7 +230,7 @@ def show_document(shown: Shown) -> Document:
             "size": file.size,
             "format": file.format,
             "md5": file.md5,
-            "tensors": [{"name": t.name, "dtype": t.dtype, "shape": t.shape, "role": t.role} for t in file.tensors],
+            "tensors": [tensor_fields(t) for t in file.tensors],
         }
         for file in manifest.files
     ]
@@ -228,4 +247,42 @@ def show_document(shown: Shown) -> Document:
         files=files,
         verdict=verdict_fields(shown.verdict) if shown.verdict else None,
         history=shown.history,
+    )
+
+
+def diff_fields(diff: Diff, top: int | None) -> Document:
+    """What two checkpoints differ in; `top` limits the tensors of each kind of change."""
+    from ckptguard.operations.diff import shown
+
+    kept = shown(diff.changes, top)
+    return {
+        "a": diff.a,
+        "b": diff.b,
+        "same": diff.same,
+        "counts": diff.counts,
+        "prefixes": diff.prefixes,
+        "changes": kept,
+        "omitted": len(diff.changes) - len(kept),
+        "damaged": diff.damaged,
+    }
+
+
+def diff_document(diff: Diff, top: int | None) -> Document:
+    """The answer of `diff`."""
+    return document("diff", **diff_fields(diff, top))
+
+
+def bisect_document(found: Bisection, top: int | None) -> Document:
+    """The answer of `bisect`."""
+    return document(
+        "bisect",
+        target=found.target,
+        series=found.series,
+        stages=found.stages,
+        last_good=found.last_good,
+        first_bad=found.first_bad,
+        findings=[finding_fields(f) for f in found.findings],
+        culprits=found.culprits,
+        diff=None if found.diff is None else diff_fields(found.diff, top),
+        notes=found.notes,
     )

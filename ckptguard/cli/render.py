@@ -83,13 +83,21 @@ def print_checked(checked: Checked, *, notices: bool = True) -> None:
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Rows under titles: a rich table on a terminal, else columns that pipes can cut, one row a line."""
-    cells = [[cell(v) for v in row] for row in rows]
     if sys.stdout.isatty():
-        _rich_table(titles, cells)
-        return
+        _rich_table(titles, [[cell(v) for v in row] for row in rows])
+    else:
+        columns(titles, rows)
+
+
+def columns(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Rows under titles, one row a line, also on a terminal: for rows that are too wide to be folded in columns."""
+    cells = [[cell(v) for v in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *cells, strict=True)]
-    for row in ([t.upper() for t in titles], *cells):
-        say("  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip())
+    lines = [
+        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip()
+        for row in ([t.upper() for t in titles], *cells)
+    ]
+    say("\n".join(lines))
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> None:

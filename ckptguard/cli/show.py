@@ -8,26 +8,42 @@ import click
 
 from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
+from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.progress import bytes_below, progress_bar
 
 if TYPE_CHECKING:
     from ckptguard.operations.show import Shown
 
 
-@click.command("show", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Describe one checkpoint.")
+@click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
 @click.argument("ckpt", type=Place())
+@click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, largest magnitude.")
 @json_option
 @settings_options
-def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -> None:
-    """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared."""
+def command(ckpt: str, tensors: bool, as_json: bool, config: str | None, records: str | None) -> None:
+    """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared.
+
+    With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
+    (65504). These come from the records; a checkpoint that was never verified is read for them.
+    """
     from ckptguard.cli.documents import show_document
     from ckptguard.operations.show import show
 
-    shown = show(ckpt, settings_from(config, records))
+    settings = settings_from(config, records)
+    with progress_bar("reading", bytes_below(ckpt)) as advance:
+        shown = show(ckpt, settings, magnitudes=tensors, progress=advance)
+    for problem in shown.problems:
+        trouble(f"warning: {problem}")
     if as_json:
         emit(show_document(shown))
+    elif tensors:
+        from ckptguard.cli.tensor_tree import print_tree
+
+        print_tree(shown)
     else:
         print_shown(shown)
+    if shown.problems:
+        raise click.exceptions.Exit(ExitCode.BAD)
 
 
 def print_shown(shown: Shown) -> None:

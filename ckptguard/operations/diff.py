@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
@@ -122,20 +121,15 @@ def diff_sources(a: Source, b: Source, *, scanner: Scanner, progress: Progress |
     )
 
 
-def weight(change: TensorChange) -> tuple[object, ...]:
+def weight(change: TensorChange) -> tuple[float, ...]:
     """The place of a change in the order: smaller comes first."""
     found = change.difference
-    became = found.became_nonfinite if found else 0
-    distance = found.relative_l2 if found and found.relative_l2 is not None else None
-    share = found.differing / found.count if found and found.count else 0.0
-    no_distance = distance is None
-    return (
-        not became,
-        no_distance,
-        -math.inf if became else -(distance or 0.0),  # among those that became non-finite the file order decides
-        KINDS.index(change.change) if no_distance else 0,
-        -share if no_distance else 0.0,
-    )
+    if found is not None and found.became_nonfinite:
+        return (0,)  # among these the order of the files decides
+    if found is not None and found.relative_l2 is not None:
+        return (1, -found.relative_l2)
+    share = found.differing / found.count if found is not None and found.count else 0.0
+    return (2, KINDS.index(change.change), -share)
 
 
 def _side(contents: Contents) -> DiffedCheckpoint:

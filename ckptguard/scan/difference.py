@@ -11,7 +11,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     `differing` counts elements of other bits (of other values, where the types differ). Elements that are not finite
     on either side count in `nan_*`, `inf_*` and `became_nonfinite` alone: distances are those of the others.
     `relative_l2` is the norm of the change over that of `a` (infinite if `a` is zero), `largest_change` the largest
-    absolute change and `largest_index` where; all None for integers. Indices are those of the tensor.
+    absolute change and `largest_index` where; all None for integers, and where no element is finite on both sides.
+    Indices are those of the tensor.
     """
 
     count: int

@@ -66,6 +66,7 @@ class _Tally:
         self._x, self._y, self._by_value, self._floats = x, y, by_value, floats
         self._same_bits = not by_value and x.byte_order == y.byte_order
         self.count = self.differing = self.became = 0
+        self.compared = 0  # elements that are finite on both sides
         self.nan = [0, 0]
         self.inf = [0, 0]
         self.first: int | None = None
@@ -104,8 +105,10 @@ class _Tally:
     def _distances(self, before: Values, after: Values) -> None:
         width = self._x.components
         finite = np.isfinite(before) & np.isfinite(after)
+        self.compared += len(before) // width
         if not finite.all():
-            usable = finite.reshape(-1, width).all(axis=1)
+            usable: NDArray[np.bool_] = np.asarray(finite.reshape(-1, width).all(axis=1))
+            self.compared -= len(usable) - int(np.count_nonzero(usable))
             self._count_nonfinite(before.reshape(-1, width), after.reshape(-1, width))
             kept = np.repeat(usable, width)
             before, after = np.where(kept, before, 0.0), np.where(kept, after, 0.0)
@@ -137,8 +140,8 @@ class _Tally:
         return Difference(
             count=self.count,
             differing=self.differing,
-            relative_l2=ratio,
-            largest_change=self.largest,
+            relative_l2=ratio if self.compared else None,
+            largest_change=self.largest if self.compared else None,
             largest_index=None if self.largest_at is None else _index(self.largest_at, shape, strides),
             nan_a=self.nan[0],
             inf_a=self.inf[0],

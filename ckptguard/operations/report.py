@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ckptguard.verdict import Finding, Outcome, target_outcome
+from ckptguard.layouts import Checkpoint
+from ckptguard.verdict import Finding, Outcome, Severity, target_outcome
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def outcome(self) -> Outcome:
         """The worst over the checkpoints."""
         return target_outcome(c.outcome for c in self.checkpoints)
+
+
+def pending(checkpoint: Checkpoint, why: str) -> Checked:
+    """No verdict could be given, and why."""
+    return Checked(
+        path=checkpoint.path,
+        series=checkpoint.series,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        id=None,
+        outcome=Outcome.PENDING,
+        digest_origin=None,
+        bytes=checkpoint.bytes,
+        seconds=None,
+        findings=(Finding(check="reading", severity=Severity.NOTICE, message=why),),
+    )
 
 
 def relative_to(checked: Checked, prefix: str) -> Checked:

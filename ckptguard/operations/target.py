@@ -10,7 +10,8 @@ from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_che
 from ckptguard.layouts import single_file as single
 from ckptguard.layouts.discovery import MAX_DEPTH
 from ckptguard.layouts.step_names import step_from_name
-from ckptguard.names import RECORDS_FOLDER, series_of
+from ckptguard.names import RECORDS_FOLDER, escape, series_of
+from ckptguard.operations.hub_cache import HubPlace, find_hub_place, hub_checkpoints, linked_repositories
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.patterns import Pattern
 from ckptguard.records.run import Run, has_records, open_run
@@ -20,24 +21,34 @@ from ckptguard.storage import Storage, normalise_url, open_storage
 @dataclass(frozen=True)
 class Target:
     """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint`
-    with keys relative to that; a run, or a checkpoint inside a run that has records, has `run`."""
+    with keys relative to that; a run, or a checkpoint inside a run that has records, has `run`.
+
+    A hub cache, or one repository of it, is of kind "run", but has no `run` and no records: its snapshots are
+    `snapshots`, `base` is the repository's key, and `unread` names what looks like a repository and is a link.
+    """
 
     url: str
     kind: str  # "file" | "checkpoint" | "run"
     storage: Storage
     checkpoint: Checkpoint | None = None
     run: Run | None = None
+    snapshots: tuple[Checkpoint, ...] = ()
+    base: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def prefix(self) -> str:
         """What reported paths are relative to, as a key of the storage; "" for the storage's root."""
-        return self.checkpoint.path if self.checkpoint is not None else ""
+        return self.checkpoint.path if self.checkpoint is not None else self.base
 
 
 def resolve_target(target: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Target:
     """Find out what a path or URL is. NotFoundError if it is nothing that ckptguard can look at."""
     url = normalise_url(target)
     if "://" not in url:
+        place = find_hub_place(url)
+        if place is not None:
+            return _in_hub(url, place)
         url = os.path.realpath(url)
     parent, _, name = url.rstrip("/").rpartition("/")
     if not name:
@@ -72,6 +83,19 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
     if list_checkpoints(run) or has_records(run):
         return Target(url=url, kind="run", storage=run_storage, run=run)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
+
+
+def _in_hub(url: str, place: HubPlace) -> Target:
+    try:
+        found = hub_checkpoints(place)
+    except ObjectMissingError as error:
+        raise NotFoundError(f"there is nothing at {escape(url)}") from error
+    if len(found) == 1 and place.path.count("/") > 1:
+        kind = "file" if found[0].layout == single.LAYOUT.name else "checkpoint"
+        return Target(url=url, kind=kind, storage=place.storage, checkpoint=found[0])
+    base = place.path.partition("/")[0]
+    unread = tuple(linked_repositories(place))
+    return Target(url=url, kind="run", storage=place.storage, snapshots=tuple(found), base=base, unread=unread)
 
 
 def _is_run(storage: Storage, patterns: tuple[Pattern, ...]) -> bool:

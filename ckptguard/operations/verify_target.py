@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-
-import msgspec
-
-from ckptguard.checks import run_checks
 from ckptguard.config import Settings
 from ckptguard.errors import (
     ChangedWhileReadError,
@@ -15,27 +9,22 @@ from ckptguard.errors import (
     DeniedError,
     NotFoundError,
     SettingsError,
-    StorageError,
 )
-from ckptguard.layouts import LAYOUTS, Checkpoint, enter, folder_as_checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.manifest import Manifest
-from ckptguard.operations.check_sums import parse_check_sums, sums_for
+from ckptguard.operations.check_sums import read_check_sums
 from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
-from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.pointers import pointer_notes
 from ckptguard.operations.quiet import wait_until_quiet
-from ckptguard.operations.report import Checked, Report, relative_to
+from ckptguard.operations.report import Checked, Report, pending, relative_to
 from ckptguard.operations.target import Target, resolve_target
 from ckptguard.operations.verify import verify_checkpoint
-from ckptguard.records.run import Run
+from ckptguard.operations.verify_stray import verify_strays
 from ckptguard.records.run_settings import allow_nonfinite
 from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
-from ckptguard.storage import open_storage
-from ckptguard.verdict import Finding, Outcome, Severity, judge, limit_findings
 
 DEFAULT_WAIT = 120.0  # seconds to wait for a save that is still being written
-_LONGEST_SUMS = 64 * 1024**2
 
 
 def verify_target(
@@ -58,14 +47,14 @@ def verify_target(
     NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
     resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
-    sums = _read_sums(check_sums) if check_sums else {}
+    sums = read_check_sums(check_sums) if check_sums else None
     schema = read_reference(reference, settings, scanner) if reference else None
     wait = DEFAULT_WAIT if wait is None else wait
-    if resolved.run is None or sums:
-        checked, unsure = _one(
-            resolved, settings, sums=sums, reference=schema, wait=wait, scanner=scanner, progress=progress
+    if resolved.run is None or sums is not None:
+        strays = _strays(resolved, step, newest, target)
+        return verify_strays(
+            resolved, strays, settings, sums=sums, reference=schema, wait=wait, scanner=scanner, progress=progress
         )
-        return Report(target=resolved.url, kind=resolved.kind, checkpoints=(checked,), could_not_tell=unsure)
     chosen = [resolved.checkpoint] if resolved.checkpoint else list_checkpoints(resolved.run)
     if resolved.checkpoint is None:
         chosen = _select(chosen, step, newest, target)
@@ -137,6 +126,17 @@ def _select(found: list[Checkpoint], step: int | None, newest: int | None, targe
     return ordered
 
 
+def _strays(resolved: Target, step: int | None, newest: int | None, target: str) -> list[Checkpoint]:
+    """What to judge at first sight, without records."""
+    if resolved.checkpoint is not None:
+        return [resolved.checkpoint]
+    if resolved.run is not None:
+        return _select(list_checkpoints(resolved.run), step, newest, target)
+    if step is not None or newest is not None:
+        raise SettingsError("the snapshots of a hub cache have no steps to choose by", hint="name one of them")
+    return list(resolved.snapshots)
+
+
 def _in_run(
     target: Target,
     checkpoint: Checkpoint,
@@ -157,7 +157,7 @@ def _in_run(
             checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=wait
         )
     if quiet is None:
-        return _pending(checkpoint, "it is still being written"), [], False
+        return pending(checkpoint, "it is still being written"), [], False
     try:
         try:
             checked = verify_checkpoint(
@@ -171,106 +171,6 @@ def _in_run(
             )
             return checked, [f"verdicts could not be recorded: {error.message}"], False
     except ChangedWhileReadError as error:
-        return _pending(quiet, error.message), [], False
+        return pending(quiet, error.message), [], False
     except CouldNotTellError as error:
-        return _pending(quiet, error.message), [], True
-
-
-def _one(
-    target: Target,
-    settings: Settings,
-    *,
-    sums: Mapping[str, tuple[str, str]],
-    reference: Manifest | None,
-    wait: float,
-    scanner: Scanner,
-    progress: Progress | None,
-) -> tuple[Checked, bool]:
-    """A stray file or checkpoint, or anything with a checksum file: judged at first sight, recorded nowhere."""
-    if target.checkpoint is None:
-        raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run")
-    checkpoint = target.checkpoint
-
-    def relist() -> Checkpoint | None:
-        if checkpoint.layout == "file":
-            return msgspec.structs.replace(checkpoint, entries=(target.storage.stat(checkpoint.path),))
-        entries = target.storage.list(checkpoint.path, recursive=True, enter=enter)
-        return (
-            folder_as_checkpoint(checkpoint.path, entries)
-            if target.run is None
-            else find_checkpoint(target.run, checkpoint.path)
-        )
-
-    quiet = wait_until_quiet(checkpoint, relist, settle=settings.settle, limit=wait)
-    if quiet is None:
-        return relative_to(_pending(checkpoint, "it is still being written"), checkpoint.path), False
-    started = time.monotonic()
-    expected = sums_for(sums, checkpoint.path, quiet.files) if sums else {}
-    algorithms = tuple(sorted({algorithm for algorithm, _ in expected.values()} - {"md5"}))
-    try:
-        options = ScanOptions(md5=True, sums=algorithms)
-        scan = scan_checkpoint(target.storage, quiet, options, scanner=scanner, progress=progress)
-        sealed = _sealed_in(target.run, quiet) if target.run is not None else None
-        evidence = collect_evidence(
-            target.storage,
-            quiet,
-            scan,
-            sealed=sealed,
-            reference=reference,
-            in_run=target.run is not None,
-            allow_nonfinite=settings.allow_nonfinite,
-            trust_globals=settings.trust_globals,
-            expected_sums=expected,
-        )
-    except CouldNotTellError as error:
-        unsure = not isinstance(error, ChangedWhileReadError)
-        return relative_to(_pending(quiet, error.message), checkpoint.path), unsure
-    findings = limit_findings(run_checks(evidence))
-    checked = Checked(
-        path=quiet.path,
-        series=quiet.series,
-        layout=quiet.layout,
-        step=quiet.step,
-        id=None,
-        outcome=judge(findings, sealed=sealed is not None),
-        digest_origin=sealed.digest_origin if sealed else None,
-        bytes=quiet.bytes,
-        seconds=round(time.monotonic() - started, 3),
-        findings=findings,
-    )
-    return relative_to(checked, checkpoint.path), False
-
-
-def _sealed_in(run: Run, checkpoint: Checkpoint) -> Manifest | None:
-    """The manifest with which a run's own records say that this place must agree."""
-    history = load_history(run)
-    key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
-    return history.manifest(checkpoint.series, key) if key is not None else None
-
-
-def _pending(checkpoint: Checkpoint, why: str) -> Checked:
-    return Checked(
-        path=checkpoint.path,
-        series=checkpoint.series,
-        layout=checkpoint.layout,
-        step=checkpoint.step,
-        id=None,
-        outcome=Outcome.PENDING,
-        digest_origin=None,
-        bytes=checkpoint.bytes,
-        seconds=None,
-        findings=(Finding(check="reading", severity=Severity.NOTICE, message=why),),
-    )
-
-
-def _read_sums(path: str) -> dict[str, tuple[str, str]]:
-    """A checksum file named by the user (a door's argument, so it is opened as it is named)."""
-    folder, _, name = path.rpartition("/")
-    try:
-        with open_storage(folder or ("/" if path.startswith("/") else ".")).open(name) as reader:
-            if reader.entry.size > _LONGEST_SUMS:
-                raise SettingsError(f"{path} is too large for a checksum file")
-            text = reader.read(0, reader.entry.size)
-    except (NotFoundError, StorageError) as error:
-        raise SettingsError(f"the checksum file {path} cannot be read: {error.message}") from error
-    return parse_check_sums(text.decode("utf-8", "replace"), path)
+        return pending(quiet, error.message), [], True

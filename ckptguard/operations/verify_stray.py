@@ -1,0 +1,156 @@
+"""Verify what has no records: a stray file or checkpoint, a hub cache, anything held against a checksum file."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from ckptguard.checks import run_checks
+from ckptguard.checks.hub_cache import check_hub_cache
+from ckptguard.config import Settings
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, SettingsError
+from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
+from ckptguard.layouts.hub_cache import HubFacts
+from ckptguard.manifest import Manifest
+from ckptguard.operations.check_sums import CheckSums
+from ckptguard.operations.examine import collect_evidence, scan_checkpoint
+from ckptguard.operations.history import load_history
+from ckptguard.operations.hub_cache import hub_checkpoint, hub_facts
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.quiet import wait_until_quiet
+from ckptguard.operations.report import Checked, Report, pending, relative_to
+from ckptguard.operations.target import Target
+from ckptguard.records.run import Run
+from ckptguard.scan import Progress, Scan, Scanner, ScanOptions
+from ckptguard.storage.hub_cache import HubCacheStorage
+from ckptguard.verdict import judge, limit_findings
+
+
+def verify_strays(
+    target: Target,
+    checkpoints: Sequence[Checkpoint],
+    settings: Settings,
+    *,
+    sums: CheckSums | None,
+    reference: Manifest | None,
+    wait: float,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> Report:
+    """Judge each at first sight and record nothing. SettingsError for a checksum file and several checkpoints."""
+    if sums is not None and len(checkpoints) != 1:
+        raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
+    results, unsure = [], bool(target.unread)
+    for checkpoint in checkpoints:
+        relist = functools.partial(_relist, target, checkpoint)
+        quiet = wait_until_quiet(checkpoint, relist, settle=settings.settle, limit=wait)
+        try:
+            if quiet is None:
+                checked = pending(checkpoint, "it is still being written")
+            else:
+                checked = _judged(
+                    target, quiet, settings, sums=sums, reference=reference, scanner=scanner, progress=progress
+                )
+        except CouldNotTellError as error:
+            unsure = unsure or not isinstance(error, ChangedWhileReadError)
+            checked = pending(quiet or checkpoint, error.message)
+        results.append(relative_to(checked, target.prefix))
+    notes = tuple(f"{name} is a link out of the cache and was not followed: name it itself" for name in target.unread)
+    return Report(target=target.url, kind=target.kind, checkpoints=tuple(results), notes=notes, could_not_tell=unsure)
+
+
+def _relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint as storage shows it now; None if it is gone."""
+    try:
+        if isinstance(target.storage, HubCacheStorage):
+            return hub_checkpoint(target.storage, checkpoint.path)
+        if target.run is not None:
+            return find_checkpoint(target.run, checkpoint.path)
+        if checkpoint.layout == "file":
+            return msgspec.structs.replace(checkpoint, entries=(target.storage.stat(checkpoint.path),))
+        entries = target.storage.list(checkpoint.path, recursive=True, enter=enter)
+        return folder_as_checkpoint(checkpoint.path, entries)
+    except ObjectMissingError:
+        return None
+
+
+def _judged(
+    target: Target,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    *,
+    sums: CheckSums | None,
+    reference: Manifest | None,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> Checked:
+    started = time.monotonic()
+    expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
+    algorithms = tuple(sorted({algorithm for algorithm, _ in expected.values()} - {"md5"}))
+    options = ScanOptions(md5=True, sums=algorithms)
+    facts: HubFacts | None = None
+    if isinstance(target.storage, HubCacheStorage):
+        facts = hub_facts(target.storage, checkpoint)
+        options = msgspec.structs.replace(options, md5="md5" in {algorithm for algorithm, _ in expected.values()})
+        scan = _scan_by_digest(target, checkpoint, options, facts, scanner, progress)
+        checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
+    else:
+        scan = scan_checkpoint(target.storage, checkpoint, options, scanner=scanner, progress=progress)
+    sealed = _sealed_in(target.run, checkpoint) if target.run is not None else None
+    evidence = collect_evidence(
+        target.storage,
+        checkpoint,
+        scan,
+        sealed=sealed,
+        reference=reference,
+        in_run=target.run is not None,
+        allow_nonfinite=settings.allow_nonfinite,
+        trust_globals=settings.trust_globals,
+        expected_sums=expected,
+    )
+    found = run_checks(evidence)
+    if facts is not None:
+        found += check_hub_cache(scan, facts)
+    findings = limit_findings(found)
+    return Checked(
+        path=checkpoint.path,
+        series=checkpoint.series,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        id=None,
+        outcome=judge(findings, sealed=sealed is not None),
+        digest_origin=sealed.digest_origin if sealed else None,
+        bytes=checkpoint.bytes,
+        seconds=round(time.monotonic() - started, 3),
+        findings=findings,
+    )
+
+
+def _scan_by_digest(
+    target: Target,
+    checkpoint: Checkpoint,
+    options: ScanOptions,
+    facts: HubFacts,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> Scan:
+    """One pass over the files of a snapshot, each with the digest that its own blob is named by."""
+    groups: dict[str | None, list[str]] = {}
+    for key in checkpoint.files:
+        groups.setdefault(facts.sums[key][0] if key in facts.sums else None, []).append(key)
+    scans = []
+    for algorithm, keys in groups.items():
+        sums = dict.fromkeys((*options.sums, *((algorithm,) if algorithm else ())))
+        scans.append(scanner(target.storage, keys, msgspec.structs.replace(options, sums=tuple(sums)), progress))
+    files = sorted((f for scan in scans for f in scan.files), key=lambda f: f.entry.key)
+    return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
+
+
+def _sealed_in(run: Run, checkpoint: Checkpoint) -> Manifest | None:
+    """The manifest with which a run's own records say that this place must agree."""
+    history = load_history(run)
+    key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+    return history.manifest(checkpoint.series, key) if key is not None else None

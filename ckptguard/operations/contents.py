@@ -11,7 +11,7 @@ from ckptguard.errors import CouldNotTellError, NotFoundError, RefusedError
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.layouts import Checkpoint
 from ckptguard.manifest import File, Manifest
-from ckptguard.names import checkpoint_id, escape
+from ckptguard.names import checkpoint_id
 from ckptguard.operations.examine import roles_of
 from ckptguard.operations.history import load_history
 from ckptguard.operations.target import resolve_target
@@ -70,7 +70,7 @@ def find_source(target: str, settings: Settings) -> Source:
     resolved = resolve_target(target, records=settings.records)
     checkpoint = resolved.checkpoint
     if checkpoint is None:
-        raise NotFoundError(f"{escape(target)} is a run, not one checkpoint", hint=f"ckptguard list {escape(target)}")
+        raise NotFoundError(f"{target} is a run, not one checkpoint", hint=f"ckptguard list {target}")
     if resolved.run is None:
         return Source(resolved.url, resolved.storage, checkpoint)
     history = load_history(resolved.run)
@@ -144,8 +144,8 @@ def _refuse(source: Source, damage: Sequence[Damage]) -> None:
     if damage:
         first = damage[0]
         raise RefusedError(
-            f"{escape(source.url)} cannot be read: {escape(first.file)}: {escape(first.message)}",
+            f"{source.url} cannot be read: {first.file}: {first.message}",
             outcome="bad",
-            hint=f"ckptguard verify {escape(source.url)}",
+            hint=f"ckptguard verify {source.url}",
         )
-    raise CouldNotTellError(f"{escape(source.url)} holds no tensors that ckptguard can read")
+    raise CouldNotTellError(f"{source.url} holds no tensors that ckptguard can read")

@@ -1,41 +1,71 @@
-"""One pass over files: every byte is read once, by pread, into a few buffers that are used again and again."""
+"""One pass over files: every byte is read once, several files side by side."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, wait
 
-import msgspec
 from blake3 import blake3
 
-from ckptguard.errors import ObjectMissingError
-from ckptguard.formats import Structure, read_structure
-from ckptguard.scan.digest_names import new_hasher
-from ckptguard.scan.digest_threads import DigestThreads, Hasher
+from ckptguard.scan.executors import executor_of, workers_of
+from ckptguard.scan.lane import BLOCK
+from ckptguard.scan.one_file import FileScanner, Stopped, raise_first
 from ckptguard.scan.options import Progress, ScanOptions
-from ckptguard.scan.pass_over import FilePass
 from ckptguard.scan.result import Scan, ScannedFile
-from ckptguard.scan.views import numbers_of_views
-from ckptguard.storage.protocol import Reader, Storage
-
-BLOCK = 1 << 20
-RING = 4  # buffers: how far reading may be ahead of the slowest digest; few, so that blocks stay in cache
+from ckptguard.storage.protocol import Storage
 
 
 def scan_files(
     storage: Storage, keys: Sequence[str], options: ScanOptions | None = None, progress: Progress | None = None
 ) -> Scan:
-    """Scan files in the order given, in this thread and one more for each whole-file digest.
+    """Scan files; the result has them in the order given, and is the same with any number of workers.
 
     Bad bytes are in the result. What is raised says nothing about the bytes: StorageError, or ChangedWhileReadError
     for a file that was written, replaced or removed meanwhile.
     """
     started = time.perf_counter()
-    with _FileScanner(options or ScanOptions(), progress) as scanner:
-        files = tuple(scanner.scan(storage, key) for key in keys)
+    options = options or ScanOptions()
+    workers = workers_of(options.workers)
+    with FileScanner(storage, options, progress, workers) as scanner:
+        files = _side_by_side(storage, keys, options, scanner, workers)
     return Scan(files=files, seconds=time.perf_counter() - started)
+
+
+def _side_by_side(
+    storage: Storage, keys: Sequence[str], options: ScanOptions, scanner: FileScanner, workers: int
+) -> tuple[ScannedFile, ...]:
+    large_first = _large_first(storage, keys) if workers > 1 and len(keys) > 1 and not options.structure_only else []
+    if len(large_first) < 2:
+        return tuple(scanner(key) for key in keys)
+    futures: dict[str, Future[ScannedFile]] = {}
+    with executor_of(min(workers, len(large_first))) as executor:
+        try:
+            for key in dict.fromkeys((*large_first, *keys)):
+                futures[key] = executor.submit(scanner, key)
+            wait(futures.values(), return_when=FIRST_EXCEPTION)
+        finally:
+            if any(not f.done() for f in futures.values()):
+                scanner.stop()
+                executor.shutdown(cancel_futures=True)
+    raise_first([_error_of(futures[key]) for key in keys])
+    return tuple(futures[key].result() for key in keys)
+
+
+def _error_of(future: Future[ScannedFile]) -> BaseException | None:
+    try:
+        return future.exception()
+    except CancelledError:
+        return Stopped()
+
+
+def _large_first(storage: Storage, keys: Sequence[str]) -> list[str]:
+    """The files that are worth a thread, the largest first, so that none is left for last. Elsewhere than on a local
+    file system, asking for sizes costs as much as opening, and waiting in turn even more: all."""
+    if storage.root is None:
+        return list(keys)
+    sizes = {key: storage.stat(key).size for key in keys}
+    return sorted((key for key in keys if sizes[key] > BLOCK), key=lambda key: -sizes[key])
 
 
 def digest_places(storage: Storage, key: str, places: Sequence[tuple[int, int]]) -> tuple[str | None, ...]:
@@ -55,105 +85,3 @@ def digest_places(storage: Storage, key: str, places: Sequence[tuple[int, int]])
             digests.append(hasher.hexdigest())
         reader.check_unchanged()
     return tuple(digests)
-
-
-class _FileScanner:
-    """Buffers and threads for one scan; both are made only when a file is large enough to want them."""
-
-    def __init__(self, options: ScanOptions, progress: Progress | None) -> None:
-        self._options = options
-        self._progress = progress
-        self._names = list(dict.fromkeys((*(("md5",) if options.md5 else ()), *options.sums)))
-        self._buffers: list[memoryview] = []
-        self._threads: DigestThreads | None = None
-        self._known_beside: dict[str, Structure | None] = {}
-
-    def scan(self, storage: Storage, key: str) -> ScannedFile:
-        """One file."""
-        with storage.open(key) as reader:
-            structure = read_structure(reader, key, lambda name: self._beside(storage, key, name))
-            if self._options.structure_only:
-                return ScannedFile(
-                    entry=reader.entry,
-                    structure=structure,
-                    envelope="",
-                    span_digests=(),
-                    numbers=(None,) * len(structure.tensors),
-                )
-            file_pass = FilePass(structure, reader.entry.size)
-            hashers: list[Hasher] = [new_hasher(name, reader.entry.size) for name in self._names]
-            if hashers and self._options.threads > 1 and reader.entry.size > BLOCK:
-                self._run_threaded(reader, file_pass, hashers)
-            else:
-                self._run_inline(reader, file_pass, hashers)
-            numbers = numbers_of_views(reader, structure, file_pass.numbers())
-            reader.check_unchanged()
-            entry = reader.entry
-        sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=True)}
-        found = file_pass.problems()
-        if found:
-            structure = msgspec.structs.replace(structure, problems=(*structure.problems, *found))
-        return ScannedFile(
-            entry=entry,
-            structure=structure,
-            envelope=file_pass.envelope(),
-            span_digests=file_pass.span_digests(),
-            numbers=numbers,
-            md5=sums.get("md5") if self._options.md5 else None,
-            sums={name: sums[name] for name in self._options.sums},
-        )
-
-    def _beside(self, storage: Storage, key: str, name: str) -> Structure | None:
-        """The structure of a file in the same folder; what it refers to in turn is not looked at."""
-        other = key.rpartition("/")[0] + "/" + name if "/" in key else name
-        if other not in self._known_beside:
-            try:
-                with storage.open(other) as reader:
-                    self._known_beside[other] = read_structure(reader, other)
-            except ObjectMissingError:
-                self._known_beside[other] = None
-        return self._known_beside[other]
-
-    def _run_inline(self, reader: Reader, file_pass: FilePass, hashers: list[Hasher]) -> None:
-        position = 0
-        for end in file_pass.ends(BLOCK):
-            block = self._buffer(0)[: end - position]
-            reader.read_into(position, block)
-            for hasher in hashers:
-                hasher.update(block)
-            file_pass.add(block)
-            position = self._done(reader, position, end)
-
-    def _run_threaded(self, reader: Reader, file_pass: FilePass, hashers: list[Hasher]) -> None:
-        if self._threads is None:
-            self._threads = DigestThreads(len(hashers), RING)
-        position = 0
-        for number, end in enumerate(file_pass.ends(BLOCK)):
-            self._threads.wait_for_room()
-            block = self._buffer(number % RING)[: end - position]
-            reader.read_into(position, block)
-            self._threads.feed(hashers, block)
-            file_pass.add(block)
-            position = self._done(reader, position, end)
-        self._threads.drain()
-
-    def _done(self, reader: Reader, position: int, end: int) -> int:
-        if self._options.spare_cache:
-            reader.done_with(position, end - position)
-        if self._progress is not None:
-            self._progress(end - position)
-        return end
-
-    def _buffer(self, number: int) -> memoryview:
-        while len(self._buffers) <= number:
-            self._buffers.append(memoryview(bytearray(BLOCK)))
-        return self._buffers[number]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._threads is not None:
-            self._threads.close()

@@ -14,8 +14,9 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`md5`: take each file's MD5 too. `sums`: further whole-file digests ("sha256", "git-sha1", ...: `digest_names`).
 
     `spare_cache`: tell the storage as soon as bytes will not be read again, so that a daemon does not push training's
-    files out of the page cache; not for a user who loads the file next. `threads` 1 hashes in the caller's thread
-    alone.
+    files out of the page cache; not for a user who loads the file next. `workers`: how many threads read and hash side
+    by side (0: as many as there are processors), each with one more for each whole-file digest; with 1, everything
+    happens in the caller's thread.
 
     `structure_only`: read what the structures need and no more; digests and numbers are then empty. Hostile files are
     parsed for that too, so it goes through the same scanner.
@@ -23,7 +24,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     md5: bool = True
     sums: tuple[str, ...] = ()
-    threads: int = 2
+    workers: int = 0
     spare_cache: bool = False
     structure_only: bool = False
 

@@ -10,6 +10,7 @@ from ckptguard.formats.dtypes import DTYPES, Dtype
 from ckptguard.formats.structure import Problem, SpanPlace, Structure
 
 MAX_PIECES = 4_000_000
+_LARGEST_GAP = 64 << 10  # what is not worth a read of its own between two spans
 
 
 class Segment(NamedTuple):
@@ -28,6 +29,15 @@ class Region(NamedTuple):
     end: int
     crc32: int | None
     groups: tuple[tuple[int, ...], ...]  # indices in the plan's segments
+
+
+class Part(NamedTuple):
+    """Bytes `begin`..`end` of a file, and the regions that lie in them whole: `first_region`..`last_region`."""
+
+    begin: int
+    end: int
+    first_region: int
+    last_region: int
 
 
 class Plan(NamedTuple):
@@ -65,6 +75,20 @@ def plan_of(structure: Structure) -> Plan:
             room = 0
         regions.append(Region(span.offset, span.offset + span.length, span.crc32, tuple(groups)))
     return Plan(regions, segments, pieces, tuple(problems))
+
+
+def parts_of(regions: Sequence[Region], length: int) -> list[Part]:
+    """Parts of about `length` bytes or more for threads to share, from span to span: none holds part of a span, and
+    what lies between two parts lies outside of all spans."""
+    parts: list[Part] = []
+    first = 0
+    for last, region in enumerate(regions, start=1):
+        following = regions[last].begin if last < len(regions) else None
+        far = following is None or following - region.end > _LARGEST_GAP
+        if far or region.end - regions[first].begin >= length:
+            parts.append(Part(regions[first].begin, region.end, first, last))
+            first = last
+    return parts
 
 
 def _cut(

@@ -65,7 +65,7 @@ class FormatContract:
         """One thread or several, with or without other sums: the same digests."""
         data = self.make()
         first = scan_of(tmp_path, self.name, data).files[0]
-        second = scan_of(tmp_path, self.name, data, ScanOptions(threads=1, sums=("sha256",), md5=False)).files[0]
+        second = scan_of(tmp_path, self.name, data, ScanOptions(workers=1, sums=("sha256",), md5=False)).files[0]
         assert first.md5 is not None
         assert (first.envelope, first.span_digests) == (second.envelope, second.span_digests)
 

@@ -21,7 +21,8 @@ from ckptguard.formats.structure import SpanPlace, Structure, TensorPlace
 from ckptguard.scan import ScanOptions, digest_places, scan_files
 from ckptguard.scan.digest_threads import DigestThreads
 from ckptguard.scan.numbers import Reading, Tally, merge
-from ckptguard.scan.pass_over import FilePass
+from ckptguard.scan.pass_over import Pass, numbers_of
+from ckptguard.scan.plan import Part, plan_of
 from ckptguard.storage import open_storage
 
 MIB = 1 << 20
@@ -120,22 +121,23 @@ def test_spans_at_odd_offsets_and_any_block_size(block: int, offset: int) -> Non
             TensorPlace("other", "float32", (20,), 0, 0, 20),
         ),
     )
-    file_pass = FilePass(structure, len(data))
+    plan, envelope = plan_of(structure), blake3()
+    one_pass = Pass(plan, Part(0, len(data), 0, 1), envelope)
     position = 0
-    for end in file_pass.ends(block):
+    for end in one_pass.ends(block):
         assert position < end <= position + block
-        file_pass.add(memoryview(bytearray(data[position:end])))
+        one_pass.add(memoryview(bytearray(data[position:end])))
         position = end
     assert position == len(data)
-    whole, part, other = file_pass.numbers()
+    whole, part, other = numbers_of(plan, one_pass.tallies)
     assert whole is not None
     assert part is not None
     assert other is not None
     assert (whole.count, whole.nan, whole.first_bad, whole.largest) == (200, 1, 150, 199.0)
     assert (part.count, part.nan, part.first_bad, part.largest) == (60, 1, 50, 159.0)
     assert other.count == 20
-    assert file_pass.span_digests() == (blake3(values.tobytes()).hexdigest(),)
-    assert file_pass.envelope() == blake3(b"e" * offset + b"tail").hexdigest()
+    assert one_pass.digests == [blake3(values.tobytes()).hexdigest()]
+    assert envelope.hexdigest() == blake3(b"e" * offset + b"tail").hexdigest()
 
 
 def test_constant_zero_and_masks(tmp_path: Path) -> None:

@@ -1,0 +1,210 @@
+"""The scan of one file: its structure, then every byte once, by pread, in one pass or in parts side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from blake3 import blake3
+
+from ckptguard.errors import ObjectMissingError
+from ckptguard.formats import Structure, read_structure
+from ckptguard.scan.digest_names import new_hasher
+from ckptguard.scan.executors import executor_of
+from ckptguard.scan.lane import BLOCK, REMOTE_BLOCK, Lane
+from ckptguard.scan.options import Progress, ScanOptions
+from ckptguard.scan.pass_over import Pass, numbers_of, problems_of
+from ckptguard.scan.plan import Part, Plan, parts_of, plan_of
+from ckptguard.scan.result import ScannedFile
+from ckptguard.scan.views import numbers_of_views
+from ckptguard.storage.protocol import Reader, Storage
+
+LEAST_PART = 8 << 20  # less than that is not worth another thread
+_PARTS_EACH = 4  # parts for each thread: spans differ in size
+
+
+class Stopped(Exception):
+    """Another file's scan failed, so this one was given up."""
+
+
+class FileScanner:
+    """Scans files of one storage; may be called from several threads at once.
+
+    The first scan that fails makes the others raise Stopped soon, as `stop` does.
+    """
+
+    def __init__(self, storage: Storage, options: ScanOptions, progress: Progress | None, workers: int) -> None:
+        self._storage = storage
+        self._options = options
+        self._progress = progress
+        self._workers = workers
+        self._names = list(dict.fromkeys((*(("md5",) if options.md5 else ()), *options.sums)))
+        self._idle: list[Lane] = []
+        self._lanes: list[Lane] = []
+        self._parts: Executor | None = None
+        self._parts_lock = threading.Lock()
+        self._beside = _Beside(storage)
+        self._stopped = False
+
+    def __call__(self, key: str) -> ScannedFile:
+        """One file."""
+        try:
+            return self._scan(key)
+        except BaseException:
+            self._stopped = True
+            raise
+
+    def stop(self) -> None:
+        """Give up every scan at its next block."""
+        self._stopped = True
+
+    def _scan(self, key: str) -> ScannedFile:
+        self._check_stopped()
+        with self._storage.open(key) as reader:
+            structure = read_structure(reader, key, lambda name: self._beside.structure(key, name))
+            if self._options.structure_only:
+                unread = (None,) * len(structure.tensors)
+                return ScannedFile(
+                    entry=reader.entry, structure=structure, envelope="", span_digests=(), numbers=unread
+                )
+            plan = plan_of(structure)
+            hashers = [new_hasher(name, reader.entry.size) for name in self._names]
+            envelope = blake3()
+            parts = self._parts_of(plan, reader.entry.size)
+            if parts:
+                passes = self._in_parts(reader, plan, parts, envelope)
+            else:
+                whole = Part(0, reader.entry.size, 0, len(plan.regions))
+                passes = [Pass(plan, whole, envelope)]
+                with self._lane() as lane:
+                    lane.run(reader, passes[0], hashers, self._done_with(reader))
+            tallies = {number: tally for one in passes for number, tally in one.tallies.items()}
+            numbers = numbers_of_views(reader, structure, numbers_of(plan, tallies))
+            reader.check_unchanged()
+            entry = reader.entry
+        sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=True)}
+        found = problems_of(plan, structure, [wrong for one in passes for wrong in one.wrong_crcs])
+        if found:
+            structure = msgspec.structs.replace(structure, problems=(*structure.problems, *found))
+        return ScannedFile(
+            entry=entry,
+            structure=structure,
+            envelope=envelope.hexdigest(),
+            span_digests=tuple(digest for one in passes for digest in one.digests),
+            numbers=numbers,
+            md5=sums.get("md5") if self._options.md5 else None,
+            sums={name: sums[name] for name in self._options.sums},
+        )
+
+    def _parts_of(self, plan: Plan, size: int) -> list[Part]:
+        """What threads may share; nothing where a digest of the whole file has to see its bytes in order anyway."""
+        if self._names or self._workers == 1 or size < 2 * LEAST_PART:
+            return []
+        parts = parts_of(plan.regions, max(size // (self._workers * _PARTS_EACH), LEAST_PART))
+        return parts if len(parts) > 1 else []
+
+    def _in_parts(self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3) -> list[Pass]:
+        with self._parts_lock:
+            self._parts = self._parts or executor_of(self._workers)
+        done = self._done_with(reader)
+        passes = [Pass(plan, part) for part in parts]
+
+        def outside() -> None:
+            with self._lane() as lane:
+                position = 0
+                for region in plan.regions:
+                    lane.hash_range(reader, position, region.begin, envelope, done)
+                    position = region.end
+                lane.hash_range(reader, position, reader.entry.size, envelope, done)
+
+        def inside(one: Pass) -> None:
+            with self._lane() as lane:
+                lane.run(reader, one, (), done)
+
+        self._run_all(self._parts, [outside, *(lambda one=one: inside(one) for one in passes)])
+        return passes
+
+    def _run_all(self, executor: Executor, work: list[Callable[[], None]]) -> None:
+        futures: list[Future[None]] = [executor.submit(self._unless_stopped, one) for one in work]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            if not all(f.done() and f.exception() is None for f in futures):
+                self._stopped = True
+                wait(futures)  # nobody may read on after the reader is closed
+        raise_first([f.exception() for f in futures])
+
+    def _unless_stopped(self, work: Callable[[], None]) -> None:
+        try:
+            self._check_stopped()
+            work()
+        except BaseException:
+            self._stopped = True
+            raise
+
+    def _check_stopped(self) -> None:
+        if self._stopped:
+            raise Stopped
+
+    def _done_with(self, reader: Reader) -> Callable[[int, int], None]:
+        def done(offset: int, length: int) -> None:
+            self._check_stopped()
+            if self._options.spare_cache:
+                reader.done_with(offset, length)
+            if self._progress is not None:
+                self._progress(length)
+
+        return done
+
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        try:
+            lane = self._idle.pop()
+        except IndexError:
+            lane = Lane(BLOCK if self._storage.root else REMOTE_BLOCK, threaded=self._workers > 1)
+            self._lanes.append(lane)
+        yield lane
+        self._idle.append(lane)  # not after an error: a digest thread may still be at its blocks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._parts is not None:
+            self._parts.shutdown()
+        for lane in self._lanes:
+            lane.close()
+
+
+class _Beside:
+    """Structures of files that others refer to, each read once."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: dict[str, Structure | None] = {}
+        self._lock = threading.Lock()
+
+    def structure(self, key: str, name: str) -> Structure | None:
+        """The structure of a file in the same folder; what it refers to in turn is not looked at."""
+        other = key.rpartition("/")[0] + "/" + name if "/" in key else name
+        with self._lock:
+            if other not in self._known:
+                try:
+                    with self._storage.open(other) as reader:
+                        self._known[other] = read_structure(reader, other)
+                except ObjectMissingError:
+                    self._known[other] = None
+            return self._known[other]
+
+
+def raise_first(errors: list[BaseException | None]) -> None:
+    """Raise the first error that is a reason and not a consequence, if there is any error."""
+    for error in sorted((e for e in errors if e is not None), key=lambda e: isinstance(e, Stopped)):
+        raise error

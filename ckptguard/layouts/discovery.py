@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Layout
@@ -14,13 +15,19 @@ from ckptguard.storage.protocol import Entry
 
 MAX_DEPTH = 3
 FINAL_SERIES = "final"
+_IN_HUB_CACHE = re.compile(
+    r"(?:.*/)?(?:models|datasets|spaces|kernels)--[^/]+/(?:snapshots|blobs|refs|trees)", re.DOTALL
+)
 _FINAL_NAMES = ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
 _FINAL_BESIDE = ("config.json", "generation_config.json", "adapter_config.json", "training_args.bin")
 
 
 def enter(key: str) -> bool:
-    """Whether a listing of a run goes into this folder: not into our records, temporaries or hidden folders."""
+    """Whether a listing of a run goes into this folder: not into our records, temporaries or hidden folders, and not
+    into a hub cache, whose models are nobody's saves."""
     name = key.rpartition("/")[2]
+    if _IN_HUB_CACHE.fullmatch(key):
+        return False
     return name != RECORDS_FOLDER and not is_temporary(name) and not name.startswith(".") and name != "__pycache__"
 
 

@@ -12,6 +12,7 @@ from ckptguard.storage.protocol import Entry
 from ckptguard.verdict import Facts
 
 _NO_FACTS = Facts()
+_STATE = 64  # bytes of floats from which a file's content is no coincidence
 _WIPED = 16  # elements; a shorter tensor may well come to hold one value
 _GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
 
@@ -49,11 +50,11 @@ def classify_change(
 ) -> Change:
     """Compare the files found (by key) with the manifest.
 
-    A re-save is: every file with tensors and the layout's last-written file are new, the structure is `whole`, more
-    than one tensor differs, the content is not that of another step (`other_contents`: a stale copy is damage), and
+    A re-save is: every file with tensors and the layout's last-written file are there and new, the structure is
+    `whole`, more than one tensor differs, no file has the content of another step (`other_contents`: a stale copy is damage), and
     something vouches for a writer: a container with checksums of its own (a torch archive) that holds two or more
-    other tensors, or else at least half of the float tensors differ and none of these looks wiped or scrambled (all
-    one value where it was not, by `facts`; or grown beyond what an update does). A generation that never was GOOD
+    other tensors, or else three and at least half of the float tensors differ and none of these looks wiped or
+    scrambled (all one value where it was not, by `facts`; or grown beyond what an update does). A generation that never was GOOD
     has nothing to lose: there new files and a whole structure suffice. Our own layout never writes over a name, so
     there every change is damage.
     """
@@ -67,15 +68,17 @@ def classify_change(
     if not any(f.path in entries for f in new):
         return Change.DAMAGED  # files are gone, and nothing is being written
     if len(new) == len(must_be_new):
-        if not whole:
+        if not whole or (ever_good and any(f.spans and f.path not in found for f in sealed.files)):
             return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in new) else Change.DAMAGED
         if not ever_good:
             return Change.RESAVED
-        if any(_same_tensors(m, found) for m in other_contents):
+        if _holds_stale_file(sealed.files, found, other_contents):
             return Change.DAMAGED
         if _differing(sealed.files, found)[0] > 1 and _vouched(sealed.files, found):
             return Change.RESAVED
-        plausible = _most_tensors_differ(sealed.files, found) and not _looks_harmed(sealed.files, found, facts)
+        # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed.
+        many = _differing(sealed.files, found)[0] > 2 and _most_tensors_differ(sealed.files, found)
+        plausible = many and not _looks_harmed(sealed.files, found, facts)
         return Change.RESAVED if plausible else Change.DAMAGED
     if new and all(_looks_rewritten(f, found.get(f.path)) for f in new):
         return Change.RESAVING
@@ -132,6 +135,13 @@ def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tupl
     return differing, total
 
 
-def _same_tensors(other: Manifest, found: Mapping[str, ScannedFile]) -> bool:
-    spans = sorted(s.blake3 for f in other.files for s in f.spans)
-    return bool(spans) and spans == sorted(d for f in found.values() for d in f.span_digests)
+def _holds_stale_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], others: Sequence[Manifest]) -> bool:
+    """Whether a file that changed has exactly the float tensors of a file of another step: no training gives that."""
+    known = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
+    changed = (found[f.path] for f in sealed if f.path in found and not same_content(f, found[f.path]))
+    return any(file.span_digests in known for file in changed)
+
+
+def _has_floats(file: File) -> bool:
+    stored = [t for t in file.tensors if t.span is not None and t.dtype.startswith(("float", "bfloat", "complex"))]
+    return sum(file.spans[t.span].length for t in stored if t.span is not None) > _STATE

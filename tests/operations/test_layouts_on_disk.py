@@ -1,0 +1,70 @@
+"""Every layout, written with torch: recognised, GOOD without a warning, and it goes through keep, restore, rollback."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from fixtures_layouts import LAYOUT_OF, LAYOUT_WRITERS
+from fixtures_runs import QUICK
+
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.restore import restore
+from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome, Severity
+
+
+def content(folder: Path, top: str) -> dict[str, bytes]:
+    """Files of a checkpoint by relative path, with those beside it that share its stem."""
+    stem = top.rsplit(".", 1)[0]
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and (str(p.relative_to(folder)).split(os.sep)[0] in (top, stem + ".yaml"))
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(LAYOUT_WRITERS))
+def test_a_clean_run_is_good_and_goes_back(kind, tmp_path):
+    """Three steps; the newest is lost to rotation and comes back from its kept copy; a restore equals it."""
+    root = tmp_path / "run"
+    paths = [LAYOUT_WRITERS[kind](root, step, step) for step in (100, 200, 300)]
+    run = open_run(str(root))
+    done = reconcile(run, QUICK, Watch())
+    assert [(c.path, c.layout, c.step) for c in done.checked] == [
+        (path, LAYOUT_OF[kind], step) for path, step in zip(paths, (100, 200, 300), strict=True)
+    ]
+    for checked in done.checked:
+        heavy = [f for f in checked.findings if f.severity is not Severity.NOTICE]
+        assert (checked.outcome, heavy) == (Outcome.GOOD, [])
+    before = content(root, paths[2])
+    assert before
+    restored = restore(run, QUICK, str(tmp_path / "out"))
+    assert content(tmp_path / "out", os.path.basename(restored.path)) == before
+    if (root / paths[2]).is_dir():
+        shutil.rmtree(root / paths[2])
+    else:
+        for name in before:
+            (root / name).unlink()
+    assert find_known_good(run).kept
+    back = roll_back(run, QUICK, reason="test", check_writing=False)
+    assert (back.known_good.step, back.put_back) == (300, True)
+    assert content(root, paths[2]) == before
+
+
+@pytest.mark.parametrize("kind", sorted(LAYOUT_WRITERS))
+def test_a_step_saved_again_is_a_new_generation(kind, tmp_path):
+    """The trainer went back and came to step 200 once more: GOOD, as 200.2."""
+    root = tmp_path / "run"
+    for step in (100, 200):
+        path = LAYOUT_WRITERS[kind](root, step, step)
+    run = open_run(str(root))
+    reconcile(run, QUICK, Watch())
+    LAYOUT_WRITERS[kind](tmp_path / "again", 200, 999)
+    shutil.copytree(tmp_path / "again", root, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK)
+    assert (checked.id, checked.outcome) == ("200.2", Outcome.GOOD), checked.findings

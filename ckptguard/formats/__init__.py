@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from ckptguard.formats import (
     bare_pickle,
+    dcp_metadata,
+    distcp,
     hf_index,
     opaque,
     own_state,
@@ -39,6 +41,8 @@ HEAD = 64
 
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
+    dcp_metadata.FORMAT,
+    distcp.FORMAT,
     safetensors.FORMAT,
     torch_zip.FORMAT,
     torch_legacy.FORMAT,

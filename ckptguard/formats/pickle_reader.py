@@ -35,9 +35,14 @@ class Pickled(NamedTuple):
 
 def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled:
     """Read the pickle that begins at `start`; PickleProblem for anything that is not one."""
+    return run_machine(Machine(data, start), start, budget)
+
+
+def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
+    """Like `read_pickle`, with a machine of one's own."""
+    data = machine.data
     if len(data) > MAX_STREAM:
         raise PickleProblem(f"the pickle is larger than {MAX_STREAM} bytes")
-    machine = _Machine(data, start)
     try:
         end, cost = machine.run(start, budget)
     except PickleProblem as error:
@@ -52,7 +57,7 @@ def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled
     return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents), cost)
 
 
-def _damaged(machine: _Machine, data: bytes) -> PickleProblem:
+def _damaged(machine: Machine, data: bytes) -> PickleProblem:
     if machine.position >= len(data) - 8:
         return PickleProblem("the pickle ends early", ends_early=True)
     return PickleProblem(f"the pickle is damaged near byte {machine.position}")
@@ -61,10 +66,10 @@ def _damaged(machine: _Machine, data: bytes) -> PickleProblem:
 _Step = Callable[[int], int]
 
 
-class _Machine(Constants):
+class Machine(Constants):
     """Marks, memo and names; see `Constants` for how opcodes are methods."""
 
-    __slots__ = ("known", "marks", "memo", "names", "persistents", "position", "steps", "value")
+    __slots__ = ("costs", "known", "marks", "memo", "names", "persistents", "position", "returned", "steps", "value")
 
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
@@ -75,36 +80,40 @@ class _Machine(Constants):
         self.steps: list[_Step] = [self.unknown] * 256
         for code, name in OPCODES.items():
             self.steps[code] = getattr(self, name)  # our own table of our own methods
+        self.costs: tuple[int, ...] = COSTS
+        self.returned = 0  # of the budget: what a kind of machine does not keep after all
         self.position = start
         self.marks: list[list[object]] = []
         self.memo: dict[int, object] = {}
 
     def run(self, position: int, budget: int) -> tuple[int, int]:
         """Execute until STOP; the position behind it, and what it cost."""
-        data, steps, costs, room = self.data, self.steps, COSTS, budget
+        data, steps, costs, room = self.data, self.steps, self.costs, budget
         frame = _NO_FRAME  # where the frame that we are in ends
         try:
-            while room > 0:
-                code = data[position]
-                cost = costs[code]
-                if not cost:
-                    if code == STOP:
-                        if self.marks or len(self.stack) != 1:
-                            raise PickleProblem("the pickle stops with an unfinished value")
-                        if frame not in (_NO_FRAME, position + 1):
-                            raise PickleProblem("the pickle stops in the middle of a frame")
-                        self.value = self.stack.pop()
-                        return position + 1, budget - room
-                    if frame != _NO_FRAME:
-                        raise PickleProblem("a frame begins in a frame")
-                    frame, cost = self.frame_end(position + 1), _FRAME_COST
-                room -= cost
-                position = steps[code](position + 1)
-                if position >= frame:
-                    # Python's readers disagree about where such a value goes on, and so about all that follows.
-                    if position > frame:
-                        raise PickleProblem("a value reaches over the end of its frame")
-                    frame = _NO_FRAME
+            while room > 0 or self.returned:
+                room, self.returned = room + self.returned, 0
+                while room > 0:
+                    code = data[position]
+                    cost = costs[code]
+                    if not cost:
+                        if code == STOP:
+                            if self.marks or len(self.stack) != 1:
+                                raise PickleProblem("the pickle stops with an unfinished value")
+                            if frame not in (_NO_FRAME, position + 1):
+                                raise PickleProblem("the pickle stops in the middle of a frame")
+                            self.value = self.stack.pop()
+                            return position + 1, budget - room
+                        if frame != _NO_FRAME:
+                            raise PickleProblem("a frame begins in a frame")
+                        frame, cost = self.frame_end(position + 1), _FRAME_COST
+                    room -= cost
+                    position = steps[code](position + 1)
+                    if position >= frame:
+                        # Python's readers disagree about where such a value goes on, and so about all that follows.
+                        if position > frame:
+                            raise PickleProblem("a value reaches over the end of its frame")
+                        frame = _NO_FRAME
         finally:
             self.position = position
         raise PickleProblem("the pickle holds more values than we would read")

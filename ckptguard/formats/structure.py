@@ -60,6 +60,23 @@ class Leaf(msgspec.Struct, frozen=True, array_like=True):
     of_array: bool = False
 
 
+class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A stored range that another file explains: one piece of a tensor, or (dtype "") a pickled Python object.
+
+    `offsets` and `shape` say where the piece lies in its tensor, `whole` that it is all of it. `packed`: the bytes
+    went through a compressor or the like, so that nothing in them can be looked at.
+    """
+
+    offset: int
+    length: int
+    name: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+    whole: bool = True
+    packed: bool = False
+
+
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
     """The structure of one file. `problems` empty means: whole and readable as its format.
 
@@ -69,7 +86,8 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     ends before its own structure does: it may still be being written.
 
     `containers` are the top-level keys, as written, whose values hold values of their own: a dotted name tells
-    nesting only together with them. `unread` names what may hold floats that nobody could look at.
+    nesting only together with them. `unread` names what may hold floats that nobody could look at. `chunks` are the
+    ranges that the file says other files beside it hold, by their names, sorted by offset and without overlaps.
     """
 
     format: str
@@ -83,6 +101,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     weight_map: dict[str, str] | None = None
     containers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    chunks: dict[str, tuple[ChunkPlace, ...]] = {}
 
 
 Beside = Callable[[str], "Structure | None"]  # a file's name -> the structure of that file in the same folder, if any

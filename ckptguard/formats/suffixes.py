@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
-_TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+_TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".distcp")
 _PICKLE_SUFFIXES = (".pkl", ".pickle")
 _WITHOUT_TENSORS = ("training_args.bin",)
+_DCP_METADATA = re.compile(r"(?:__\d+)?\.metadata")  # one for all ranks, or each rank its own
 _STATE_WORDS = re.compile(
     r"model|optim|adapter|weight|state|checkpoint|ckpt|lora|ema(?![a-z])|scaler|scheduler|sampler|consolidated|params"
     r"|embed|unet|vae|encoder|decoder|pytorch|training_args|shard"
@@ -25,7 +26,12 @@ def has_tensor_suffix(path: str) -> bool:
 
 def tensor_suffix(path: str) -> bool:
     """Whether a checkpoint cannot do without a file of this name, judged by the name alone."""
-    return has_tensor_suffix(path) and name_of(path) not in _WITHOUT_TENSORS
+    return (has_tensor_suffix(path) and name_of(path) not in _WITHOUT_TENSORS) or is_dcp_metadata(path)
+
+
+def is_dcp_metadata(path: str) -> bool:
+    """Whether the name is that of what explains torch.distributed.checkpoint's ``.distcp`` files."""
+    return _DCP_METADATA.fullmatch(name_of(path)) is not None
 
 
 def may_be_foreign(path: str) -> bool:

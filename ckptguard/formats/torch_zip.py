@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ckptguard.formats.crc import crc32_of
 from ckptguard.formats.pickle_constants import PickleProblem
-from ckptguard.formats.pickle_reader import MAX_STREAM, read_pickle
-from ckptguard.formats.state_tree import NOTHING, Found, walk
+from ckptguard.formats.pickle_reader import BUDGET, MAX_STREAM, read_pickle
+from ckptguard.formats.state_tree import MAX_NODES, NOTHING, Found, walk
 from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure
 from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
 from ckptguard.formats.tensor_places import Stored, place_tensors
@@ -22,11 +22,24 @@ def matches(path: str, head: bytes) -> bool:
     return head.startswith(MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path))
 
 
+class Room:
+    """What reading pickles may still cost, over all archives that are read with it."""
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self.budget = budget
+        self.nodes = MAX_NODES
+
+
 def read(reader: Reader, path: str) -> Structure:
     """The structure of a torch archive; each storage is a span, with the CRC-32 that the archive states."""
+    return read_within(reader, Room())
+
+
+def read_within(reader: Reader, room: Room) -> Structure:
+    """Like `read`, for one of many archives."""
     archive = read_archive(reader)
     if "constants.pkl" in archive.records:  # torch.save writes no such record
-        _, names = _read_state(reader, archive, [])
+        _, names = _read_state(reader, archive, room, [])
         message = "a TorchScript archive is not supported"
         return Structure(format=FORMAT.name, problems=(Problem(message=message),), globals=names)
     problems = list(archive.problems)
@@ -37,7 +50,7 @@ def read(reader: Reader, path: str) -> Structure:
     stored.update((name[len(_DATA) :], Stored(index, r.size)) for index, (name, r) in enumerate(storages))
     problems += _wrong_sums(reader, archive)
     byte_order = _byte_order(reader, archive, problems)
-    found, names = _read_state(reader, archive, problems)
+    found, names = _read_state(reader, archive, room, problems)
     tensors = place_tensors(found.tensors, stored, byte_order, problems)
     if len(problems) > _MAX_PROBLEMS:
         problems[_MAX_PROBLEMS:] = [Problem(message=f"and {len(problems) - _MAX_PROBLEMS} more problems")]
@@ -54,7 +67,7 @@ def read(reader: Reader, path: str) -> Structure:
     )
 
 
-def _read_state(reader: Reader, archive: Archive, problems: list[Problem]) -> tuple[Found, tuple[str, ...]]:
+def _read_state(reader: Reader, archive: Archive, room: Room, problems: list[Problem]) -> tuple[Found, tuple[str, ...]]:
     record = archive.records.get("data.pkl")
     if record is None:
         if archive.records or not archive.problems:
@@ -65,13 +78,15 @@ def _read_state(reader: Reader, archive: Archive, problems: list[Problem]) -> tu
         return NOTHING, ()
     data = reader.read(record.offset, record.size)
     try:
-        pickled = read_pickle(data)
+        pickled = read_pickle(data, budget=room.budget)
     except PickleProblem as error:
         problems.append(Problem(message=f"data.pkl cannot be read: {error}"))
         return NOTHING, tuple(sorted(error.globals))
     if pickled.end != len(data):
         problems.append(Problem(message=f"{len(data) - pickled.end} bytes follow the pickle in data.pkl"))
-    found = walk(pickled.value)
+    found = walk(pickled.value, room.nodes)
+    room.budget -= pickled.cost
+    room.nodes -= found.visited
     problems += found.problems
     return found, tuple(sorted(pickled.globals))
 

@@ -1,0 +1,58 @@
+"""Pieces of tensors: their names, and whether they make up the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ckptguard.formats.structure import ChunkPlace
+
+_COMPARISONS = 16  # for each piece: a grid needs about as many as it has rows
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
+
+
+def part_name(name: str, offsets: Sequence[int], shape: Sequence[int]) -> str:
+    """The name of a piece: ``model.w[0:4, 8:16]``."""
+    return f"{name}[{', '.join(f'{at}:{at + size}' for at, size in zip(offsets, shape, strict=True))}]"
+
+
+def chunk_name(chunk: ChunkPlace) -> str:
+    """The name that a stored range goes by: that of the tensor (or object) where it is all of it."""
+    return chunk.name if chunk.whole else part_name(chunk.name, chunk.offsets, chunk.shape)
+
+
+def flaw_in_cover(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
+    """Why pieces do not make up a tensor of this size, each element once; None if they do.
+
+    How many pieces are compared with each other is bounded: overlaps in a large grid may stay unseen.
+    """
+    for offsets, shape in boxes:
+        if len(offsets) != len(size) or len(shape) != len(size):
+            return "a piece of it has another number of dimensions"
+        if any(at + extent > whole for at, extent, whole in zip(offsets, shape, size, strict=True)):
+            return f"its piece {part_name('', offsets, shape)} reaches out of {list(size)}"
+    filled = [box for box in boxes if 0 not in box[1]]
+    volume, stored = math.prod(size), sum(math.prod(shape) for _, shape in filled)
+    if volume != stored:
+        return f"its pieces hold {stored} of {volume} elements"
+    return _overlap(size, filled) if len(filled) > 1 else None
+
+
+def _overlap(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
+    """Two pieces that share elements: sorted along the dimension that is cut the most, only near ones can."""
+    along = max(range(len(size)), key=lambda d: len({offsets[d] for offsets, _ in boxes}))
+    ordered = sorted(boxes, key=lambda box: box[0][along])
+    room = _COMPARISONS * len(boxes) + 256
+    for index, (offsets, shape) in enumerate(ordered):
+        end = offsets[along] + shape[along]
+        for other in range(index + 1, len(ordered)):
+            beside, extent = ordered[other]
+            room -= 1
+            if beside[along] >= end or not room:
+                break
+            if all(a < b + m and b < a + n for a, n, b, m in zip(offsets, shape, beside, extent, strict=True)):
+                return f"its pieces {part_name('', offsets, shape)} and {part_name('', beside, extent)} overlap"
+        if not room:
+            break
+    return None

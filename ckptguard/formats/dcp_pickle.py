@@ -1,0 +1,184 @@
+"""The objects that a ``.metadata`` pickle is made of, kept small: there may be a million of them.
+
+As soon as an object's state is set, it is folded to a plain tuple, and the memo keeps only what is fetched again.
+Objects are told by the names of their attributes, because subclasses of them are in use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ckptguard.formats.pickle_constants import UINT32, PickleProblem
+from ckptguard.formats.pickle_opcodes import COSTS
+from ckptguard.formats.pickle_reader import Machine, Pickled, read_pickle, run_machine
+from ckptguard.formats.pickle_values import Call, Global, Mapping, Sequence
+
+BUDGET = 768 << 20
+# Each is less than the cheapest of what is folded costs.
+_OBJECT_REFUND = 500
+_SIZE_REFUND = 150
+_COSTS = tuple(4 if code == ord("\x94") else cost for code, cost in enumerate(COSTS))  # few are kept
+_MAX_MEMO = 2_000_000
+_MAX_DIMENSIONS = 64
+_LIMIT = 2**63
+
+
+class Piece(NamedTuple):
+    """Where a stored piece lies in its tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class TensorEntry(NamedTuple):
+    """A tensor's full shape, its dtype and its pieces (None in place of one that makes no sense)."""
+
+    dtype: str
+    size: tuple[int, ...]
+    pieces: tuple[Piece | None, ...]
+
+
+class StoredItem(NamedTuple):
+    """What a stored range holds: a tensor's piece that begins at `offsets`, or (None) an object."""
+
+    name: str
+    offsets: tuple[int, ...] | None
+
+
+class StoredRange(NamedTuple):
+    """Where it is stored. `packed`: it went through a compressor or the like."""
+
+    path: str
+    offset: int
+    length: int
+    packed: bool
+
+
+def read_metadata_pickle(data: bytes) -> Pickled:
+    """The pickle with its objects folded; PickleProblem like `read_pickle`."""
+    try:
+        return run_machine(_FoldingMachine(data), 0, BUDGET)
+    except _OtherProtocolError:
+        return read_pickle(data)
+
+
+def fold(value: object) -> object:
+    """The plain tuple for an object of a kind that is known and makes sense; else the value itself."""
+    if type(value) is not Call:
+        return value
+    fields = attributes(value)
+    if "sizes" in fields:
+        return _piece(fields) or value
+    if "chunks" in fields:
+        return _tensor(fields) or value
+    if "relative_path" in fields:
+        return _range(fields) or value
+    if "fqn" in fields:
+        return _item(fields) or value
+    return value
+
+
+def attributes(value: object) -> dict[str, object]:
+    """What is set on an object."""
+    state = value.state if type(value) is Call else None
+    if type(state) is not Mapping:
+        return {}
+    return {k: v for k, v in zip(state.flat[::2], state.flat[1::2], strict=False) if type(k) is str}
+
+
+def _piece(fields: dict[str, object]) -> Piece | None:
+    offsets, sizes = _sizes(fields.get("offsets")), _sizes(fields["sizes"])
+    return None if offsets is None or sizes is None else Piece(offsets, sizes)
+
+
+def _tensor(fields: dict[str, object]) -> TensorEntry | None:
+    dtype, size, pieces = _dtype(fields.get("properties")), _sizes(fields.get("size")), fields["chunks"]
+    if dtype is None or size is None or type(pieces) is not Sequence:
+        return None
+    folded = (fold(piece) for piece in pieces.items)
+    return TensorEntry(dtype, size, tuple(p if type(p) is Piece else None for p in folded))
+
+
+def _item(fields: dict[str, object]) -> StoredItem | None:
+    name, stated = fields["fqn"], fields.get("offset")
+    offsets = None if stated is None else _sizes(stated)
+    return StoredItem(name, offsets) if type(name) is str and (offsets is not None or stated is None) else None
+
+
+def _range(fields: dict[str, object]) -> StoredRange | None:
+    path, offset, length = fields["relative_path"], fields.get("offset"), fields.get("length")
+    transforms = fields.get("transform_descriptors")
+    packed = transforms is not None and not (type(transforms) is Sequence and not transforms.items)
+    if type(path) is not str or type(offset) is not int or type(length) is not int:
+        return None
+    return StoredRange(path, offset, length, packed) if 0 <= offset < _LIMIT and 0 < length < _LIMIT else None
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    if type(value) is Call:
+        if not value.calls("torch.Size") or type(value.args) is not tuple or len(value.args) != 1:
+            return None
+        value = value.args[0]
+    if type(value) is Sequence:
+        value = tuple(value.items)
+    if type(value) is not tuple or len(value) > _MAX_DIMENSIONS:
+        return None
+    return value if all(type(n) is int and 0 <= n < _LIMIT for n in value) else None
+
+
+def _dtype(properties: object) -> str | None:
+    state = properties.state if type(properties) is Call else None
+    dtype = state[0] if type(state) is tuple and state else attributes(properties).get("dtype")
+    return dtype.name if type(dtype) is Global and dtype.module == "torch" else None
+
+
+class _OtherProtocolError(PickleProblem):
+    """The memo is not numbered in order, as all writers of the format do it."""
+
+
+class _FoldingMachine(Machine):
+    """Folds objects as they are finished. What may be fetched again is known before the start: every index that
+    some four bytes behind a ``j`` could mean, and the small ones."""
+
+    __slots__ = ("memoized", "shared", "wanted")
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data, 0)
+        self.costs = _COSTS
+        self.memoized = 0
+        self.wanted = {UINT32(m)[0] for m in re.findall(rb"(?=j(....))", data, re.DOTALL)}
+        self.wanted.update(range(256))
+        self.shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        for name in ("binput", "long_binput", "text_put", "text_get"):
+            step: Callable[[int], int] = getattr(self, name)
+            self.steps = [self.other_protocol if s == step else s for s in self.steps]
+
+    def other_protocol(self, p: int) -> int:
+        raise _OtherProtocolError("")
+
+    def memoize(self, p: int) -> int:
+        if self.memoized in self.wanted:
+            self.memo[self.memoized] = self.stack[-1]
+            if len(self.memo) > _MAX_MEMO:
+                raise PickleProblem("the pickle refers back to more values than we would read")
+        self.memoized += 1
+        return p
+
+    def build(self, p: int) -> int:
+        p = super().build(p)
+        target = self.stack[-1]
+        folded = fold(target)
+        if folded is not target:
+            self.stack[-1] = folded
+            self.returned += _OBJECT_REFUND
+        return p
+
+    def reduce(self, p: int) -> int:
+        p = super().reduce(p)
+        sizes = _sizes(self.stack[-1])
+        if sizes is not None:
+            self.stack[-1] = self.shared.setdefault(sizes, sizes)
+            self.returned += _SIZE_REFUND
+        return p

@@ -31,7 +31,7 @@ def sharded_files(seed: int = 1) -> dict[str, bytes]:
         weight_map |= dict.fromkeys(names[number::3], shard)
     files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
     files["config.json"] = b'{"hidden_size": 48}'
-    files["onnx/config.json"] = b"{}"
+    files["onnx/config.json"] = b'{"opset": 17}'
     return files
 
 

@@ -80,7 +80,7 @@ _EXECUTORS = re.compile(
     r"|requests\.(?!structures\.\w+$).*|joblib\.(?!numpy_pickle\.NumpyArrayWrapper$).*"
     r"|torch\.load|torch\.serialization\.load|torch\.storage\._load_from_bytes|numpy\.(?:load|fromfile|memmap|save|lib\.npyio)"
     r"|pandas\.(?:read_\w+|eval|io\..*)|(?:codecs|gzip|bz2|lzma|tarfile)\.open|zipfile\.ZipFile|sqlite3\.connect"
-    r"|uuid\._\w+|platform\.(?:popen|_syscmd_\w+)|_(?:osx|aix)_support)(?:\..*)?"
+    r"|typing\.(?:get_type_hints|ForwardRef)|uuid\._\w+|platform\.(?:popen|_syscmd_\w+)|_(?:osx|aix)_support)(?:\..*)?"
 )
 
 

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from ckptguard.checks import Evidence, facts_of, run_checks
-from ckptguard.checks.pickle_safety import is_allowed, is_executor
 from ckptguard.formats.structure import Leaf, SpanPlace, Structure, TensorPlace
 from ckptguard.layouts import Checkpoint
 from ckptguard.operations.check_sums import parse_check_sums
@@ -114,35 +113,22 @@ def test_pickle_safety_in_a_run_and_for_a_stray_file():
     assert [f.severity for f in new] == [Severity.WARNING]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["os.system", "posix.popen", "builtins.eval", "builtins.getattr", "subprocess.Popen", "importlib.import_module",
-     "torch.load", "pickle.loads", "runpy.run_path", "ctypes.CDLL", "torch.hub.load", "numpy.load", "io.open"],
-)  # fmt: skip
-def test_known_executors(name):
-    """None of these is ever allowed."""
-    assert is_executor(name)
-    assert not is_allowed(name)
-
-
 def test_headroom_is_a_notice():
-    """Near the fp16 limit, or grown tenfold."""
-    near = evidence(
-        [("w", "model", (2, 2), Numbers(count=4, largest=60000.0))], reference_facts=Facts(largest_magnitude=2.0)
-    )
-    messages = [f.message for f in run_checks(near) if f.check == "headroom"]
-    assert len(messages) == 2
+    """Near the fp16 limit."""
+    near = evidence([("w", "model", (2, 2), Numbers(count=4, largest=60000.0))])
+    [message] = [f.message for f in run_checks(near) if f.check == "headroom"]
+    assert "92% of what fp16 can hold" in message
     assert judge(run_checks(near), sealed=True) is Outcome.GOOD
 
 
 def test_prefix_changes_are_recognised_both_ways():
     """module. put before or gone is one prefix, nothing missing."""
-    plain = {"a.w": ("float32", (2,)), "b": ("float32", ())}
+    plain = {"a.w": {("float32", (2,))}, "b": {("float32", ())}}
     wrapped = {f"module.{k}": v for k, v in plain.items()}
     assert compare_schemas(plain, wrapped).prefix == ("module.", "")
     assert compare_schemas(wrapped, plain).prefix == ("", "module.")
     assert not compare_schemas(plain, plain)
-    assert compare_schemas(plain, {"a.w": ("float32", (2,))}, aliases=["b"]).missing == ()
+    assert compare_schemas(plain, {"a.w": {("float32", (2,))}}, aliases=["b"]).missing == ()
 
 
 def test_findings_to_outcome():

@@ -1,0 +1,66 @@
+"""Which names in pickles run code, which are harmless, and which only a project's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptguard.checks.pickle_safety import is_allowed, is_executor
+
+EXECUTORS = """
+os.system posix.popen nt.system os.path.os.system subprocess.Popen pty.spawn sys.modules importlib.import_module
+builtins.eval builtins.exec builtins.getattr builtins.__import__ __builtin__.file __builtin__.execfile
+runpy.run_path ctypes.CDLL shutil.rmtree socket.socket pickle.loads dill.loads cloudpickle.cloudpickle._make_function
+code.InteractiveInterpreter code.InteractiveInterpreter.runcode code.interact profile.run profile.Profile.runctx
+cProfile.run trace.Trace.run timeit.timeit bdb.Bdb.run pdb.run doctest.debug_script pydoc.pipepager
+test.support.script_helper.assert_python_ok unittest.mock._importer io.open _io.FileIO tempfile.mktemp
+operator.methodcaller operator.attrgetter _operator.methodcaller types.FunctionType types.CodeType inspect.stack
+gc.get_objects weakref.finalize signal.signal imp.load_source site.addsitedir venv.create commands.getoutput
+urllib.request.urlopen urllib.urlopen http.client.HTTPSConnection requests.get requests.api.get
+asyncio.unix_events._UnixSubprocessTransport._start multiprocessing.util.spawnv_passfds uuid._get_command_stdout
+logging.config.dictConfig joblib.load numpy.load numpy.f2py.crackfortran.myeval numpy.testing._private.utils.runstring
+pandas.read_pickle torch.load torch.hub.load torch.jit.load torch.jit.unsupported_tensor_ops.execWrapper
+torch.storage._load_from_bytes torch.fx.graph_module.reduce_graph_module torch._dynamo.guards.GuardBuilder.get
+torch._inductor.codecache.compile_file torch.utils.collect_env.run torch.utils.bottleneck.__main__.run_cprofile
+torch.utils.data.datapipes.utils.decoder.basichandlers torch.package.PackageImporter torch.ops.load_library
+idlelib.pyshell.ModifiedInterpreter.runcode lib2to3.pgen2.grammar.Grammar.loads distutils.file_util.write_file
+typing.get_type_hints typing.ForwardRef._evaluate
+"""
+
+HARMLESS = """
+types.SimpleNamespace argparse.Namespace typing.Any builtins.range collections.OrderedDict
+deepspeed.runtime.zero.config.ZeroStageEnum deepspeed.runtime.fp16.loss_scaler.LossScaler
+deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler deepspeed.utils.tensor_fragment.fragment_address
+torch.distributed.checkpoint.metadata.Metadata torch.distributed.checkpoint.metadata.TensorStorageMetadata
+torch.distributed.checkpoint.filesystem._StorageInfo torch.distributed.tensor.DTensor
+lightning.fabric.utilities.data.AttributeDict lightning_fabric.utilities.data.AttributeDict
+pytorch_lightning.utilities.parsing.AttributeDict omegaconf.dictconfig.DictConfig omegaconf.nodes.AnyNode
+megatron.core.enums.ModelType megatron.core.transformer.enums.AttnBackend torch.cuda.FloatStorage torch.FloatTensor
+torch.jit._pickle.build_intlist
+"""
+
+OF_PROJECTS = """
+code.models.Net code.Config test.Config test.data.Vocab profile.Settings trace.Record commands.Args site.Site
+io.BytesIO operator.itemgetter inspect.Signature types.MappingProxyType http.HTTPStatus urllib.parse.ParseResult
+torch.utils.data.sampler.RandomSampler torch.utils.data.dataset.Subset signal.Signals timeit.Result imp.Policy
+requests.structures.CaseInsensitiveDict mylib.Config
+"""
+
+
+@pytest.mark.parametrize("name", EXECUTORS.split())
+def test_known_executors(name: str) -> None:
+    """None of these is ever allowed."""
+    assert is_executor(name)
+    assert not is_allowed(name)
+
+
+@pytest.mark.parametrize("name", HARMLESS.split())
+def test_what_training_systems_write(name: str) -> None:
+    """Also in a stray file."""
+    assert is_allowed(name)
+
+
+@pytest.mark.parametrize("name", OF_PROJECTS.split())
+def test_a_module_is_not_bad_for_its_name(name: str) -> None:
+    """Neither harmless for everybody nor an executor: unknown in a stray file, as before or new in a run."""
+    assert not is_executor(name)
+    assert not is_allowed(name)

@@ -10,6 +10,8 @@ from ckptguard.formats import (
     dcp_metadata,
     distcp,
     hf_index,
+    npy,
+    npz,
     opaque,
     own_state,
     pointer,
@@ -41,6 +43,8 @@ HEAD = 64
 
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
+    npz.FORMAT,
+    npy.FORMAT,
     dcp_metadata.FORMAT,
     distcp.FORMAT,
     safetensors.FORMAT,

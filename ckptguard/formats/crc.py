@@ -28,3 +28,32 @@ def crc32_of(reader: Reader, offset: int, length: int) -> int:
     for begin in range(offset, offset + length, _BLOCK):
         value = crc32(reader.read(begin, min(_BLOCK, offset + length - begin)), value)
     return value
+
+
+def crc32_of_rest(whole: int, first: int, rest: int) -> int:
+    """The CRC-32 of the last `rest` bytes of something, from that of all of it and that of what comes before them."""
+    return whole ^ _product(_power_of_x(8 * rest), first)
+
+
+_POLYNOMIAL = 0xEDB88320
+
+
+def _product(a: int, b: int) -> int:
+    """Of two polynomials over GF(2), modulo the CRC's own; the highest bit is the coefficient of 1."""
+    result, bit = 0, 1 << 31
+    while bit:
+        if a & bit:
+            result ^= b
+        b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
+        bit >>= 1
+    return result
+
+
+def _power_of_x(exponent: int) -> int:
+    result, factor = 1 << 31, 1 << 30
+    while exponent:
+        if exponent & 1:
+            result = _product(factor, result)
+        factor = _product(factor, factor)
+        exponent >>= 1
+    return result

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import struct
-import sys
-from array import array
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ckptguard.formats.float_bytes import SIZES, bad_number
 from ckptguard.formats.pickle_values import Call, Global, Sequence
 
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _NAMES = ("_reconstruct", "scalar", "_frombuffer")
 _DTYPES = ("numpy.dtype",)
 _CODES = {"f8": "d", "f4": "f", "c16": "d", "c8": "f", "f2": "e", "c4": "e"}
+_FLOATS = {"f8": "float64", "f4": "float32", "c16": "complex128", "c8": "complex64", "f2": "float16"}
 _INTEGERS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
 _WITHOUT_FLOATS = ("S", "U", "a", "M", "m", "i", "u", "b", "?")
 
@@ -91,22 +90,12 @@ def _other(dtype: object, data: object) -> NumpyContent:
 
 def _bad_element(dtype: object, data: object) -> NumpyContent:
     kind, order = _element(dtype)
-    raw, code = _raw(data), _CODES.get(kind)
-    if code is None:
+    raw, known = _raw(data), _FLOATS.get(kind)
+    if known is None:
         return _other(dtype, data)
-    if not raw or len(raw) % struct.calcsize(code):
+    if not raw or len(raw) % SIZES[known]:
         return NumpyContent() if _is_empty(data) else _UNREAD
-    numbers: Iterable[float]
-    if code == "e":
-        numbers = struct.unpack(f"{order}{len(raw) // 2}e", raw)
-    else:
-        values = array(code, raw)
-        if (order == ">") != (sys.byteorder == "big"):
-            values.byteswap()
-        if math.isfinite(sum(values)):  # a finite sum has finite terms
-            return NumpyContent()
-        numbers = values
-    bad = next((n for n in numbers if not math.isfinite(n)), None)
+    bad = bad_number(raw, known, "big" if order == ">" else "little")
     return NumpyContent() if bad is None else NumpyContent((bad,))
 
 

@@ -12,6 +12,11 @@ _STATE_WORDS = re.compile(
     r"model|optim|adapter|weight|state|checkpoint|ckpt|lora|ema(?![a-z])|scaler|scheduler|sampler|consolidated|params"
     r"|embed|unet|vae|encoder|decoder|pytorch|training_args|shard"
 )
+# Arrays are often data beside a checkpoint: only these words make one of them the state of training.
+_NUMPY_SUFFIXES = (".npz", ".npy")
+_NUMPY_STATE = re.compile(
+    r"model|optim|adapter|weight|checkpoint|ckpt|lora|params|(?:^|[^a-z])(?:ema(?![a-z])|(?:step|iter|epoch)[-_=.]?\d)"
+)
 
 
 def name_of(path: str) -> str:
@@ -26,7 +31,10 @@ def has_tensor_suffix(path: str) -> bool:
 
 def tensor_suffix(path: str) -> bool:
     """Whether a checkpoint cannot do without a file of this name, judged by the name alone."""
-    return (has_tensor_suffix(path) and name_of(path) not in _WITHOUT_TENSORS) or is_dcp_metadata(path)
+    name = name_of(path)
+    if name.endswith(_NUMPY_SUFFIXES):
+        return _NUMPY_STATE.search(name) is not None
+    return (has_tensor_suffix(path) and name not in _WITHOUT_TENSORS) or is_dcp_metadata(path)
 
 
 def is_dcp_metadata(path: str) -> bool:

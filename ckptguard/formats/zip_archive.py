@@ -1,4 +1,4 @@
-"""Strict reading of zip archives whose records are stored: one reading that every reader must agree with.
+"""Strict reading of zip archives: one reading that every reader must agree with.
 
 The usual readers disagree about duplicates, about bytes before and behind the archive, and about local headers that
 contradict the directory; here each of these is a problem. Nothing is unpacked.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Problem
-from ckptguard.formats.zip_directory import DirectoryEntry, Tail, find_tail, read_directory
+from ckptguard.formats.zip_directory import DEFLATED, DirectoryEntry, Tail, find_tail, read_directory
 from ckptguard.storage.protocol import Reader
 
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
@@ -24,16 +24,18 @@ _MAX_PROBLEMS = 100
 
 
 class Record(NamedTuple):
-    """One stored record: where its bytes lie, and the CRC-32 that they should have."""
+    """One record: where its `packed` bytes lie, and the size and CRC-32 that they should have, unpacked."""
 
     name: str
     offset: int
     size: int
     crc32: int
+    packed: int
+    deflated: bool
 
 
 class Archive(NamedTuple):
-    """`records` by name within the one root folder. Records in `records` lie in bounds and do not overlap."""
+    """`records` by name within the one root folder, if any. Records in `records` lie in bounds, without overlaps."""
 
     root: str
     records: dict[str, Record]
@@ -41,16 +43,23 @@ class Archive(NamedTuple):
     truncated: bool
 
 
-def read_archive(reader: Reader) -> Archive:
-    """The archive's records; whatever is wrong is among the problems, and such records are left out."""
+def read_archive(reader: Reader, *, of_numpy: bool = False) -> Archive:
+    """The archive's records; whatever is wrong is among the problems, and such records are left out.
+
+    torch's archives have one root folder and no compression; numpy's (`of_numpy`) have no root and may be deflated.
+    """
     tail = find_tail(reader)
     if tail.problem is not None:
         return Archive("", {}, (Problem(message=tail.problem),), tail.truncated)
     problems: list[Problem] = []
-    entries = read_directory(reader, tail, problems)
-    root = _one_root(entries, problems)
+    entries = read_directory(reader, tail, problems, of_numpy=of_numpy)
+    root = "" if of_numpy else _one_root(entries, problems)
     records = _place_records(reader, tail, entries, problems)
-    inside = {r.name[len(root) + 1 :]: r for r in records if r.name.startswith(root + "/")}
+    if of_numpy:
+        _find_twins(entries, problems)
+        inside = {r.name: r for r in records}
+    else:
+        inside = {r.name[len(root) + 1 :]: r for r in records if r.name.startswith(root + "/")}
     if len(problems) > _MAX_PROBLEMS:
         more = len(problems) - _MAX_PROBLEMS
         problems[_MAX_PROBLEMS:] = [Problem(message=f"and {more} more problems of the archive")]
@@ -71,6 +80,14 @@ def _one_root(entries: list[DirectoryEntry], problems: list[Problem]) -> str:
             problems.append(Problem(message=f"record {printable(entry.name)!r} {what}"))
         seen[folded] = entry.name
     return root
+
+
+def _find_twins(entries: list[DirectoryEntry], problems: list[Problem]) -> None:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            problems.append(Problem(message=f"record {printable(entry.name)!r} is there twice"))
+        seen.add(entry.name)
 
 
 def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], problems: list[Problem]) -> list[Record]:
@@ -99,8 +116,10 @@ def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], pr
             end, descriptor = start, b""
             continue
         offset, descriptor = placed
-        end = offset + entry.size
-        records.setdefault(entry.name, Record(entry.name, offset, entry.size, entry.crc32))
+        end = offset + entry.packed
+        deflated = entry.method == DEFLATED
+        record = Record(entry.name, offset, entry.size, entry.crc32, entry.packed, deflated)
+        records.setdefault(entry.name, record)
     whole = end + len(descriptor) == tail.directory_offset
     if not whole or reader.read(end, len(descriptor)) != descriptor:
         _note_gap(end, tail.directory_offset, descriptor, problems)
@@ -135,15 +154,15 @@ def _read_local(reader: Reader, tail: Tail, entry: DirectoryEntry, raw: bytes) -
     if zip64 is None:
         return "its local header's extra fields are damaged"
     offset = entry.header_offset + begin + extra_length
-    if offset + entry.size > tail.directory_offset:
+    if offset + entry.packed > tail.directory_offset:
         return "its data is out of bounds"
     if flags & _HAS_DESCRIPTOR:
         # Sizes come behind the data, so the header holds zeros or the same values.
         if crc not in (0, entry.crc32) or size not in (0, 0xFFFFFFFF, entry.size):
             return "its local header contradicts the directory"
         form = "<4sIQQ" if zip64 else "<4sIII"
-        return offset, struct.pack(form, _DESCRIPTOR_SIGNATURE, entry.crc32, entry.size, entry.size)
-    if crc != entry.crc32 or not _same_size(size, entry.size, zip64) or not _same_size(packed, entry.size, zip64):
+        return offset, struct.pack(form, _DESCRIPTOR_SIGNATURE, entry.crc32, entry.packed, entry.size)
+    if crc != entry.crc32 or not _same_size(size, entry.size, zip64) or not _same_size(packed, entry.packed, zip64):
         return "its local header contradicts the directory"
     return offset, b""
 

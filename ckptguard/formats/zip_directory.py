@@ -20,6 +20,7 @@ _ENTRY = struct.Struct("<IHHHHHHIIIHHHHHII")
 _ENTRY_SIGNATURE = 0x02014B50
 _UTF8 = 0x0800
 _NEWEST_VERSION = 63  # what Python's own reader knows
+STORED, DEFLATED = 0, 8
 _KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 
@@ -35,7 +36,7 @@ class Tail(NamedTuple):
 
 
 class DirectoryEntry(NamedTuple):
-    """One record as the central directory states it."""
+    """One record as the central directory states it; `packed` bytes of the file become `size` bytes."""
 
     name: str
     raw_name: bytes
@@ -43,6 +44,7 @@ class DirectoryEntry(NamedTuple):
     method: int
     crc32: int
     size: int
+    packed: int
     header_offset: int
 
 
@@ -108,8 +110,11 @@ def _without_end(reader: Reader, size: int) -> Tail:
     return Tail(problem="the archive has no end record: the file is not complete", truncated=True)
 
 
-def read_directory(reader: Reader, tail: Tail, problems: list[Problem]) -> list[DirectoryEntry]:
-    """The directory's entries that make sense; the others are problems."""
+def read_directory(reader: Reader, tail: Tail, problems: list[Problem], *, of_numpy: bool) -> list[DirectoryEntry]:
+    """The directory's entries that make sense; the others are problems.
+
+    `of_numpy`: records may be deflated, and names are keys of a dict, of which only equal ones make trouble.
+    """
     raw = reader.read(tail.directory_offset, tail.directory_size)
     entries: list[DirectoryEntry] = []
     position = 0
@@ -126,7 +131,7 @@ def read_directory(reader: Reader, tail: Tail, problems: list[Problem]) -> list[
             return entries
         raw_name = raw[begin : begin + name_length]
         extra = raw[begin + name_length : begin + name_length + extra_length]
-        entry = _entry(fields, raw_name, extra)
+        entry = _entry(fields, raw_name, extra, of_numpy)
         if isinstance(entry, str):
             shown = printable(raw_name.decode("utf-8", "replace"))
             problems.append(Problem(message=f"record {shown!r}: {entry}"))
@@ -143,20 +148,20 @@ def read_directory(reader: Reader, tail: Tail, problems: list[Problem]) -> list[
     return entries
 
 
-def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes) -> DirectoryEntry | str:
+def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, of_numpy: bool) -> DirectoryEntry | str:
     """One entry, or why it is refused."""
     _, _, version, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, attributes, offset = fields
     if version & 0xFF > _NEWEST_VERSION:
         return f"it needs version {version & 0xFF} of the format"
     if flags & ~_KNOWN_FLAGS:
         return f"flags 0x{flags:04x} are refused"
-    if method:
-        return "it is compressed; only stored records are read"
+    if method not in (STORED, DEFLATED) or (method == DEFLATED and not of_numpy):
+        return "it is compressed in a way that is not read"
     sizes = _with_zip64((size, packed, offset), extra)
     if sizes is None:
         return "its zip64 sizes are missing or damaged"
     size, packed, offset = sizes
-    if packed != size or disk or comment:
+    if (packed != size and method == STORED) or disk or comment:
         return "its sizes, disk or comment are not as they should be"
     if stat.S_IFMT(attributes >> 16) not in (0, stat.S_IFREG) or attributes & 0x10:
         return "it is a link, a folder or something else that is no file"
@@ -166,9 +171,13 @@ def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes) -> DirectoryE
         return "its name is not UTF-8"
     if not flags & _UTF8 and not name.isascii():
         return "its name is not ASCII, and not said to be UTF-8"
-    if not _is_plain(name):
+    if not (_is_key(name) if of_numpy else _is_plain(name)):
         return "its name is unsafe"
-    return DirectoryEntry(name, raw_name, flags, method, crc, size, offset)
+    return DirectoryEntry(name, raw_name, flags, method, crc, size, packed, offset)
+
+
+def _is_key(name: str) -> bool:
+    return 0 < len(name) <= 4096 and "\0" not in name
 
 
 def _is_plain(name: str) -> bool:

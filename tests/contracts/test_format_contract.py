@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from format_files import FLOATS, pickled, safetensors_bytes, scan_of, some_tensors, structure_of, torch_bytes
@@ -168,6 +170,36 @@ class TestTorchLegacy(TensorFormatContract):
 
     def write(self, tensors: dict[str, torch.Tensor]) -> bytes:
         return torch_bytes(tensors, _use_new_zipfile_serialization=False)
+
+
+class TestNpy(FormatContract):
+    format = "npy"
+    name = "weights.npy"
+
+    def make(self) -> bytes:
+        buffer = io.BytesIO()
+        np.save(buffer, np.arange(20, dtype=">f4").reshape(4, 5))
+        return buffer.getvalue()
+
+
+class TestNpz(FormatContract):
+    format = "npz"
+    name = "step_100.npz"
+
+    def make(self) -> bytes:
+        buffer = io.BytesIO()
+        np.savez(buffer, w=np.arange(20.0).reshape(4, 5), step=np.int64(100), none=np.zeros((0, 2)))
+        return buffer.getvalue()
+
+
+class TestDeflatedNpz(FormatContract):
+    format = "npz"
+    name = "step_100.npz"
+
+    def make(self) -> bytes:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, w=np.arange(20.0).reshape(4, 5), step=np.int64(100))
+        return buffer.getvalue()
 
 
 class TestPickle(FormatContract):

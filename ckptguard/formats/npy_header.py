@@ -1,0 +1,235 @@
+"""The header of a ``.npy`` file: a Python literal in a box, read without Python's own parser."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from typing import NamedTuple
+
+MAX_HEADER = 1 << 16
+MAX_DIMENSIONS = 64
+MAX_FIELDS = 1000
+MAGIC = b"\x93NUMPY"
+_MAX_NESTING = 20
+_TOKEN = re.compile(r"\s*(?:(True|False|None)\b|(-?\d{1,20})L?\b|'([^'\\\n]*)'|\"([^\"\\\n]*)\"|([\[\](){},:]))")
+_DESCR = re.compile(r"([<>|=]?)([?A-Za-z])(\d{0,9})(?:\[\w+\])?")
+_FLOATS = {"f8": "float64", "f4": "float32", "f2": "float16", "c16": "complex128", "c8": "complex64"}
+_INTEGERS = {**{f"{k}{s}": f"{w}{8 * s}" for k, w in (("i", "int"), ("u", "uint")) for s in (1, 2, 4, 8)}, "b1": "bool"}
+
+
+class HeaderProblem(ValueError):
+    """The header cannot be read; the message says why. `ends_early`: the file stops in its middle."""
+
+    def __init__(self, message: str, *, ends_early: bool = False) -> None:
+        super().__init__(message)
+        self.ends_early = ends_early
+
+
+class Field(NamedTuple):
+    """Elements of one type within an item: at byte `offset`, `times` of them. `name` is "" for a plain array.
+
+    `dtype` is torch's name, or numpy's own word for what torch lacks. `unread`: it may hold floats of a kind that we
+    do not read.
+    """
+
+    name: str
+    dtype: str
+    byte_order: str
+    offset: int
+    size: int
+    times: int = 1
+    unread: bool = False
+
+
+class Header(NamedTuple):
+    """What an array's header says. `length` is how many bytes come before the data; `pickled`: the data is a pickle."""
+
+    length: int
+    fields: tuple[Field, ...]
+    item_size: int
+    shape: tuple[int, ...]
+    by_columns: bool
+    pickled: bool
+
+    @property
+    def data_size(self) -> int:
+        """Bytes that the elements take."""
+        return math.prod(self.shape) * self.item_size
+
+
+def read_header(head: bytes) -> Header:
+    """The header at the start of these bytes; HeaderProblem if they hold none. Bytes behind it are not looked at."""
+    if head[:6] != MAGIC[: len(head)]:
+        raise HeaderProblem("it does not begin as numpy's files do")
+    if len(head) < 10:
+        raise HeaderProblem("the file ends in its header", ends_early=True)
+    version = (head[6], head[7])
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise HeaderProblem(f"version {version[0]}.{version[1]} of the format is not known")
+    wide = version[0] > 1
+    if wide and len(head) < 12:
+        raise HeaderProblem("the file ends in its header", ends_early=True)
+    begin = 12 if wide else 10
+    (length,) = struct.unpack_from("<I" if wide else "<H", head, 8)
+    if length > MAX_HEADER:
+        raise HeaderProblem(f"a header of {length} bytes is more than we would read")
+    if begin + length > len(head):
+        raise HeaderProblem("the file ends in its header", ends_early=True)
+    try:
+        text = head[begin : begin + length].decode("utf-8" if version[0] == 3 else "latin-1")
+    except UnicodeDecodeError as error:
+        raise HeaderProblem("its header is not UTF-8") from error
+    return _header(_literal(text), begin + length)
+
+
+def _header(value: object, length: int) -> Header:
+    if not isinstance(value, dict) or set(value) != {"descr", "fortran_order", "shape"}:
+        raise HeaderProblem("its header needs descr, fortran_order and shape, and nothing else")
+    shape, by_columns = value["shape"], value["fortran_order"]
+    if not isinstance(by_columns, bool):
+        raise HeaderProblem("its fortran_order is neither True nor False")
+    if not _is_shape(shape) or math.prod(shape) >= 2**63:
+        raise HeaderProblem("its shape is not a tuple of sizes")
+    fields: list[Field] = []
+    size = _flatten("", value["descr"], 0, fields, 0)
+    if math.prod(shape) * size >= 2**63:
+        raise HeaderProblem("its shape cannot be")
+    pickled = any(f.dtype == "object" for f in fields)
+    return Header(length, tuple(fields), size, shape, by_columns, pickled)
+
+
+def _is_shape(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) > MAX_DIMENSIONS:
+        return False
+    return all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def _flatten(name: str, descr: object, offset: int, fields: list[Field], depth: int, count: int = 1) -> int:
+    """Add the fields of one type, `count` times; returns its size."""
+    if isinstance(descr, str):
+        field = _plain(name, descr, offset, count)
+        fields.append(field)
+        if len(fields) > MAX_FIELDS:
+            raise HeaderProblem("it has more fields than we would read")
+        return field.size * count
+    if not isinstance(descr, list) or depth >= _MAX_NESTING:
+        raise HeaderProblem("its type cannot be read")
+    begin = offset
+    for part in descr:
+        if not isinstance(part, tuple) or len(part) not in (2, 3):
+            raise HeaderProblem("its type cannot be read")
+        label, inner = part[0], part[1]
+        if isinstance(label, tuple) and len(label) == 2:  # (title, name)
+            label = label[1]
+        times = part[2] if len(part) == 3 else ()
+        if not isinstance(label, str) or not _is_shape(times):
+            raise HeaderProblem("its type cannot be read")
+        repeated = math.prod(times)
+        if label == "" and isinstance(inner, str) and inner[:2] == "|V" and inner[2:].isdecimal() and len(inner) < 12:
+            offset += int(inner[2:]) * repeated  # padding
+            continue
+        path = f"{name}.{label}" if name else label
+        if isinstance(inner, list) and repeated != 1:
+            # Fields within a repeated field would need strides of their own; whether they hold floats is what counts.
+            nested: list[Field] = []
+            size = _flatten(path, inner, 0, nested, depth + 1) * repeated
+            floats = any(f.unread or f.dtype in _FLOAT_NAMES for f in nested)
+            objects = any(f.dtype == "object" for f in nested)
+            fields.append(Field(path, "object" if objects else "record", "little", offset, size, 1, floats))
+            offset += size
+        else:
+            offset += _flatten(path, inner, offset, fields, depth + 1, repeated)
+    if offset - begin >= 2**31:
+        raise HeaderProblem("its items are larger than any array's")
+    return (offset - begin) * count
+
+
+def _plain(name: str, descr: str, offset: int, count: int) -> Field:
+    found = _DESCR.fullmatch(descr)
+    if found is None:
+        raise HeaderProblem("its type cannot be read")
+    order = "big" if found[1] == ">" else "little"
+    kind, digits = found[2], found[3]
+    if kind == "?" and not digits:
+        kind, digits = "b", "1"
+    if kind == "O":
+        return Field(name, "object", order, offset, 8, count)
+    if not digits:
+        raise HeaderProblem("its type cannot be read")
+    size = int(digits)
+    known = _FLOATS.get(kind + digits) or _INTEGERS.get(kind + digits)
+    if known:
+        return Field(name, known, order, offset, size, count)
+    if descr == "<V2":  # numpy's own voids have no byte order: this is how bfloat16 extends it
+        return Field(name, "bfloat16", "little", offset, 2, count)
+    if kind in "SaU":
+        return Field(name, "text", order, offset, size * (4 if kind == "U" else 1), count)
+    if kind in "mM" and size == 8:
+        return Field(name, "int64", order, offset, size, count)
+    if kind == "V":
+        return Field(name, "bytes", order, offset, size, count, unread=found[1] == "<")
+    if kind in "fc" and size <= 64:  # long doubles, and the 8-bit floats that extend numpy
+        return Field(name, descr, order, offset, size, count, unread=True)
+    raise HeaderProblem("its type cannot be read")
+
+
+_FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
+
+
+def _literal(text: str) -> object:
+    """A Python literal of dicts, lists, tuples, texts without escapes, integers, True, False and None."""
+    tokens: list[tuple[str, object]] = []
+    text, position = text.rstrip(" \n\t"), 0
+    while position < len(text):
+        found = _TOKEN.match(text, position)
+        if found is None:
+            raise HeaderProblem("its header is no plain literal")
+        position = found.end()
+        word, number, single, double, mark = found.groups()
+        if mark:
+            tokens.append((mark, None))
+        elif word:
+            tokens.append(("value", {"True": True, "False": False, "None": None}[word]))
+        else:
+            tokens.append(("value", int(number) if number else single if single is not None else double))
+    value, end = _value(tokens, 0, 0)
+    if end != len(tokens):
+        raise HeaderProblem("something follows the literal in its header")
+    return value
+
+
+def _value(tokens: list[tuple[str, object]], at: int, depth: int) -> tuple[object, int]:
+    mark, value = tokens[at] if at < len(tokens) else ("end", None)
+    if mark == "value":
+        return value, at + 1
+    if mark not in _CLOSING or depth > _MAX_NESTING + 5:
+        raise HeaderProblem("its header is no plain literal")
+    closing = _CLOSING[mark]
+    items: list[object] = []
+    keys: list[object] = []
+    at += 1
+    comma = True
+    while at < len(tokens) and tokens[at][0] != closing:
+        if not comma:
+            raise HeaderProblem("its header is no plain literal")
+        if mark == "{":
+            key, at = _value(tokens, at, depth + 1)
+            if not isinstance(key, str) or key in keys or len(keys) > 8 or at >= len(tokens) or tokens[at][0] != ":":
+                raise HeaderProblem("its header is no plain literal")
+            keys.append(key)
+            at += 1
+        item, at = _value(tokens, at, depth + 1)
+        items.append(item)
+        comma = at < len(tokens) and tokens[at][0] == ","
+        at += comma
+    if at >= len(tokens):
+        raise HeaderProblem("its header is no plain literal")
+    if mark == "{":
+        return dict(zip(keys, items, strict=True)), at + 1
+    if mark == "[":
+        return items, at + 1
+    return (items[0] if len(items) == 1 and not comma else tuple(items)), at + 1
+
+
+_CLOSING = {"{": "}", "[": "]", "(": ")"}

@@ -1,23 +1,71 @@
-"""torch.distributed.checkpoint's folder: ``.distcp`` files, and the ``.metadata`` that is written last."""
+"""torch.distributed.checkpoint's folder: ``.distcp`` files, and the ``.metadata`` that is written last.
+
+Without collectives each rank writes a ``__0.metadata`` of its own instead, for its own files.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ckptguard.formats.structure import Structure
+from ckptguard.formats.suffixes import is_dcp_metadata
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 
 _METADATA = ".metadata"
+_SUFFIX = ".distcp"
+_OF_RANK = re.compile(r"__(\d{1,9})(?:_\d+\.distcp|\.metadata)")
 
 
 def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str, Structure]) -> list[Gap]:
-    """What a folder inside the checkpoint ("": the checkpoint itself) lacks."""
-    key = checkpoint.key(f"{folder}/{_METADATA}" if folder else _METADATA)
-    return [] if key in checkpoint.files else [Gap(message="not there; it is written last", file=key)]
+    """What a folder inside the checkpoint ("": the checkpoint itself) lacks.
+
+    Files that its ``.metadata`` does not name are gaps too: they are of another save, or it is. Empty ones are not: a
+    rank or thread with nothing to write leaves such a file.
+    """
+    prefix = folder + "/" if folder else ""
+    sizes = {}
+    for entry in checkpoint.entries:
+        inside = checkpoint.inside(entry.key)
+        if inside.startswith(prefix) and "/" not in inside[len(prefix) :]:
+            sizes[inside[len(prefix) :]] = entry.size
+    described = [name for name in sizes if is_dcp_metadata(name)]
+    stored = sorted(name for name in sizes if name.endswith(_SUFFIX))
+    named: dict[str, int] = {}  # where the last range of each file ends
+    known = True  # all that any metadata says
+    for name in described:
+        structure = structures.get(checkpoint.key(prefix + name))
+        known = known and structure is not None and not structure.problems
+        for file, chunks in structure.chunks.items() if structure is not None else ():
+            named[file] = max(named.get(file, 0), chunks[-1].offset + chunks[-1].length if chunks else 0)
+
+    def gap(name: str, message: str) -> Gap:
+        return Gap(message=message, file=checkpoint.key(prefix + name))
+
+    gaps = [gap(name, "not there; it is written last") for name in _metadata_to_expect(described, stored)]
+    for name, length in sorted(named.items()):
+        if name not in sizes:
+            gaps.append(gap(name, f"{_METADATA} names this file, but it is not there"))
+        elif sizes[name] < length:
+            gaps.append(gap(name, f"it has {sizes[name]} bytes, but {_METADATA} states ranges up to byte {length}"))
+    if described and known:
+        strange = [name for name in stored if name not in named and sizes[name]]
+        gaps += [gap(name, f"{_METADATA} does not name this file: one of them is of another save") for name in strange]
+    return gaps
+
+
+def _metadata_to_expect(described: list[str], stored: list[str]) -> list[str]:
+    """Names of metadata that are not there: the one of all ranks, or those of ranks that left other files."""
+    if _METADATA in described:
+        return []
+    if not described:
+        return [_METADATA]
+    ranks = {int(match[1]) for name in (*described, *stored) if (match := _OF_RANK.fullmatch(name))}
+    return [name for rank in sorted(ranks) if (name := f"__{rank}{_METADATA}") not in described]
 
 
 def _accepts(folder: Folder) -> bool:
-    return _METADATA in folder.files or any(f.endswith(".distcp") for f in folder.files)
+    return any(is_dcp_metadata(f) or f.endswith(_SUFFIX) for f in folder.files)
 
 
 LAYOUT = Layout(

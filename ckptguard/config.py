@@ -32,6 +32,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patterns: tuple[Pattern, ...] = ()  # the user's own words about names: what is a checkpoint, and its step
     on_incident: tuple[str, ...] = ()  # command (argv) told of incidents
     webhook: str | None = None  # http(s) URL told of incidents
+    digest: str = "md5"  # "md5": each pass takes whole files' MD5 too; "blake3": not where it is on record already
+    executor: str = "threads"  # where the command line scans: "inline", "threads" or "processes"; a daemon: a process
+    workers: int = 0  # how many threads or processes scan side by side; 0: as many as there are processors
     worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process
     worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
 
@@ -48,6 +51,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("keep_pending must be at least 1")
         if self.keep not in ("auto", "copy", "none"):
             raise SettingsError(f'keep must be "auto", "copy" or "none", not "{self.keep}"')
+        if self.digest not in ("md5", "blake3"):
+            raise SettingsError(f'digest must be "md5" or "blake3", not "{self.digest}"')
+        if self.executor not in ("inline", "threads", "processes"):
+            raise SettingsError(f'executor must be "inline", "threads" or "processes", not "{self.executor}"')
+        if not 0 <= self.workers <= 256:
+            raise SettingsError(f"workers must be between 0 and 256, not {self.workers}")
         if self.worker_memory < 256 * 1024**2:
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):

@@ -13,6 +13,7 @@ from ckptguard.operations.survey import survey
 from ckptguard.records.clock import utc_now
 from ckptguard.records.presence import DaemonRecord, this_host
 from ckptguard.records.run import open_run
+from ckptguard.scan.processes import ProcessScanner
 from ckptguard.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
@@ -21,7 +22,6 @@ from ckptguard_daemon.hooks import COMMAND_SECONDS, Hooks
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.rendezvous import listen
-from ckptguard_daemon.scanning import WorkerScanner
 from ckptguard_daemon.server import HttpServer
 from ckptguard_daemon.waiting import Passes
 from ckptguard_daemon.watcher import Watcher
@@ -52,7 +52,7 @@ def serve(
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings)
-    scanner = WorkerScanner(settings, stop)
+    scanner = _scanner(settings, stop)
     runs = [GuardedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
     passes = Passes()
     watchers: list[Watcher] = []
@@ -106,7 +106,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     for url in urls:
         open_run(url, records=settings.records, patterns=settings.patterns)
     hooks = Hooks(settings)
-    scanner = WorkerScanner(settings, stop)
+    scanner = _scanner(settings, stop)
     told = True
     try:
         for url in urls:
@@ -138,7 +138,18 @@ def exit_code(outcomes: Iterable[Outcome], *, told: bool) -> int:
     return GOOD if found == {Outcome.GOOD} else UNDECIDED
 
 
-def _settled_pass(run: GuardedRun, settings: Settings, scanner: WorkerScanner, stop: threading.Event) -> bool:
+def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
+    # Training's files matter more than ours: what was read here is dropped from the page cache.
+    return ProcessScanner(
+        memory=settings.worker_memory,
+        seconds=settings.worker_seconds,
+        workers=settings.workers or 2,
+        stop=stop,
+        spare_cache=True,
+    )
+
+
+def _settled_pass(run: GuardedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
     """Passes until nothing is merely settling; whether everything could be told."""
     patience = _LONGEST_SETTLING + 10 * settings.settle
     while True:

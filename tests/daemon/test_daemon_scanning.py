@@ -14,16 +14,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ckptguard_daemon import scanning, worker
-from ckptguard_daemon.frames import PREFIX, Answer
-from ckptguard_daemon.scanning import WorkerScanner, scrubbed
 from daemon_process import Starter, save, until, was_asked
 
-from ckptguard.config import Settings
 from ckptguard.errors import ObjectMissingError, WorkerError
 from ckptguard.formats.structure import Leaf
-from ckptguard.scan import ScanOptions, scan_files
+from ckptguard.scan import ScanOptions, scan_files, worker, worker_process
+from ckptguard.scan.frames import PREFIX, Answer
+from ckptguard.scan.processes import ProcessScanner
 from ckptguard.scan.result import Scan
+from ckptguard.scan.worker_process import scrubbed
 from ckptguard.storage import Storage, open_storage
 
 
@@ -40,10 +39,22 @@ def stop() -> threading.Event:
     return threading.Event()
 
 
+def process_scanner(
+    stop: threading.Event, *, memory: int = 4 * 2**30, seconds: float = 60.0, idle: float = 60.0
+) -> ProcessScanner:
+    """One scanning process."""
+    return ProcessScanner(memory=memory, seconds=seconds, stop=stop, idle=idle)
+
+
+def the_pid(scanner: ProcessScanner) -> int | None:
+    """The scanning process, while there is one."""
+    return next(iter(scanner.pids), None)
+
+
 @pytest.fixture
-def scanner(stop: threading.Event) -> Iterator[WorkerScanner]:
+def scanner(stop: threading.Event) -> Iterator[ProcessScanner]:
     """A scanner with the default settings."""
-    made = WorkerScanner(Settings(), stop)
+    made = process_scanner(stop)
     yield made
     made.close()
 
@@ -56,7 +67,7 @@ def without_time(scan: Scan) -> Scan:
     return msgspec.structs.replace(scan, seconds=0.0)
 
 
-def in_background(scanner: WorkerScanner, storage: Storage) -> tuple[threading.Thread, list[BaseException]]:
+def in_background(scanner: ProcessScanner, storage: Storage) -> tuple[threading.Thread, list[BaseException]]:
     """A scan in a thread, and what it raised."""
     raised: list[BaseException] = []
 
@@ -71,57 +82,57 @@ def in_background(scanner: WorkerScanner, storage: Storage) -> tuple[threading.T
     return thread, raised
 
 
-def unread(scanner: WorkerScanner) -> int:
+def unread(scanner: ProcessScanner) -> int:
     """How many bytes of a request wait for the scanning process."""
-    process = scanner._process
+    process = scanner._processes[0]._process
     assert process is not None
     assert process.stdin is not None
     return int.from_bytes(fcntl.ioctl(process.stdin.fileno(), termios.FIONREAD, b"\0" * 4), sys.byteorder)
 
 
-def paused(scanner: WorkerScanner, storage: Storage) -> int:
+def paused(scanner: ProcessScanner, storage: Storage) -> int:
     """The scanning process, stopped, so that the next scan hangs."""
     scanner(storage, KEYS)
-    pid = scanner.pid
+    pid = the_pid(scanner)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     until(lambda: "T (stopped)" in Path(f"/proc/{pid}/status").read_text(), "the pause")
     return pid
 
 
-def test_it_says_the_same_as_inline(scanner: WorkerScanner, storage: Storage) -> None:
+def test_it_says_the_same_as_inline(scanner: ProcessScanner, storage: Storage) -> None:
     """A scan in a process of its own equals one in ours, and the process is used again."""
     options = ScanOptions(sums=("sha256",))
     assert without_time(scanner(storage, KEYS, options)) == without_time(scan_files(storage, KEYS, options))
-    first = scanner.pid
+    first = the_pid(scanner)
     scanner(storage, KEYS)
-    assert scanner.pid == first
+    assert the_pid(scanner) == first
 
 
-def test_errors_come_back_as_they_were(scanner: WorkerScanner, storage: Storage) -> None:
+def test_errors_come_back_as_they_were(scanner: ProcessScanner, storage: Storage) -> None:
     """An error of the storage keeps its class and its key, and does not cost the process."""
     scanner(storage, KEYS)
-    before = scanner.pid
+    before = the_pid(scanner)
     with pytest.raises(ObjectMissingError) as caught:
         scanner(storage, ("gone.pt",))
-    assert (caught.value.key, scanner.pid) == ("gone.pt", before)
+    assert (caught.value.key, the_pid(scanner)) == ("gone.pt", before)
 
 
-def test_it_holds_no_secrets(scanner: WorkerScanner, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_no_secrets(scanner: ProcessScanner, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and passwords of the daemon's environment are not in the scanning process."""
     for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "CKPTGUARD_WEBHOOK", "LC_TEST"):
         monkeypatch.setenv(name, "s3cr3t")
     scanner(storage, KEYS)
-    seen = Path(f"/proc/{scanner.pid}/environ").read_text()
+    seen = Path(f"/proc/{the_pid(scanner)}/environ").read_text()
     names = {line.partition("=")[0] for line in seen.split("\0") if line}
     assert [line for line in seen.split("\0") if "s3cr3t" in line] == ["LC_TEST=s3cr3t"]
     assert names <= set(scrubbed(os.environ))
 
 
-def test_it_is_limited_and_yields(scanner: WorkerScanner, storage: Storage) -> None:
+def test_it_is_limited_and_yields(scanner: ProcessScanner, storage: Storage) -> None:
     """Memory, open files, core dumps and processor time are limited; its priority is low."""
     scanner(storage, KEYS)
-    pid = scanner.pid
+    pid = the_pid(scanner)
     assert pid is not None
     assert resource.prlimit(pid, resource.RLIMIT_AS) == (4 * 2**30, 4 * 2**30)
     assert resource.prlimit(pid, resource.RLIMIT_CORE) == (0, 0)
@@ -134,7 +145,7 @@ def test_it_is_limited_and_yields(scanner: WorkerScanner, storage: Storage) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_dead_process_could_not_tell(scanner: WorkerScanner, storage: Storage, number: signal.Signals) -> None:
+def test_a_dead_process_could_not_tell(scanner: ProcessScanner, storage: Storage, number: signal.Signals) -> None:
     """Killed in the middle of a scan, it is WorkerError, which names the signal; the next scan has a new process."""
     pid = paused(scanner, storage)
     thread, raised = in_background(scanner, storage)
@@ -145,12 +156,12 @@ def test_a_dead_process_could_not_tell(scanner: WorkerScanner, storage: Storage,
     assert [type(e) for e in raised] == [WorkerError]
     assert number.name in str(raised[0])
     assert scanner(storage, KEYS).files[0].md5
-    assert scanner.pid != pid
+    assert the_pid(scanner) != pid
 
 
 def test_too_slow_is_ended(storage: Storage, stop: threading.Event) -> None:
     """A scan past its time is WorkerError, and its process is gone."""
-    scanner = WorkerScanner(Settings(worker_seconds=1.5), stop)
+    scanner = process_scanner(stop, seconds=1.5)
     try:
         pid = paused(scanner, storage)
         with pytest.raises(WorkerError, match="longer than"):
@@ -160,7 +171,7 @@ def test_too_slow_is_ended(storage: Storage, stop: threading.Event) -> None:
         scanner.close()
 
 
-def test_a_stop_ends_a_scan(scanner: WorkerScanner, storage: Storage, stop: threading.Event) -> None:
+def test_a_stop_ends_a_scan(scanner: ProcessScanner, storage: Storage, stop: threading.Event) -> None:
     """Setting the stop event ends a scan that would have gone on."""
     pid = paused(scanner, storage)
     thread, raised = in_background(scanner, storage)
@@ -175,7 +186,7 @@ def test_too_little_memory_could_not_tell(run: Path, stop: threading.Event) -> N
     names = {f"layer.{n}.{'x' * 900}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(80_000)}
     header = msgspec.json.encode(names)
     (run / "big.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    scanner = WorkerScanner(Settings(worker_memory=256 * 2**20), stop)
+    scanner = process_scanner(stop, memory=256 * 2**20)
     try:
         with pytest.raises(WorkerError):
             scanner(open_storage(run), ("big.safetensors",))
@@ -185,7 +196,7 @@ def test_too_little_memory_could_not_tell(run: Path, stop: threading.Event) -> N
 
 def test_the_least_memory_is_enough_to_start(storage: Storage, stop: threading.Event) -> None:
     """With the smallest limit that the settings allow, an ordinary checkpoint is scanned."""
-    scanner = WorkerScanner(Settings(worker_memory=256 * 2**20), stop)
+    scanner = process_scanner(stop, memory=256 * 2**20)
     try:
         assert scanner(storage, KEYS).files[0].md5
     finally:
@@ -194,10 +205,10 @@ def test_the_least_memory_is_enough_to_start(storage: Storage, stop: threading.E
 
 def test_an_idle_process_ends_and_is_replaced(storage: Storage, stop: threading.Event) -> None:
     """After its idle time the process is gone; the next scan starts another without a word."""
-    scanner = WorkerScanner(Settings(), stop, idle=0.2)
+    scanner = process_scanner(stop, idle=0.2)
     try:
         scanner(storage, KEYS)
-        until(lambda: scanner.pid is None, "the end of the idle process")
+        until(lambda: the_pid(scanner) is None, "the end of the idle process")
         assert scanner(storage, KEYS).files[0].md5
     finally:
         scanner.close()
@@ -209,19 +220,19 @@ def test_an_idle_process_ends_and_is_replaced(storage: Storage, stop: threading.
     ids=["endless", "not MessagePack", "a number", "nothing"],
 )
 def test_nonsense_could_not_tell(
-    scanner: WorkerScanner, storage: Storage, monkeypatch: pytest.MonkeyPatch, answer: bytes
+    scanner: ProcessScanner, storage: Storage, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     """An answer that is too large or no answer at all is WorkerError."""
     code = f"import os, time; os.read(0, 9); os.write(1, {answer!r}); time.sleep(60)"
-    real = scanning.subprocess.Popen
+    real = worker_process.subprocess.Popen
 
     def impostor(command: list[str], **arguments: object) -> object:
         return real([command[0], "-c", code], **arguments)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(scanning.subprocess, "Popen", impostor)
+    monkeypatch.setattr(worker_process.subprocess, "Popen", impostor)
     with pytest.raises(WorkerError):
         scanner(storage, KEYS)
-    assert scanner.pid is None
+    assert the_pid(scanner) is None
 
 
 def test_numbers_beyond_64_bits_do_not_stop_an_answer(storage: Storage) -> None:

@@ -1,4 +1,4 @@
-"""What the daemon and its scanning process say to each other: length-prefixed MessagePack on two pipes."""
+"""What a process and its scanning processes say to each other: length-prefixed MessagePack on two pipes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 
 import msgspec
 
-from ckptguard.scan import ScanOptions
+from ckptguard.scan.options import ScanOptions
 from ckptguard.scan.result import Scan
 
 PREFIX = struct.Struct(">Q")

@@ -1,7 +1,7 @@
-"""The scanning process: ``python -m ckptguard_daemon.worker MEMORY IDLE PARENT``.
+"""The scanning process: ``python -m ckptguard.scan.worker MEMORY IDLE PARENT``.
 
 It parses files that may be hostile, so it holds no secrets, is limited in memory and time, yields to training, and
-dies with the daemon. It scans one checkpoint at a time and ends after being idle for a while.
+dies with the process that started it. It serves one request at a time and ends after being idle for a while.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import sys
 import msgspec
 
 from ckptguard.errors import CouldNotTellError
-from ckptguard.scan import scan_files
+from ckptguard.scan.files import scan_files
+from ckptguard.scan.frames import PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.storage import open_storage
-from ckptguard_daemon.frames import PREFIX, Answer, Request, frame
 
 _PR_SET_PDEATHSIG = 1
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}

@@ -1,0 +1,39 @@
+"""The scanner that the settings ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.scan.options import Progress, Scanner, ScanOptions
+from ckptguard.scan.result import Scan
+from ckptguard.storage.protocol import Storage
+
+
+@contextmanager
+def scanner_of(settings: Settings) -> Iterator[Scanner]:
+    """A scanner in this thread, in threads, or in limited processes that end with the context; all find the same."""
+    if settings.executor == "processes":
+        from ckptguard.scan.executors import workers_of
+        from ckptguard.scan.processes import ProcessScanner
+
+        workers = workers_of(settings.workers)
+        with ProcessScanner(
+            memory=settings.worker_memory, seconds=settings.worker_seconds, processes=workers, workers=workers
+        ) as scanner:
+            yield scanner
+        return
+    workers = 1 if settings.executor == "inline" else settings.workers
+
+    def scan(
+        storage: Storage, keys: Sequence[str], options: ScanOptions | None = None, progress: Progress | None = None
+    ) -> Scan:
+        from ckptguard.scan.files import scan_files
+
+        options = msgspec.structs.replace(options or ScanOptions(), workers=workers)
+        return scan_files(storage, keys, options, progress)
+
+    yield scan

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from ckptguard.formats.structure import Structure
+from ckptguard.layouts.adapters import adapter_gaps
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 from ckptguard.layouts.engine_states import engine_gaps, has_engine_states
 from ckptguard.layouts.ranks import rank_gaps
@@ -27,7 +28,8 @@ def _accepts(folder: Folder) -> bool:
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
     names = {checkpoint.inside(key) for key in checkpoint.files}
-    gaps = [*shard_gaps(checkpoint, structures), *engine_gaps(checkpoint, structures, latest_needed=True)]
+    gaps = [*shard_gaps(checkpoint, structures), *adapter_gaps(checkpoint)]
+    gaps += engine_gaps(checkpoint, structures, latest_needed=True)
     if not any(_WEIGHTS.fullmatch(name) for name in names) and not has_engine_states(checkpoint):
         gaps.append(Gap(message="there are no weights (model or adapter_model)"))
     state = checkpoint.key("trainer_state.json")

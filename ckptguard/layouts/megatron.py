@@ -6,6 +6,7 @@ parallelism one number more. Source: megatron/training/checkpointing.py, ``get_c
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -18,6 +19,7 @@ _RANK = re.compile(r"mp_rank_(?P<tensor>\d{2,3})(?:_(?P<pipeline>\d{3}))?(?:_(?P
 _MODEL = ("model_optim_rng.pt", "model_rng.pt")
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 _MOST = 10_000
+_MOST_NAMED = 20
 
 
 def _accepts(folder: Folder) -> bool:
@@ -47,20 +49,30 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
         broken = any(s.problems for s in structures.values())
         message = "no file states how many ranks there are: whether all are there is not known"
         return gaps if broken else [*gaps, Gap(message=message, fatal=False)]
-    if len(ranks) < stated:
-        gaps.append(Gap(message=f"only {len(ranks)} of {stated} model parallel ranks are there: {sorted(ranks)[:20]}"))
+    missing = [rank for rank in _folders(stated) if rank not in ranks]
+    what = f"not there; the arguments tell of {math.prod(stated)} model parallel ranks"
+    gaps += [Gap(message=what, file=checkpoint.key(f"{rank}/{_MODEL[0]}")) for rank in missing[:_MOST_NAMED]]
+    if len(missing) > _MOST_NAMED:
+        gaps.append(Gap(message=f"and {len(missing) - _MOST_NAMED} more ranks are missing"))
     return gaps
 
 
-def _stated(structure: Structure) -> int | None:
-    """How many model parallel ranks the arguments in a file tell of."""
-    sizes = {v.name.rpartition(".")[2]: v.value for v in structure.leaves if v.name.startswith("args.")}
-    if "tensor_model_parallel_size" not in sizes:
+def _folders(sizes: tuple[int, int, int]) -> list[str]:
+    """The rank folders' names; a number is left out of them where there is only one such rank."""
+    tensor, pipeline, expert = sizes
+    stages = [f"_{p:03d}" for p in range(pipeline)] if pipeline > 1 else [""]
+    experts = [f"_{e:03d}" for e in range(expert)] if expert > 1 else [""]
+    return [f"mp_rank_{t:02d}{p}{e}" for t in range(tensor) for p in stages for e in experts]
+
+
+def _stated(structure: Structure) -> tuple[int, int, int] | None:
+    """(tensor, pipeline, expert) parallel ranks that the arguments in a file tell of."""
+    stated = {v.name.removeprefix("args."): v.value for v in structure.leaves if v.name.startswith("args.")}
+    if _SIZES[0] not in stated:
         return None
-    product = 1
-    for name in _SIZES:
-        product *= int(sizes.get(name, 1))
-    return product if 0 < product <= _MOST else None
+    tensor, pipeline, expert = (int(stated.get(name, 1)) for name in _SIZES)
+    sane = min(tensor, pipeline, expert) > 0 and tensor * pipeline * expert <= _MOST
+    return (tensor, pipeline, expert) if sane else None
 
 
 LAYOUT = Layout(name="megatron", gaps=_gaps, accepts=_accepts)

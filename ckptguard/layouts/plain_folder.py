@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.structure import Structure
+from ckptguard.layouts.adapters import adapter_gaps
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import shard_gaps
@@ -16,7 +17,7 @@ _ALONE = re.compile(r"(?:last|latest|best|final|init)(?:[-_.=].*)?\.(?:ckpt|pt|p
 
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
-    gaps = shard_gaps(checkpoint, structures)
+    gaps = [*shard_gaps(checkpoint, structures), *adapter_gaps(checkpoint)]
     if not any(holds_state(key) for key in checkpoint.files):
         gaps.append(Gap(message="there is no file with weights or optimizer state"))
     return gaps

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ckptguard.formats.structure import Structure
 from ckptguard.layouts.checkpoint import Checkpoint, Gap
+from ckptguard.layouts.dcp_shards import dcp_shard_gaps, is_dcp_shard
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.safetensors|\.bin)")
 _MOST_NAMED = 20
@@ -15,7 +16,7 @@ _MOST_NAMED = 20
 def shard_gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
     """Shards or indexes that are missing, and tensors that an index promises but its shard does not hold."""
     names = {checkpoint.inside(key) for key in checkpoint.files}
-    gaps = [*_numbered_gaps(names)]
+    gaps = [*_numbered_gaps(names), *dcp_shard_gaps(checkpoint, structures)]
     for key, structure in structures.items():
         if structure.weight_map is not None:
             gaps += _index_gaps(checkpoint, key, structure.weight_map, structures)
@@ -26,7 +27,7 @@ def _numbered_gaps(names: set[str]) -> list[Gap]:
     families: dict[tuple[str, int, str], set[int]] = {}
     for name in names:
         match = _SHARD.fullmatch(name)
-        if match:
+        if match and not is_dcp_shard(name):
             family = (match["stem"], int(match["total"]), match["suffix"])
             families.setdefault(family, set()).add(int(match["number"]))
     gaps = []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ckptguard.formats.structure import ChunkPlace
+from ckptguard.formats.strict_json import JsonProblem, parse_object
+from ckptguard.formats.structure import ChunkPlace, Structure
 
+_OFFSETS = "DCP_SHARDING_INFO"
 _COMPARISONS = 16  # for each piece: a grid needs about as many as it has rows
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
@@ -56,3 +58,18 @@ def _overlap(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
         if not room:
             break
     return None
+
+
+def offsets_in(structure: Structure) -> dict[str, tuple[int, ...]]:
+    """Where the tensors of a safetensors file lie in those they are pieces of, as its header says; {} if it does not
+    say it in a way that can be understood."""
+    try:
+        stated = parse_object(structure.metadata.get(_OFFSETS, "{}").encode("utf-8", "replace"))
+    except JsonProblem:
+        return {}
+    found = {}
+    for name, described in stated.items():
+        offsets = described.get("saved_offsets") if isinstance(described, dict) else None
+        if isinstance(offsets, list) and all(type(n) is int and 0 <= n < 2**63 for n in offsets):
+            found[name] = tuple(offsets)
+    return found

@@ -34,22 +34,24 @@ def dcp_shard_gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) 
             folders.setdefault(key.rpartition("/")[0], []).append(key)
     gaps: list[Gap] = []
     for folder, keys in sorted(folders.items()):
-        gaps += _missing_numbers(folder, keys)
+        inside = checkpoint.inside(keys[0]).rpartition("/")[0]
+        where = f" in {inside}" if inside else ""
+        gaps += _missing_numbers(where, keys)
         shards = [structures[key] for key in keys if key in structures]
         if len(shards) == len(keys) and not any(s.problems for s in shards):
-            gaps += _incomplete(folder, shards, _consolidated(folder, structures))
+            gaps += _incomplete(where, shards, _consolidated(folder, structures))
     return gaps
 
 
-def _missing_numbers(folder: str, keys: list[str]) -> list[Gap]:
+def _missing_numbers(where: str, keys: list[str]) -> list[Gap]:
     """A model file that no rank has a part of may be one whose tensors are tied to others': not fatal."""
     matches = [match for key in keys if (match := _NAME.fullmatch(key.rpartition("/")[2]))]
     there = {int(m["number"]) for m in matches}
     total = max(int(m["total"]) for m in matches)
     if len(there) >= total:
         return []
-    message = f"there are parts of only {len(there)} of {total} model files: {sorted(there)[:_MOST_NAMED]}"
-    return [Gap(message=message, file=folder or None, fatal=False)]
+    message = f"there are parts of only {len(there)} of {total} model files{where}: {sorted(there)[:_MOST_NAMED]}"
+    return [Gap(message=message, fatal=False)]
 
 
 def _consolidated(folder: str, structures: Mapping[str, Structure]) -> dict[str, tuple[int, ...]]:
@@ -65,27 +67,26 @@ def _consolidated(folder: str, structures: Mapping[str, Structure]) -> dict[str,
     }
 
 
-def _incomplete(folder: str, shards: list[Structure], whole: Mapping[str, tuple[int, ...]]) -> list[Gap]:
+def _incomplete(where: str, shards: list[Structure], whole: Mapping[str, tuple[int, ...]]) -> list[Gap]:
     pieces: dict[str, list[Box]] = {}
     for shard in shards:
         offsets = offsets_in(shard)
         for tensor in shard.tensors:
             at = offsets.get(tensor.name)
             if at is None or len(at) != len(tensor.shape):
-                return [Gap(message=f"where {tensor.name} lies in its tensor is not stated", file=folder or None)]
+                return [Gap(message=f"where {tensor.name}{where} lies in its tensor is not stated")]
             pieces.setdefault(tensor.name, []).append((at, tensor.shape))
     flaws = []
     for name, boxes in sorted(pieces.items()):
         if len({len(at) for at, _ in boxes}) > 1:
             flaws.append(f"{name}: its pieces have different numbers of dimensions")
             continue
-        reach = tuple(
-            max(ends) for ends in zip(*([a + n for a, n in zip(*box, strict=True)] for box in boxes), strict=True)
-        )
+        ends = [[start + size for start, size in zip(*box, strict=True)] for box in boxes]
+        reach = tuple(max(along) for along in zip(*ends, strict=True))
         flaw = flaw_in_cover(whole.get(name, reach), boxes)
         if flaw:
             flaws.append(f"{name}: {flaw}")
     flaws += [f"{name}: there is no piece of it" for name in sorted(set(whole) - set(pieces))]
     if not flaws:
         return []
-    return [Gap(message=f"{len(flaws)} tensors are not whole, first: {flaws[0]}", file=folder or None)]
+    return [Gap(message=f"{len(flaws)} tensors are not whole{where}, first: {flaws[0]}")]

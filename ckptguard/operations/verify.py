@@ -25,6 +25,7 @@ from ckptguard.operations.examine import collect_evidence, manifest_files, scan_
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import release, sealed_outcome
 from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.recorded_md5 import md5_is_recorded
 from ckptguard.operations.report import Checked
 from ckptguard.operations.seal import seal_observed
 from ckptguard.records.clock import utc_now
@@ -65,11 +66,14 @@ def verify_checkpoint(
     """Verify a checkpoint in place, now, and record the verdict unless `record` is false.
 
     The caller has seen to it that the files are quiet. `resealed` takes what lies there as a new generation, whatever
-    the manifest says. `resave` says what to do about a re-save that is only half done.
+    the manifest says. `resave` says what to do about a re-save that is only half done. `md5`: take MD5 too, unless
+    the settings leave it out where it is on record.
 
     Raises CouldNotTellError and its kinds when there can be no verdict: a file changed or vanished while it was read,
     storage failed, the scanning process died.
     """
+    if md5 and settings.digest == "blake3" and not resealed:
+        md5 = not md5_is_recorded(run, checkpoint)
     options = ScanOptions(md5=md5)
     scan = scan_checkpoint(run.storage, checkpoint, options, scanner=scanner, progress=progress)
     now = find_checkpoint(run, checkpoint.path)

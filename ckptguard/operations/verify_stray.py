@@ -90,11 +90,12 @@ def _judged(
     started = time.monotonic()
     expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
     algorithms = tuple(sorted({algorithm for algorithm, _ in expected.values()} - {"md5"}))
-    options = ScanOptions(md5=True, sums=algorithms)
+    stated = "md5" in {algorithm for algorithm, _ in expected.values()}
+    options = ScanOptions(md5=stated or settings.digest == "md5", sums=algorithms)
     facts: HubFacts | None = None
     if isinstance(target.storage, HubCacheStorage):
         facts = hub_facts(target.storage, checkpoint)
-        options = msgspec.structs.replace(options, md5="md5" in {algorithm for algorithm, _ in expected.values()})
+        options = msgspec.structs.replace(options, md5=stated)
         scan = _scan_by_digest(target, checkpoint, options, facts, scanner, progress)
         checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
     else:

@@ -115,17 +115,19 @@ def sums_for(
     prefix = "" if prefix == "." else prefix
     if prefix in files:
         return {prefix: _for_one_file(sums, prefix, root, folder)}
-    fitting: dict[str, tuple[str, str]] = {}
-    most = 0
+    present, most = set(files), 0
+    fitting: set[tuple[str, tuple[str, str]]] = set()
     for base in _bases(prefix, root, folder):
-        keys = {_key(base, path, root): stated for path, stated in sums.items()}
-        inside = {k: s for k, s in keys.items() if k in files or (k.startswith(prefix + "/") if prefix else k)}
-        fits = sum(key in files for key in inside)
+        keys = {(_key(base, path, root), stated) for path, stated in sums.items()}
+        inside = {(k, s) for k, s in keys if k in present or (k.startswith(prefix + "/") if prefix else k)}
+        fits = sum(key in present for key, _ in inside)
         if fits > most:
             fitting, most = inside, fits
     if not most:
         raise SettingsError(f"the checksum file names no file of {escape(prefix.rpartition('/')[2] or 'the target')}")
-    return fitting
+    if len(fitting) > len(dict(fitting)):
+        raise SettingsError("the checksum file names one file by several paths, with different sums")
+    return dict(fitting)
 
 
 def _for_one_file(sums: Sums, key: str, root: str, folder: str) -> tuple[str, str]:
@@ -151,12 +153,10 @@ def _bases(prefix: str, root: str, folder: str) -> list[str]:
 
 def _key(base: str, path: str, root: str) -> str:
     """The key that a stated path means; "" for one outside the storage."""
-    if path.startswith("/"):
-        if not root.startswith("/"):
-            return ""
-        key = posixpath.relpath(posixpath.normpath(path), root)
+    if root.startswith("/") and path:
+        key = posixpath.relpath(posixpath.join(root, base, path), root)
     else:
-        key = posixpath.normpath(posixpath.join(base, path)) if path else ""
+        key = posixpath.normpath(posixpath.join(base, path)) if path and not path.startswith("/") else ""
     return "" if key in (".", "..") or key.startswith("../") else key
 
 

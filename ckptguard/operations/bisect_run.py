@@ -23,6 +23,8 @@ from ckptguard.records.run import Run
 from ckptguard.scan import Progress, Scanner, scan_files
 from ckptguard.verdict import Finding, Outcome
 
+_LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely is what turned
+
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint of the series; stages come by step and generation."""
@@ -163,8 +165,9 @@ def _verify_pending(
 def _quiet(run: Run, checkpoint: Checkpoint, settings: Settings) -> Checkpoint | None:
     if LAYOUTS[checkpoint.layout].sealed_by_writer:
         return checkpoint
+    limit = min(2 * settings.settle, _LONGEST_WAIT)
     return wait_until_quiet(
-        checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=2 * settings.settle
+        checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=limit
     )
 
 

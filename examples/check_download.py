@@ -1,9 +1,10 @@
-"""Check a downloaded model folder before it is loaded.
+"""Check a downloaded model before it is loaded.
 
     python examples/check_download.py FOLDER
 
-Reads every file once: structure, shards, NaN and Inf, pickles that would run code; and compares with MD5SUMS or
-SHA256SUMS, if the folder has one. Nothing of a pickle is executed, and nothing is written.
+FOLDER is any folder with a model, or a place in a Hugging Face hub cache. Every file is read once: structure, shards,
+NaN and Inf, pickles that would run code. In a hub cache each file is compared with the name of its blob; elsewhere
+with SHA256SUMS or MD5SUMS, if the folder has one. Nothing of a pickle is executed, and nothing is written.
 """
 
 from __future__ import annotations
@@ -12,24 +13,28 @@ import sys
 from pathlib import Path
 
 from ckptguard import CkptguardError
+from ckptguard.cli.exit_codes import of_outcomes
 from ckptguard.config import Settings
+from ckptguard.names import escape
 from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Outcome
 
 
-def check(folder: Path) -> bool:
-    """Say what is wrong with a folder; whether nothing is."""
+def check(folder: Path) -> int:
+    """Say what is wrong with a folder; the exit code: 0 good, 3 bad, 4 incomplete, 1 could not tell."""
     sums = next((str(folder / name) for name in ("SHA256SUMS", "MD5SUMS") if (folder / name).is_file()), None)
     report = verify_target(str(folder), Settings(), record=False, check_sums=sums)
     for checkpoint in report.checkpoints:
-        print(f"{checkpoint.path}: {checkpoint.outcome.value}, {checkpoint.bytes} bytes")
+        print(f"{escape(checkpoint.path)}: {checkpoint.outcome.value}, {checkpoint.bytes} bytes")
         for finding in checkpoint.findings:
-            print(f"  {finding.severity.value}: {finding.file or checkpoint.path}: {finding.message}")
-    return report.outcome is Outcome.GOOD
+            place = escape(finding.file or checkpoint.path)
+            print(f"  {finding.severity.value}: {place}: {escape(finding.message)}")
+    return of_outcomes((c.outcome for c in report.checkpoints), could_not_tell=report.could_not_tell)
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/check_download.py FOLDER")
     try:
-        sys.exit(0 if check(Path(sys.argv[1])) else 3)
+        sys.exit(check(Path(sys.argv[1])))
     except CkptguardError as error:
         sys.exit(f"error: {error.message}")

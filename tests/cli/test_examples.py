@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures_runs import write_sharded
+from hub_caches import Hub, flip, sharded_files
 
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.records.run import open_run
@@ -84,6 +85,25 @@ def test_a_download_that_is_not_there_is_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+def test_checking_nothing_is_one_sentence(tmp_path):
+    """Without a folder: how it is used, and no traceback."""
+    done = run_example("check_download.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("usage: ")
+
+
+def test_a_download_in_a_hub_cache_needs_no_checksum_file(tmp_path):
+    """Its blobs' names are the digests: good, then bad by one bit, then incomplete without a shard."""
+    snapshot = Hub(tmp_path / "hub").download(sharded_files())
+    shard = snapshot / "model-00002-of-00003.safetensors"
+    assert run_example("check_download.py", snapshot, cwd=tmp_path).returncode == 0
+    flip(shard.resolve())
+    done = run_example("check_download.py", snapshot, cwd=tmp_path)
+    assert (done.returncode, shard.name in done.stdout) == (3, True)
+    shard.resolve().unlink()
+    assert run_example("check_download.py", snapshot, cwd=tmp_path).returncode == 4
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))

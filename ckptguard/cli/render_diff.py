@@ -88,5 +88,6 @@ def remark(found: Difference) -> str:
     if not found.differing:
         return "the same values"
     where = f"largest at {list(found.largest_index)}" if found.largest_index else ""
-    share = "" if found.differing == found.count and found.largest_change is not None else f"{found.differing} of {found.count} differ"
+    all_differ = found.differing == found.count and found.largest_change is not None
+    share = "" if all_differ else f"{found.differing} of {found.count} differ"
     return ", ".join(text for text in (share, where) if text)

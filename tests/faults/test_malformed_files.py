@@ -22,10 +22,9 @@ from format_files import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_reader import MemoryReader
 
-from ckptguard.errors import ChangedWhileReadError
 from ckptguard.formats import read_structure
-from ckptguard.storage.protocol import Entry
 
 VALID = torch_bytes({"w": torch.arange(8.0), "b": torch.ones(2)})
 
@@ -237,20 +236,6 @@ def test_foreign_files_are_no_alarm(tmp_path: Path, name: str) -> None:
     """Files that promise no tensors are opaque, whatever their bytes."""
     for data in (b"", b"PK\x03\x04 cut", b"{", VALID[:50], bytes(100)):
         assert structure_of(tmp_path, name, data).problems == ()
-
-
-class MemoryReader:
-    """Bytes as a reader."""
-
-    def __init__(self, name: str, data: bytes) -> None:
-        self.data = data
-        self.entry = Entry(key=name, kind="file", size=len(data))
-
-    def read(self, offset: int, length: int) -> bytes:
-        """The range, or the error of a reader that meets the end."""
-        if offset < 0 or length < 0 or offset + length > len(self.data):
-            raise ChangedWhileReadError("ends", key=self.entry.key)
-        return self.data[offset : offset + length]
 
 
 SEEDS = {

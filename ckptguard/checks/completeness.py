@@ -23,6 +23,9 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
     for gap in evidence.gaps:
         severity = Severity.ERROR if gap.fatal else Severity.WARNING
         yield _finding(severity, gap.message, gap.file)
+    for file in evidence.scan.files:
+        if file.structure.truncated and not file.structure.problems:
+            yield _finding(Severity.ERROR, "it is not whole yet", file.entry.key)
     yield from _nothing_held(evidence)
     yield from _zero_tails(evidence)
     if evidence.sealed is not None:

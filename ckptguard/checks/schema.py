@@ -17,7 +17,9 @@ from ckptguard.verdict import Finding, Severity
 _DCP_METADATA = "dcp_metadata"
 _ACCEPT = "if the change is deliberate: ckptguard accept RUN --step N"
 # What is laid out by rank: its sizes, and how many there are, change with the number of ranks.
-_BY_RANK = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+_(?:optim|model)_states\.pt|.*distrib_optim\.pt|.*\.distcp")
+_BY_RANK = re.compile(
+    r".*zero_pp_rank_\d+_mp_rank_\d+_(?:optim|model)_states\.pt|.*distrib_optim\.pt|.*\.distcp|.*shard-\d+-model-.*\.safetensors"
+)
 _FLAT = re.compile(
     r"(?:.*[._])?flat_param(?:_\d+)?(?:\..*)?|(?:.*\.)?(?:single_partition_of_)?fp32(?:_flat)?_groups\b.*"
 )

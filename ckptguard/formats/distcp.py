@@ -57,20 +57,16 @@ def read_beside(reader: Reader, path: str, beside: Beside) -> Structure:
     rank = _RANK.fullmatch(name)
     metadata = beside(".metadata") or (beside(f"__{rank[1]}.metadata") if rank else None)
     if metadata is None:
-        # It is written last, so the save may still be going on.
-        return _unexplained("no .metadata beside it says what it holds", truncated=True)
+        return Structure(format=FORMAT.name, truncated=True)  # it is written last: the save is not finished
     chunks = metadata.chunks.get(name, ())
     if not chunks:
         if not reader.entry.size and not metadata.problems:
             return Structure(format=FORMAT.name)  # a rank or thread that had nothing to write
-        return _unexplained("the .metadata beside it does not say that it holds anything", truncated=False)
+        problem = Problem(message="the .metadata beside it does not say that it holds anything")
+        return Structure(format=FORMAT.name, problems=(problem,))
     reading = _Reading(len(chunks))
     reading.take(reader, chunks)
     return reading.structure(metadata.containers)
-
-
-def _unexplained(message: str, *, truncated: bool) -> Structure:
-    return Structure(format=FORMAT.name, problems=(Problem(message=message),), truncated=truncated)
 
 
 class _Reading:

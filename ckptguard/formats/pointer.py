@@ -25,7 +25,7 @@ def read(reader: Reader, path: str) -> Structure:
     except UnicodeDecodeError:
         name = ""
     plain = len(text) <= _LONGEST and name.isprintable() and is_safe_path(name)
-    return Structure(format=FORMAT.name, metadata={"points_to": name} if plain else {}, truncated=not text)
+    return Structure(format=FORMAT.name, metadata={"points_to": name} if plain else {})
 
 
 FORMAT = Format(name="pointer", matches=matches, read=read, holds_tensors=False)

@@ -18,11 +18,11 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """Leaves ``step`` and ``epoch``, where there are such lines. No YAML is parsed; an empty file is not whole."""
+    """Leaves ``step`` and ``epoch``, where there are such lines. No YAML is parsed."""
     text = reader.read(0, min(reader.entry.size, _LONGEST))
     numbers = {word.decode(): int(digits) for word, digits in _NUMBER.findall(text)}
     leaves = tuple(Leaf(word, number) for word, number in numbers.items())
-    return Structure(format=FORMAT.name, leaves=leaves, truncated=not text)
+    return Structure(format=FORMAT.name, leaves=leaves)
 
 
 FORMAT = Format(name="yaml", matches=matches, read=read, holds_tensors=False)

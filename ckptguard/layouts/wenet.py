@@ -37,7 +37,9 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
         gaps.append(Gap(message="not there; WeNet writes it last, and a resume needs it", file=yaml))
     elif yaml in structures:
         stated = {leaf.name: leaf.value for leaf in structures[yaml].leaves}
-        if not stated:
+        if not any(e.size for e in checkpoint.entries if e.key == yaml):
+            gaps.append(Gap(message="it is empty", file=yaml))
+        elif not stated:
             gaps.append(Gap(message="it states neither step nor epoch", file=yaml, fatal=False))
         for word in ("step", "epoch"):
             named = checkpoint.path.rpartition("/")[2].startswith(f"{word}_")

@@ -196,11 +196,13 @@ class _Beside:
         other = key.rpartition("/")[0] + "/" + name if "/" in key else name
         with self._lock:
             if other not in self._known:
+                self._known[other] = None
                 try:
-                    with self._storage.open(other) as reader:
-                        self._known[other] = read_structure(reader, other)
+                    if self._storage.stat(other).kind == "file":  # a link or FIFO has a finding of its own
+                        with self._storage.open(other) as reader:
+                            self._known[other] = read_structure(reader, other)
                 except ObjectMissingError:
-                    self._known[other] = None
+                    pass
             return self._known[other]
 
 

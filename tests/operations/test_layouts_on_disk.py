@@ -14,6 +14,7 @@ from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.restore import restore
 from ckptguard.operations.roll_back import roll_back
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.run import open_run
 from ckptguard.verdict import Outcome, Severity
 
@@ -68,3 +69,20 @@ def test_a_step_saved_again_is_a_new_generation(kind, tmp_path):
     shutil.copytree(tmp_path / "again", root, dirs_exist_ok=True, copy_function=shutil.copyfile)
     checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK)
     assert (checked.id, checked.outcome) == ("200.2", Outcome.GOOD), checked.findings
+
+
+def test_a_first_save_killed_before_its_metadata_is_incomplete(tmp_path):
+    """Nothing explains the files yet: INCOMPLETE, not BAD."""
+    path = LAYOUT_WRITERS["dcp"](tmp_path, 100, 1)
+    (tmp_path / path / ".metadata").unlink()
+    report = verify_target(str(tmp_path / path), QUICK, wait=0)
+    assert report.outcome is Outcome.INCOMPLETE
+
+
+def test_metadata_that_is_a_link_is_bad(tmp_path):
+    """It is not followed, and the checkpoint has no other."""
+    path = LAYOUT_WRITERS["dcp"](tmp_path, 100, 1)
+    (tmp_path / path / ".metadata").rename(tmp_path / "elsewhere")
+    (tmp_path / path / ".metadata").symlink_to(tmp_path / "elsewhere")
+    report = verify_target(str(tmp_path / path), QUICK, wait=0)
+    assert report.outcome is Outcome.BAD

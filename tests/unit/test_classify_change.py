@@ -133,4 +133,4 @@ def test_the_last_written_file_must_be_new_too():
     """Weights are new, the layout's last file is not: not finished."""
     last = File(path="c-1/trainer_state.json", size=5, format="json", envelope="s", mtime_ns=1, inode=1)
     files = [found(A, new=True, changed=TENSORS), found(last)]
-    assert classify(manifest(A, last), files, last_written="trainer_state.json") is Change.RESAVING
+    assert classify(manifest(A, last), files, last_written="c-1/trainer_state.json") is Change.RESAVING

@@ -1,19 +1,23 @@
 """Verification against md5sum and against the naive way, in turns, as whole processes.
 
-    python tests/benchmarks/bench_scan.py [--size-gib 2] [--runs 5] [--folder DIR]
+    python tests/benchmarks/bench_scan.py [--size-gib 2] [--runs 5] [--folder DIR] [--only PART]
 
-Prints medians of wall time and CPU time as ratios to md5sum on the same file in the same run, and peak memory.
+Prints medians of wall time and CPU time as ratios to md5sum over the same files in the same run, and peak memory:
+one file in either format, with MD5, with BLAKE3 alone, and bound to one processor; eight shards with md5sum reading
+them one after the other; a sparse file four times as large, for its memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,11 +36,16 @@ assert all(torch.isfinite(t).all() for t in state.values())
 MAKE = """
 import sys, torch
 from safetensors.torch import save_file
-folder, tensors = sys.argv[1], int(sys.argv[2])
-state = {f"layer.{i}.weight": torch.randn(4096, 4096) for i in range(tensors)}
-save_file(state, f"{folder}/model.safetensors")
-torch.save(state, f"{folder}/model.pt")
+folder, tensors, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+prefix = name.partition("-of-")[0].removeprefix("model-").partition(".")[0]
+state = {f"layer.{prefix}.{i}.weight": torch.randn(4096, 4096) for i in range(tensors)}
+save_file(state, f"{folder}/{name}") if name.endswith("safetensors") else torch.save(state, f"{folder}/{name}")
 """
+
+VERIFY = [sys.executable, "-m", "ckptguard", "verify"]
+BLAKE3 = [*VERIFY, "--digest", "blake3"]
+TENSOR = 4096 * 4096 * 4
+SHARDS = 8
 
 
 class Cost(NamedTuple):
@@ -47,38 +56,93 @@ class Cost(NamedTuple):
     peak_mib: float
 
 
-def run(argv: list[str]) -> Cost:
-    """Run a command to its end and say what it cost; it must succeed."""
+def run(argv: Sequence[str], codes: Sequence[int] = (0,)) -> Cost:
+    """Run a command to its end and say what it cost; it must end as expected."""
     started = time.perf_counter()
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     wall = time.perf_counter() - started
     process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
+    if process.returncode not in codes:
         raise SystemExit(f"{argv} ended with {process.returncode}")
     return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def measure(path: Path, runs: int) -> None:
-    """Print the ratios for one file."""
-    ways = {
-        "md5sum": ["md5sum", str(path)],
-        "naive": [sys.executable, "-c", NAIVE, str(path)],
-        "ckptguard verify": [sys.executable, "-m", "ckptguard", "verify", str(path)],
-    }
+def warm(paths: Sequence[Path]) -> None:
+    """Have the files in the page cache; a system may have dropped them since the last command."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+
+
+def measure(title: str, paths: Sequence[Path], ways: dict[str, list[str]], runs: int, code: int = 0) -> None:
+    """Print the ratios of some ways to `md5sum` on the same files."""
+    names = [str(path) for path in paths]
+    ways = {"md5sum": ["md5sum", *names], **ways}
     costs: dict[str, list[Cost]] = {name: [] for name in ways}
-    run(ways["md5sum"])  # warms the page cache
     for _ in range(runs):
         for name, argv in ways.items():
-            costs[name].append(run(argv))
-    print(f"{path.name}: {path.stat().st_size / 2**30:.2f} GiB, medians of {runs} runs, ratios to md5sum")
+            warm(paths)
+            costs[name].append(run(argv, (0, code)))
+    size = sum(path.stat().st_size for path in paths) / 2**30
+    print(f"{title}: {size:.2f} GiB, medians of {runs} runs, ratios to md5sum")
     for name, own in costs.items():
         pairs = list(zip(own, costs["md5sum"], strict=True))
         wall = statistics.median(c.wall / base.wall for c, base in pairs)
         cpu = statistics.median(c.cpu / base.cpu for c, base in pairs)
         seconds = statistics.median(c.wall for c in own)
         peak = max(c.peak_mib for c in own)
-        print(f"  {name:18} wall {wall:5.2f} ({seconds:5.2f} s)   CPU {cpu:5.2f}   peak {peak:7.1f} MiB")
+        print(f"  {name:24} wall {wall:5.2f} ({seconds:5.2f} s)   CPU {cpu:5.2f}   peak {peak:7.1f} MiB", flush=True)
+
+
+def one_file(folder: Path, name: str, tensors: int, runs: int) -> None:
+    """One file, in every way."""
+    path = make(folder, tensors, name)
+    ways = {
+        "naive": [sys.executable, "-c", NAIVE, str(path)],
+        "ckptguard": [*VERIFY, str(path)],
+        "ckptguard BLAKE3": [*BLAKE3, str(path)],
+        "ckptguard BLAKE3, 1 core": ["taskset", "-c", "0", *BLAKE3, str(path)],
+        "ckptguard start": [*VERIFY, str(folder / "tiny.json")],
+    }
+    (folder / "tiny.json").write_text("{}")
+    measure(name, [path], ways, runs)
+    path.unlink()
+
+
+def shards(folder: Path, tensors: int, runs: int) -> None:
+    """A checkpoint of eight shards."""
+    checkpoint = folder / "model"
+    checkpoint.mkdir()
+    names = [f"model-{n:05}-of-{SHARDS:05}.safetensors" for n in range(1, SHARDS + 1)]
+    paths = [make(checkpoint, max(tensors // 4, 1), name) for name in names]
+    index = {f"layer.{n:05}.{i}.weight": name for n, name in enumerate(names, 1) for i in range(max(tensors // 4, 1))}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    ways = {"ckptguard": [*VERIFY, str(checkpoint)], "ckptguard BLAKE3": [*BLAKE3, str(checkpoint)]}
+    processes = ["env", "CKPTGUARD_EXECUTOR=processes", *VERIFY, str(checkpoint)]
+    measure(f"{SHARDS} shards", paths, {**ways, "ckptguard, processes": processes}, runs)
+    for path in paths:
+        path.unlink()
+
+
+def sparse(folder: Path, tensors: int) -> None:
+    """A large file of one tensor that takes no room on the disk; all zero, so its verdict is BAD."""
+    path, size = folder / "sparse.safetensors", 4 * tensors * TENSOR
+    header = f'{{"w":{{"dtype":"F32","shape":[{size // 4}],"data_offsets":[0,{size}]}}}}'.encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    os.utime(path, (time.time() - 60, time.time() - 60))
+    measure(f"sparse, {size / 2**30:.0f} GiB", [path], {"ckptguard": [*VERIFY, str(path)]}, 1, code=3)
+    path.unlink()
+
+
+def make(folder: Path, tensors: int, name: str) -> Path:
+    """A file of so many tensors of 64 MiB, old enough to count as quiet."""
+    subprocess.run([sys.executable, "-c", MAKE, str(folder), str(tensors), name], check=True)
+    os.utime(folder / name, (time.time() - 60, time.time() - 60))
+    return folder / name
 
 
 def main() -> None:
@@ -87,11 +151,20 @@ def main() -> None:
     parser.add_argument("--size-gib", type=float, default=2.0)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where to make the files (default: a temporary folder)")
+    parser.add_argument("--only", choices=("safetensors", "torch", "shards", "sparse"), help="measure one part only")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        subprocess.run([sys.executable, "-c", MAKE, folder, str(max(1, round(options.size_gib * 16)))], check=True)
-        for name in ("model.safetensors", "model.pt"):
-            measure(Path(folder) / name, options.runs)
+    tensors = max(1, round(options.size_gib * 2**30 / TENSOR))
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        folder = Path(name)
+        parts = {
+            "safetensors": lambda: one_file(folder, "model.safetensors", tensors, options.runs),
+            "torch": lambda: one_file(folder, "model.pt", tensors, options.runs),
+            "shards": lambda: shards(folder, tensors, options.runs),
+            "sparse": lambda: sparse(folder, tensors),
+        }
+        for part, measured in parts.items():
+            if options.only in (None, part):
+                measured()
 
 
 if __name__ == "__main__":

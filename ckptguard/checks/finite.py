@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from ckptguard.checks.evidence import Evidence, ScannedTensor
+from ckptguard.formats import Leaf
 from ckptguard.layouts.roles import key_role, number_role
-from ckptguard.scan.result import Numbers
+from ckptguard.scan.result import Numbers, ScannedFile
 from ckptguard.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
@@ -120,10 +121,12 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
     """Python numbers in optimizer, scheduler and scaler subtrees.
 
     An infinite `best` of ReduceLROnPlateau is as it should be, so infinity weighs only in a loss scale or a rate.
-    A logged gradient norm that is not finite is a notice here; check_stale knows what it may mean.
+    A logged gradient norm that is not finite is a notice here; check_stale knows what it may mean. Notices about one
+    subtree of a file are one; a configuration may hold what it likes.
     """
     for file in evidence.scan.files:
         containers = file.structure.containers
+        harmless: dict[str, list[Leaf]] = {}
         for leaf in file.structure.leaves:
             if math.isfinite(leaf.value):
                 continue
@@ -138,11 +141,21 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
                 or parts[-1] in _SCALES
                 or not _RATES.isdisjoint(parts[-2:])  # of a list too: _last_lr.0
             )
-            yield Finding(
-                check="finite",
-                severity=Severity.ERROR if heavy else Severity.NOTICE,
-                message=f"this number is {leaf.value}",
-                file=file.entry.key,
-                tensor=leaf.name,
-                count=1,
-            )
+            if heavy:
+                yield _number(file, [leaf], Severity.ERROR)
+            elif not parts[0].endswith(("config", "hyper_parameters")):
+                harmless.setdefault(parts[0], []).append(leaf)
+        for leaves in harmless.values():
+            yield _number(file, leaves, Severity.NOTICE)
+
+
+def _number(file: ScannedFile, leaves: list[Leaf], severity: Severity) -> Finding:
+    more = f" (and {len(leaves) - 1} more beside it are not finite)" if len(leaves) > 1 else ""
+    return Finding(
+        check="finite",
+        severity=severity,
+        message=f"this number is {leaves[0].value}{more}",
+        file=file.entry.key,
+        tensor=leaves[0].name,
+        count=len(leaves),
+    )

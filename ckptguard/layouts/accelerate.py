@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from ckptguard.formats.structure import Structure
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
-from ckptguard.layouts.engine_states import engine_gaps, has_engine_states
+from ckptguard.layouts.engine_states import engine_gaps, has_engine_states, optimizer_there
 from ckptguard.layouts.ranks import rank_gaps
 from ckptguard.layouts.sharded import shard_gaps
 
@@ -38,6 +38,8 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
         gaps.append(Gap(message="there are no weights"))
     if not any(_RANDOM.fullmatch(name) for name in names):
         gaps.append(Gap(message="there are no random_states; Accelerate writes them last"))
+    if "scheduler.bin" in names and not optimizer_there(checkpoint):
+        gaps.append(Gap(message="not there, but the scheduler's state is", file=checkpoint.key("optimizer.bin")))
     custom = sorted(int(match[1]) for name in names if (match := _CUSTOM.fullmatch(name)))
     if custom and custom[-1] + 1 != len(custom):
         gaps.append(Gap(message=f"only {len(custom)} of {custom[-1] + 1} custom_checkpoint files are there"))

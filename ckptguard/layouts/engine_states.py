@@ -10,12 +10,19 @@ from ckptguard.layouts.checkpoint import Checkpoint, Gap
 from ckptguard.layouts.dcp import dcp_gaps
 from ckptguard.layouts.deepspeed import MODEL_STATES, OPTIM_STATES, deepspeed_gaps, latest_gaps
 
+_OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.(?:pt|bin|safetensors)")
 _FSDP = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 
 
 def has_engine_states(checkpoint: Checkpoint) -> bool:
     """Whether weights lie in a DeepSpeed or FSDP folder inside."""
     return bool(_deepspeed_folders(checkpoint)) or any(f.startswith("pytorch_model") for f in _fsdp_folders(checkpoint))
+
+
+def optimizer_there(checkpoint: Checkpoint) -> bool:
+    """Whether optimizer state lies in a file of its own, or in a DeepSpeed or FSDP folder inside."""
+    own = any(_OPTIMIZER.fullmatch(checkpoint.inside(key)) for key in checkpoint.files)
+    return own or bool(_deepspeed_folders(checkpoint)) or any(f.startswith("optim") for f in _fsdp_folders(checkpoint))
 
 
 def engine_gaps(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ckptguard.formats.structure import Structure
 from ckptguard.layouts.adapters import adapter_gaps
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
-from ckptguard.layouts.engine_states import engine_gaps, has_engine_states
+from ckptguard.layouts.engine_states import engine_gaps, has_engine_states, optimizer_there
 from ckptguard.layouts.ranks import rank_gaps
 from ckptguard.layouts.sharded import shard_gaps
 
@@ -32,6 +32,9 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
     gaps += engine_gaps(checkpoint, structures, latest_needed=True)
     if not any(_WEIGHTS.fullmatch(name) for name in names) and not has_engine_states(checkpoint):
         gaps.append(Gap(message="there are no weights (model or adapter_model)"))
+    if "scheduler.pt" in names and not optimizer_there(checkpoint):
+        message = "not there, but the scheduler's state is: a resume would start it anew and say nothing"
+        gaps.append(Gap(message=message, file=checkpoint.key("optimizer.pt")))
     state = checkpoint.key("trainer_state.json")
     if "trainer_state.json" not in names:
         gaps.append(Gap(message="not there; the Trainer writes it last", file=state))

@@ -22,6 +22,9 @@ _FILE_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 
+# optimizer.bin.old is no optimizer state that any trainer would load.
+_PUT_ASIDE = (".old", ".bak", ".orig", ".md5", ".sha256", ".txt", "~")
+
 _KEY_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
@@ -44,6 +47,8 @@ _WRAPPERS = ("app", "app_state", "checkpoint", "ckpt", "state", "train_state")
 def file_role(key: str) -> str:
     """The role that a file's name states; "" where it states none."""
     name = key.rpartition("/")[2].lower()
+    if name.endswith(_PUT_ASIDE):
+        return "other"
     return next((role for pattern, role in _FILE_ROLES if pattern.fullmatch(name)), "")
 
 

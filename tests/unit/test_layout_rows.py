@@ -104,6 +104,20 @@ def test_accelerate_with_deepspeed_inside_and_lost_ranks():
     assert gaps == ["only 1 of 2 ranks have their random_states"]
 
 
+@pytest.mark.parametrize(
+    ("folder", "names", "optimizer"),
+    [
+        ("c-1", ("model.safetensors", "scheduler.bin", "random_states_0.pkl", "optimizer.bin"), "optimizer.bin"),
+        ("checkpoint-1", ("model.safetensors", "scheduler.pt", "trainer_state.json", "optimizer.pt"), "optimizer.pt"),
+    ],
+)
+def test_a_scheduler_without_its_optimizer(folder, names, optimizer):
+    """Both are saved together: one alone is what a lost file leaves, under another name too."""
+    assert fatal(found(*under(folder, *names))[folder]) == []
+    aside = [optimizer + ".old" if n == optimizer else n for n in names]
+    assert [name for name, _ in fatal(found(*under(folder, *aside))[folder])] == [optimizer]
+
+
 def test_accelerate_custom_objects_are_counted():
     """load_state wants as many custom_checkpoint files as were registered."""
     keys = under("c-1", "model.safetensors", "random_states_0.pkl", "custom_checkpoint_1.pkl")

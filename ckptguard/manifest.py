@@ -15,7 +15,7 @@ from ckptguard.record_text import decode_checked, encode_checked
 MANIFEST_FORMAT = 1
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A stored range of bytes that holds tensor data."""
 
     offset: int
@@ -23,7 +23,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     blake3: str
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
+class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own).
 
     `largest` is the largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the

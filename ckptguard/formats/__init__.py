@@ -21,6 +21,7 @@ from ckptguard.formats import (
     trainer_state,
     yaml_numbers,
 )
+from ckptguard.formats.collection import collection_paused
 from ckptguard.formats.structure import Beside, Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.suffixes import tensor_suffix
 from ckptguard.storage.protocol import Reader
@@ -73,4 +74,5 @@ def read_structure(reader: Reader, path: str, beside: Beside = lambda name: None
     """
     head = reader.read(0, min(reader.entry.size, HEAD))
     row = format_of(path, head)
-    return row.read(reader, path) if row.read_beside is None else row.read_beside(reader, path, beside)
+    with collection_paused():
+        return row.read(reader, path) if row.read_beside is None else row.read_beside(reader, path, beside)

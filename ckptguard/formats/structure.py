@@ -12,7 +12,7 @@ import msgspec
 from ckptguard.storage.protocol import Reader
 
 
-class SpanPlace(msgspec.Struct, frozen=True, array_like=True):
+class SpanPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where tensor bytes lie in the file; `crc32` where the container states one."""
 
     offset: int
@@ -20,7 +20,7 @@ class SpanPlace(msgspec.Struct, frozen=True, array_like=True):
     crc32: int | None = None
 
 
-class TensorPlace(msgspec.Struct, frozen=True, array_like=True):
+class TensorPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One named tensor. Its elements lie within elements `start`..`stop` of span number `span`.
 
     `dtype` is torch's name without the prefix ("bfloat16", "float8_e4m3fn", "int64", ...), or the file's own word
@@ -49,7 +49,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     found: str | None = None
 
 
-class Leaf(msgspec.Struct, frozen=True, array_like=True):
+class Leaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path.
 
     `of_array`: it is an element that is not finite, of a numpy array that the pickle itself holds.

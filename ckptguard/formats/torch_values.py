@@ -9,10 +9,12 @@ from ckptguard.formats.pickle_values import Call, Global, PersistentId
 
 _QUANTISED = "torch._utils._rebuild_qtensor"
 _VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", _QUANTISED)
+_NEVER_QUANTISED = frozenset(_VIEWS[:2])
 _TYPED_VIEW = "torch._utils._rebuild_tensor_v3"
 _META = "torch._utils._rebuild_meta_tensor_no_storage"
 PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_TENSORS_THEMSELVES = frozenset((*_VIEWS, _TYPED_VIEW, _META))
 _TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *PARAMETERS))
 _MAX_WRAPPERS = 16
 _MAX_DIMENSIONS = 64
@@ -67,6 +69,8 @@ def is_untyped(value: Call | PersistentId) -> bool:
 
 def tensor_attributes(call: Call) -> list[object]:
     """What is set on a tensor besides its elements: the states of its wrappers."""
+    if call.state is None and type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
+        return []
     states: list[object] = []
     for _ in range(_MAX_WRAPPERS):
         func, args = call.func, call.args
@@ -118,7 +122,8 @@ def as_storage(value: object) -> tuple[StorageRef, str]:
     if type(parts) is not tuple or len(parts) < 5 or parts[0] != "storage":
         raise TensorProblem("it refers to no storage")
     _, kind, key, _, count = parts[:5]
-    dtype = STORAGE_DTYPES.get(kind.name) if type(kind) is Global and kind.module.split(".")[0] == "torch" else None
+    known = type(kind) is Global and (kind.module == "torch" or kind.module.startswith("torch."))
+    dtype = STORAGE_DTYPES.get(kind.name) if known else None
     if dtype is None or type(key) is not str:
         raise TensorProblem("its storage is of no known kind")
     if type(count) is not int or not 0 <= count < _LIMIT:
@@ -142,6 +147,8 @@ def is_class_source(value: PersistentId) -> bool:
 
 def quantiser(value: Call) -> tuple[object, object] | None:
     """(scale, zero point) of a quantised tensor, or (scales, zero points) as tensors."""
+    if type(value.func) is Global and value.func.dotted in _NEVER_QUANTISED:
+        return None
     call = _unwrap(value)
     if not call.calls(_QUANTISED) or type(call.args) is not tuple or len(call.args) < 5:
         return None
@@ -153,7 +160,7 @@ def _unwrap(call: Call) -> Call:
     """The call that views a storage, out of parameters and tensor subclasses."""
     for _ in range(_MAX_WRAPPERS):
         func, args = call.func, call.args
-        if type(func) is not Global or type(args) is not tuple or not args:
+        if type(func) is not Global or func.dotted in _TENSORS_THEMSELVES or type(args) is not tuple or not args:
             break
         inner = args[0]
         if func.dotted in PARAMETERS and type(inner) is Call:
@@ -172,7 +179,9 @@ def _view(
         raise TensorProblem("its offset or strides are impossible")
     if 0 in shape:
         return TensorRef(dtype, shape, None, 0, 0)
-    stop = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    stop = offset + 1
+    for size, step in zip(shape, stride, strict=True):
+        stop += (size - 1) * step
     known = DTYPES.get(dtype)
     if known is None:
         return TensorRef(dtype, shape, storage, 0, 0)

@@ -43,12 +43,19 @@ def read_within(reader: Reader, room: Room) -> Structure:
         message = "a TorchScript archive is not supported"
         return Structure(format=FORMAT.name, problems=(Problem(message=message),), globals=names)
     problems = list(archive.problems)
-    storages = [(name, r) for name, r in archive.records.items() if name.startswith(_DATA) and r.size]
-    storages.sort(key=lambda storage: storage[1].offset)
-    spans = tuple(SpanPlace(r.offset, r.size, r.crc32) for _, r in storages)
-    stored = {name[len(_DATA) :]: Stored(None, r.size) for name, r in archive.records.items() if name.startswith(_DATA)}
-    stored.update((name[len(_DATA) :], Stored(index, r.size)) for index, (name, r) in enumerate(storages))
-    problems += _wrong_sums(reader, archive)
+    spans: list[SpanPlace] = []
+    stored: dict[str, Stored] = {}
+    others: list[Record] = []
+    for name, record in archive.records.items():  # in the order of the file
+        if not name.startswith(_DATA):
+            others.append(record)
+        elif record.size:
+            stored[name[len(_DATA) :]] = Stored(len(spans), record.size)
+            spans.append(SpanPlace(record.offset, record.size, record.crc32))
+        else:
+            stored[name[len(_DATA) :]] = Stored(None, 0)
+            others.append(record)
+    problems += _wrong_sums(reader, others)
     byte_order = _byte_order(reader, archive, problems)
     found, names = _read_state(reader, archive, room, problems)
     tensors = place_tensors(found.tensors, stored, byte_order, problems)
@@ -56,7 +63,7 @@ def read_within(reader: Reader, room: Room) -> Structure:
         problems[_MAX_PROBLEMS:] = [Problem(message=f"and {len(problems) - _MAX_PROBLEMS} more problems")]
     return Structure(
         format=FORMAT.name,
-        spans=spans,
+        spans=tuple(spans),
         tensors=tuple(tensors),
         problems=tuple(problems),
         truncated=archive.truncated,
@@ -91,9 +98,8 @@ def _read_state(reader: Reader, archive: Archive, room: Room, problems: list[Pro
     return found, tuple(sorted(pickled.globals))
 
 
-def _wrong_sums(reader: Reader, archive: Archive) -> list[Problem]:
+def _wrong_sums(reader: Reader, others: list[Record]) -> list[Problem]:
     """Records beside the storages are checked here; the storages' bytes are checked as they are scanned."""
-    others = [r for name, r in archive.records.items() if not name.startswith(_DATA) or not r.size]
     return [_wrong_sum(r, found) for r in others if (found := crc32_of(reader, r.offset, r.size)) != r.crc32]
 
 

@@ -21,6 +21,7 @@ _HAS_DESCRIPTOR = 0x0008
 _ZIP64_EXTRA = 0x0001
 _READ_AHEAD = 160  # a local header with torch's padding, nearly always
 _MAX_PROBLEMS = 100
+_BLOCK, _NEAR = 1 << 16, 1 << 12
 
 
 class Record(NamedTuple):
@@ -93,6 +94,7 @@ def _find_twins(entries: list[DirectoryEntry], problems: list[Problem]) -> None:
 def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], problems: list[Problem]) -> list[Record]:
     """Records in the order of the file, checked to fill it from its first byte to the directory without a gap."""
     records: dict[str, Record] = {}
+    ahead = _ReadAhead(reader, tail.directory_offset)
     end, descriptor = 0, b""  # where the previous record's data ends, and the descriptor that should follow
     for entry in sorted(entries, key=lambda e: e.header_offset):
         start = entry.header_offset
@@ -103,10 +105,10 @@ def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], pr
         gap = start - end
         wanted = len(entry.raw_name) + _READ_AHEAD
         if gap == len(descriptor):
-            raw = reader.read(end, min(gap + wanted, tail.directory_offset - end))
+            raw = ahead.read(end, gap + wanted)
         if gap != len(descriptor) or not raw.startswith(descriptor):
             _note_gap(end, start, descriptor, problems)
-            raw = reader.read(start, min(wanted, tail.directory_offset - start))
+            raw = ahead.read(start, wanted)
         else:
             raw = raw[gap:]
         placed = _read_local(reader, tail, entry, raw)
@@ -124,6 +126,27 @@ def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], pr
     if not whole or reader.read(end, len(descriptor)) != descriptor:
         _note_gap(end, tail.directory_offset, descriptor, problems)
     return list(records.values())
+
+
+class _ReadAhead:
+    """Reads small records together with those that follow them; up to `end`, where the directory begins."""
+
+    def __init__(self, reader: Reader, end: int) -> None:
+        self._reader = reader
+        self._end = end
+        self._start = 0
+        self._block = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes, or those of them that come before the end."""
+        begin, length = offset - self._start, min(length, self._end - offset)
+        known = len(self._block) - begin
+        if begin < 0 or known < length:
+            # Only where the last block reached near here do small records seem to follow one another.
+            near = begin >= 0 and known > -_NEAR
+            self._start, begin = offset, 0
+            self._block = self._reader.read(offset, min(max(length, _BLOCK if near else 0), self._end - offset))
+        return self._block[begin : begin + length]
 
 
 def _note_gap(end: int, start: int, descriptor: bytes, problems: list[Problem]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import struct
 from typing import NamedTuple
@@ -23,6 +24,7 @@ _NEWEST_VERSION = 63  # what Python's own reader knows
 STORED, DEFLATED = 0, 8
 _KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
+_USUAL_NAME = re.compile(r"\w[\w-]*(?:\.[\w-]+)*(?:/\w[\w-]*(?:\.[\w-]+)*)*", re.ASCII)
 
 
 class Tail(NamedTuple):
@@ -181,6 +183,8 @@ def _is_key(name: str) -> bool:
 
 
 def _is_plain(name: str) -> bool:
+    if len(name) <= 4096 and _USUAL_NAME.fullmatch(name):
+        return True
     if not name or len(name) > 4096 or any(c in name for c in "\0\n\r\\") or "://" in name:
         return False
     return all(part not in ("", ".", "..") for part in name.split("/"))
@@ -188,6 +192,8 @@ def _is_plain(name: str) -> bool:
 
 def _with_zip64(stated: tuple[int, int, int], extra: bytes) -> tuple[int, int, int] | None:
     """Size, packed size and offset with the zip64 extra field's values in place of the full ones."""
+    if not extra and _FULL32 not in stated:
+        return stated
     values: bytes = b""
     position = 0
     while position + 4 <= len(extra):

@@ -33,6 +33,7 @@ ORDER = ("bad", "incomplete", "suspect", "pending", "good")
 @click.option("--trust-global", multiple=True, metavar="NAME", help="Accept this pickled name in a stray file.")
 @click.option("--allow-nonfinite", multiple=True, metavar="PATTERN", help="Tensors that may hold NaN or Inf.")
 @click.option("--digest", type=click.Choice(["md5", "blake3"]), help="blake3: no MD5 where it is on record already.")
+@click.option("--executor", type=click.Choice(["inline", "threads", "processes"]), help="Where to read.")
 @click.option("--workers", type=click.IntRange(1, 256), metavar="N", help="Read with N threads or processes at once.")
 @click.option("--no-record", is_flag=True, help="Write no verdicts into the run's records.")
 @click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait so long for files to be quiet.")
@@ -47,6 +48,7 @@ def command(
     trust_global: tuple[str, ...],
     allow_nonfinite: tuple[str, ...],
     digest: str | None,
+    executor: str | None,
     workers: int | None,
     no_record: bool,
     wait: float | None,
@@ -61,8 +63,15 @@ def command(
     from ckptguard.operations.verify_target import verify_target
     from ckptguard.scan.scanners import scanner_of
 
-    flags = {"trust_globals": trust_global, "allow_nonfinite": allow_nonfinite, "digest": digest, "workers": workers}
-    settings = settings_from(config, records, **flags)
+    settings = settings_from(
+        config,
+        records,
+        trust_globals=trust_global,
+        allow_nonfinite=allow_nonfinite,
+        digest=digest,
+        executor=executor,
+        workers=workers,
+    )
     with (
         progress_bar("verifying", bytes_below(target) if step is None and newest is None else None) as advance,
         scanner_of(settings) as scanner,

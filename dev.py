@@ -90,8 +90,8 @@ def install(what: str, *requirements: str) -> None:
         sys.exit(f"[dev] could not install {what}: pip (22.3 or newer is needed) ended with {code}")
 
 
-def set_up() -> None:
-    """Make .venv hold torch, the package and what the tests need; at once done if it does already."""
+def set_up(*extras: str) -> None:
+    """Make .venv hold torch, the package and what the demo needs, and further extras; at once done if it does."""
     digest = hashlib.sha256()
     for name in ("pyproject.toml", "dev.py"):
         digest.update((ROOT / name).read_bytes())
@@ -99,7 +99,7 @@ def set_up() -> None:
     which = f"{sys.version} {sys.executable} {TORCH} {ROOT}".replace("\n", " ")
     wanted = [which, digest.hexdigest()]
     found = STAMP.read_text(encoding="utf-8").splitlines() if STAMP.is_file() and PYTHON.exists() else []
-    if found == wanted:
+    if found[:2] == wanted and set(extras) <= set(found[2:]):
         return
     if found[:1] != wanted[:1]:
         create(torch_folder(sys.executable))
@@ -109,8 +109,8 @@ def set_up() -> None:
         say(f"using the torch in {theirs}")
     else:
         install(TORCH, TORCH)
-    install("ckptguard and what its tests need", "--editable", ".[test]")
-    STAMP.write_text("\n".join(wanted) + "\n", encoding="utf-8")
+    install("ckptguard and what its tests need", "--editable", f".[{','.join(('test', *extras))}]")
+    STAMP.write_text("\n".join((*wanted, *extras)) + "\n", encoding="utf-8")
 
 
 def demo(arguments: list[str]) -> int:
@@ -120,8 +120,8 @@ def demo(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Set up and run every check; pytest comes last, and its closing line is the last where all passed."""
-    set_up()
+    """Set up, the training frameworks too, and run every check; pytest's closing line is the last where all passed."""
+    set_up("writers")
     failed = []
     for check in CHECKS:
         say(" ".join(check))
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
     if verb == "test":
         return test(arguments[1:])
     if verb == "setup":
-        set_up()
+        set_up("writers")
         return 0
     print(__doc__)
     return 0 if verb in ("-h", "--help") else 2

@@ -57,6 +57,12 @@ def test_the_set_up_is_done_once(dev, monkeypatch, tmp_path):
     calls.clear()
     dev.set_up()
     assert calls == []
+    dev.set_up("writers")
+    assert calls == [dev.TORCH, ".[test,writers]"]
+    calls.clear()
+    dev.set_up()
+    dev.set_up("writers")
+    assert calls == []
     lines = dev.STAMP.read_text().splitlines()
     dev.STAMP.write_text(f"{lines[0]}\nother requirements\n")
     dev.set_up()

@@ -108,8 +108,11 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Inside:
         if size <= MAX_STREAM:
             parts.append(block)
     if size > MAX_STREAM:
-        return Inside(unread=(name,))
+        # What loading it would call cannot be told, and that must not pass.
+        message = f"{name!r} is a pickle of {size} bytes, which is more than we would read"
+        return Inside(problems=(Problem(message=message, tensor=name),))
     data = b"".join(parts)
+    parts.clear()
     try:
         pickled = read_pickle(data)
     except PickleProblem as error:

@@ -12,7 +12,9 @@ MAX_DIMENSIONS = 64
 MAX_FIELDS = 1000
 MAGIC = b"\x93NUMPY"
 _MAX_NESTING = 20
-_TOKEN = re.compile(r"\s*(?:(True|False|None)\b|(-?\d{1,20})L?\b|'([^'\\\n]*)'|\"([^\"\\\n]*)\"|([\[\](){},:]))")
+_TOKEN = re.compile(
+    r"[ \t\f\r\n]*(?:(True|False|None)\b|(-?(?:0+|[1-9][0-9]{0,19}))L?\b|'([^'\\\n]*)'|\"([^\"\\\n]*)\"|([\[\](){},:]))"
+)
 _DESCR = re.compile(r"([<>|=]?)([?A-Za-z])(\d{0,9})(?:\[\w+\])?")
 _FLOATS = {"f8": "float64", "f4": "float32", "f2": "float16", "c16": "complex128", "c8": "complex64"}
 _INTEGERS = {**{f"{k}{s}": f"{w}{8 * s}" for k, w in (("i", "int"), ("u", "uint")) for s in (1, 2, 4, 8)}, "b1": "bool"}

@@ -9,7 +9,7 @@ from ckptguard.formats.crc import crc32_function, crc32_of, crc32_of_rest
 from ckptguard.formats.deflated import UnpackProblem, unpacked
 from ckptguard.formats.npy import blocks_of, header_at
 from ckptguard.formats.npy_data import Inside, is_plain, look_inside, place_of
-from ckptguard.formats.npy_header import MAX_HEADER, Header, HeaderProblem, read_header
+from ckptguard.formats.npy_header import MAGIC, MAX_HEADER, Header, HeaderProblem, read_header
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.zip_archive import Record, read_archive
@@ -49,7 +49,7 @@ def read(reader: Reader, path: str) -> Structure:
         name = printable(record.name.removesuffix(".npy"))
         try:
             if record.deflated and record.size > room:
-                one = _Found(Inside(unread=(name,)))
+                one = _not_unpacked(reader, record, name)
             elif record.deflated:
                 room -= record.size
                 one = _deflated(reader, record, name)
@@ -86,7 +86,7 @@ def _with_span(tensor: TensorPlace, span: int) -> TensorPlace:
 
 def _stored(reader: Reader, record: Record, name: str) -> _Found:
     """An array whose elements the scan can look at where they lie, unless they are mixed or pickled."""
-    if not record.name.endswith(".npy"):
+    if not record.name.endswith(".npy") and reader.read(record.offset, min(record.size, len(MAGIC))) != MAGIC:
         return _Found(Inside(problems=_wrong_sum(reader, record, name)))
     header = header_at(reader, record.offset, record.size)
     begin, length = record.offset + header.length, record.size - header.length
@@ -108,15 +108,11 @@ def _stored(reader: Reader, record: Record, name: str) -> _Found:
 
 def _deflated(reader: Reader, record: Record, name: str) -> _Found:
     blocks = unpacked(reader, record)
-    if not record.name.endswith(".npy"):
+    head = _head_of(blocks)
+    if not _is_array(record, head):
         for _ in blocks:
             pass
         return _Found()
-    head = b""
-    for block in blocks:
-        head += block
-        if len(head) >= MAX_HEADER + 12:
-            break
     header = read_header(head)
     if not header.pickled:
         _check_size(header, record.size - header.length)
@@ -125,6 +121,28 @@ def _deflated(reader: Reader, record: Record, name: str) -> _Found:
         return _Found(inside)
     span = SpanPlace(record.offset, record.packed)
     return _Found(inside, span, place_of(name, header, 0, as_stored=False))
+
+
+def _not_unpacked(reader: Reader, record: Record, name: str) -> _Found:
+    """More than we would unpack: floats may stay unread, but not what a pickle would call."""
+    head = _head_of(unpacked(reader, record))
+    if _is_array(record, head) and read_header(head).pickled:
+        raise UnpackProblem("it is a pickle, and larger than we would unpack")
+    return _Found(Inside(unread=(name,)))
+
+
+def _head_of(blocks: Iterable[bytes]) -> bytes:
+    head = b""
+    for block in blocks:
+        head += block
+        if len(head) >= MAX_HEADER + 12:
+            break
+    return head
+
+
+def _is_array(record: Record, head: bytes) -> bool:
+    """numpy goes by the first bytes, whatever the record is called."""
+    return record.name.endswith(".npy") or head.startswith(MAGIC)
 
 
 def _chain(first: bytes, rest: Iterable[bytes]) -> Iterable[bytes]:

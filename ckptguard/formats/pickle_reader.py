@@ -14,7 +14,7 @@ from ckptguard.formats.pickle_constants import UINT32, UINT64, Constants, Pickle
 from ckptguard.formats.pickle_opcodes import COSTS, OPCODES, STOP
 from ckptguard.formats.pickle_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
 
-MAX_STREAM = 512 << 20
+MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
 BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
 _FRAME_COST = 32
 _NO_FRAME = 1 << 64

@@ -12,8 +12,9 @@ from typing import Self
 import msgspec
 from blake3 import blake3
 
-from ckptguard.errors import ObjectMissingError
+from ckptguard.errors import ObjectMissingError, WorkerError
 from ckptguard.formats import Structure, read_structure
+from ckptguard.names import escape
 from ckptguard.scan.digest_names import new_hasher
 from ckptguard.scan.executors import executor_of
 from ckptguard.scan.lane import BLOCK, REMOTE_BLOCK, Lane
@@ -55,6 +56,9 @@ class FileScanner:
         """One file."""
         try:
             return self._scan(key)
+        except MemoryError as error:
+            self._stopped = True
+            raise WorkerError(f"reading {escape(key)} takes more memory than there is") from error
         except BaseException:
             self._stopped = True
             raise

@@ -41,6 +41,10 @@ class LocalReader:
         # Not a buffer of the asked length first: a hostile header must not make us allocate what the file cannot hold.
         if offset + length > self._entry.size:
             raise self._changed("ends earlier than expected")
+        with translated(self._entry.key, self._where):
+            found = os.pread(self._descriptor, length, offset)  # one allocation: it may be large
+        if len(found) == length:
+            return found
         buffer = bytearray(length)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)

@@ -222,7 +222,7 @@ class TestLocalStorage(StorageContract):
             raise OSError(errno.EIO, "Input/output error")
 
         with storage.open("k") as reader:
-            monkeypatch.setattr(os, "preadv", broken)
+            monkeypatch.setattr(os, "pread", broken)
             with pytest.raises(StorageError) as caught:
                 reader.read(0, 4)
         assert (type(caught.value), caught.value.key) == (StorageError, "k")

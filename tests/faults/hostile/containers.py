@@ -82,11 +82,11 @@ def npy(data: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + data
 
 
-def npz(data: bytes) -> bytes:
-    """Several arrays, one of them of objects."""
+def npz(data: bytes, name: str = "arr_0.npy", how: int = zipfile.ZIP_STORED) -> bytes:
+    """An archive of one array of objects. numpy looks at a record's first bytes, not at its name."""
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("arr_0.npy"), npy(data))
+        archive.writestr(zipfile.ZipInfo(name), npy(data), how)
     return target.getvalue()
 
 
@@ -135,6 +135,9 @@ CONTAINERS: dict[str, Container] = {
     "TorchScript": _file("model.pt", torchscript),
     "objects in .npy": _file("array.npy", npy),
     "objects in .npz": _file("arrays.npz", npz),
+    "objects under another name in .npz": _file("arrays.npz", lambda data: npz(data, "readme.txt", zipfile.ZIP_STORED)),
+    "objects deflated in .npz": _file("arrays.npz", lambda data: npz(data, "arr_0.npy", zipfile.ZIP_DEFLATED)),
+    "objects deflated under another name": _file("arrays.npz", lambda data: npz(data, "readme", zipfile.ZIP_DEFLATED)),
     ".metadata": _distributed,
     ".distcp": _distributed_object,
     "training_args.bin": _trainer("training_args.bin", torch_archive),

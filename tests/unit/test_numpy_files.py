@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 from format_files import scan_of, structure_of
 
+from ckptguard.config import Settings
 from ckptguard.formats import Structure, read_structure, tensor_suffix
 from ckptguard.formats import npz as npz_format
 from ckptguard.formats.crc import crc32_of_rest
 from ckptguard.formats.npy_header import HeaderProblem, read_header
+from ckptguard.operations.verify_target import verify_target
 from ckptguard.scan import ScannedFile
 from ckptguard.storage import open_storage
+from ckptguard.verdict import Severity
 
 NAN, INF = math.nan, math.inf
 
@@ -316,3 +319,20 @@ def test_which_names_are_state() -> None:
     data = ("data.npy", "features.npz", "rng.npz", "predictions_3.npy", "cinema.npy", "arr_0.npy", "steps.npy")
     assert all(tensor_suffix(name) for name in state)
     assert not any(tensor_suffix(name) for name in data)
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+def test_archives_as_checkpoints(tmp_path: Path, deflated: bool) -> None:
+    """A run of archives is judged like any other, and a folder of mere data is none."""
+    for step, value in ((100, 1.0), (200, NAN)):
+        weights = np.linspace(0, value, 50).reshape(5, 10)
+        (tmp_path / f"step_{step}.npz").write_bytes(npz({"w": weights, "b": np.ones(3)}, deflated=deflated))
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "data.npy").write_bytes(npy(np.array([NAN])))
+    found = verify_target(str(tmp_path), Settings(settle=0.0), record=False)
+    assert [(c.path, c.step, c.outcome.value) for c in found.checkpoints] == [
+        ("step_100.npz", 100, "good"),
+        ("step_200.npz", 200, "bad"),
+    ]
+    errors = [f for f in found.checkpoints[1].findings if f.severity == Severity.ERROR]
+    assert [(f.check, f.tensor) for f in errors] == [("finite", "w")]

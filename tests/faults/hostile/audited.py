@@ -30,7 +30,7 @@ FORBIDDEN = frozenset(
 )
 # What happens once, when our own code or the standard library is first needed.
 LOADING = frozenset(("exec", "compile", "marshal.loads", "code.__new__", "ctypes.dlopen"))
-COMPILERS = ("importlib._bootstrap", "importlib._bootstrap_external", "ckptguard.config")
+COMPILERS = ("importlib._bootstrap", "importlib._bootstrap_external", "ckptguard.config", "msgspec._utils")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -66,7 +66,7 @@ class Watch:
         text = os.fsdecode(path)  # type: ignore[arg-type]
         writes = bool(int(flags or 0) & WRITES)  # type: ignore[call-overload]
         if "/" not in text and text != "..":
-            if not int(flags or 0) & os.O_NOFOLLOW and text != ".":  # type: ignore[call-overload]
+            if not int(flags or 0) & (os.O_NOFOLLOW | os.O_EXCL) and text != ".":  # type: ignore[call-overload]
                 self.seen.append(f"open {text!r} without O_NOFOLLOW")
             elif writes and not self.writable:
                 self.seen.append(f"open {text!r} for writing")

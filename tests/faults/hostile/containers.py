@@ -142,7 +142,7 @@ CONTAINERS: dict[str, Container] = {
     ".distcp": _distributed_object,
     "training_args.bin": _trainer("training_args.bin", torch_archive),
     "rng_state.pth": _trainer("rng_state.pth", torch_archive),
-    "legacy scheduler.pt": _trainer("scheduler.pt", legacy),
+    "legacy scaler.pt": _trainer("scaler.pt", legacy),
     "custom_checkpoint_0.pkl": _trainer("custom_checkpoint_0.pkl"),
 }
 _ARGUMENTS = pickle.dumps({"lr": 0.1, "seen": [1, 2, 3], "args": ("a", None, True)}, 2)

@@ -11,8 +11,8 @@ from typing import Self
 
 import msgspec
 
+from ckptguard.scan import scan_files
 from ckptguard.scan.executors import executor_of
-from ckptguard.scan.files import scan_files
 from ckptguard.scan.frames import Request
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.result import Scan

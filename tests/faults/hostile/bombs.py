@@ -176,7 +176,7 @@ def _array(descr: str, shape: str) -> bytes:
 
 
 # Odd, but nothing is wrong with them: these may be good.
-HARMLESS = ("deflated objects", "deep keys", "empty frames", "memo far away", "many decimals", "wide texts")
+HARMLESS = ("deep keys", "empty frames", "memo far away", "many decimals", "wide texts")
 
 # Files of holes: what they claim to hold is not there, and reading all of it into memory would be a mistake.
 SPARSE: dict[str, tuple[str, bytes, int]] = {

@@ -139,15 +139,15 @@ def test_a_change_under_several_threads(tmp_path: Path) -> None:
         for md5 in (True, False):  # a thread for each of two files, and two threads for one
             for name in names:
                 (tmp_path / name).write_bytes(data)
-            both_read = threading.Barrier(2, timeout=30)
+            both_read = threading.Barrier(2, action=change, timeout=30)  # nobody reads on before the change is made
             keys = names if md5 else names[1:]
             with pytest.raises(ChangedWhileReadError) as caught:
-                scan_files(open_storage(tmp_path), keys, ScanOptions(md5=md5, workers=2), after_both(both_read, change))
+                scan_files(open_storage(tmp_path), keys, ScanOptions(md5=md5, workers=2), after_both(both_read))
             assert caught.value.key == names[1]
 
 
-def after_both(both_read: threading.Barrier, change: Callable[[], None]) -> Callable[[int], None]:
-    """A progress that waits until two threads have read a block, and then makes the change."""
+def after_both(both_read: threading.Barrier) -> Callable[[int], None]:
+    """A progress that waits until two threads have read a block."""
     first_blocks: set[int] = set()
     lock = threading.Lock()
 
@@ -155,8 +155,8 @@ def after_both(both_read: threading.Barrier, change: Callable[[], None]) -> Call
         with lock:
             mine = threading.get_ident() not in first_blocks and len(first_blocks) < 2
             first_blocks.add(threading.get_ident())
-        if mine and both_read.wait() == 0:
-            change()
+        if mine:
+            both_read.wait()
 
     return progress
 

@@ -63,11 +63,12 @@ def test_what_can_be_known_is_found(unsealed, tmp_path):
     pristine = tmp_path / "pristine"
     shutil.copytree(root, pristine, ignore=shutil.ignore_patterns("_ckptguard"))
     for kind in KINDS:
+        applied = 0
         for seed in range(SEEDS):
             hit = KINDS[kind](root, manifest, random.Random(seed))
             if hit is None:
-                assert not applies(kind, manifest) or SEEDS == 1
                 continue
+            applied += 1
             if is_knowable(kind, hit, manifest):
                 checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK, record=False)
                 label = f"kind={kind} seed={seed} {hit}"
@@ -79,3 +80,4 @@ def test_what_can_be_known_is_found(unsealed, tmp_path):
                 assert named, f"{label}: {errors}"
             for file in manifest.files:
                 shutil.copy2(pristine / file.path, root / file.path)
+        assert applied > 0 or not applies(kind, manifest), kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from ckptguard.storage.protocol import Reader
@@ -11,6 +12,7 @@ _BLOCK = 1 << 20
 Crc32 = Callable[[bytes | bytearray | memoryview, int], int]
 
 
+@functools.cache
 def crc32_function() -> Crc32:
     """`crc32(data, start_value)`: isal's (about 28 GB/s) where it is installed, else zlib's."""
     try:

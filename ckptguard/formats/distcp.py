@@ -12,6 +12,7 @@ import re
 from msgspec import structs
 
 from ckptguard.formats import torch_zip
+from ckptguard.formats.alike_archives import AlikeArchives
 from ckptguard.formats.dcp_chunks import chunk_name
 from ckptguard.formats.dcp_metadata import SUFFIX
 from ckptguard.formats.pickle_reader import BUDGET
@@ -85,7 +86,7 @@ class _Reading:
         self.truncated = False
 
     def take(self, reader: Reader, chunks: tuple[ChunkPlace, ...]) -> None:
-        windows, size = Windows(reader), reader.entry.size
+        windows, alike, size = Windows(reader), AlikeArchives(self.room), reader.entry.size
         for chunk in chunks:
             name = chunk_name(chunk)
             if chunk.offset + chunk.length > size:
@@ -98,8 +99,7 @@ class _Reading:
             if chunk.packed:
                 self.packed(chunk, name)
                 continue
-            blob = torch_zip.read_within(windows.window(chunk.offset, chunk.length), self.room)
-            self.blob(chunk, name, blob)
+            self.blob(chunk, name, alike.read(windows.window(chunk.offset, chunk.length)))
         rest = size - chunks[-1].offset - chunks[-1].length
         if rest:
             self.add_problem(Problem(message=f"{rest} bytes follow the last range that .metadata states"))

@@ -39,13 +39,18 @@ class Window:
         self._head = head
         self._tail = tail
         self._tail_start = length - len(tail)
-        entry = reader.entry
-        self._entry = Entry(key=entry.key, kind="file", size=length, mtime_ns=entry.mtime_ns)
+        self._length = length
 
     @property
     def entry(self) -> Entry:
         """The file's entry with the window's size."""
-        return self._entry
+        entry = self._reader.entry
+        return Entry(key=entry.key, kind="file", size=self._length, mtime_ns=entry.mtime_ns)
+
+    @property
+    def whole(self) -> bytes | None:
+        """All of its bytes, if they are in memory."""
+        return self._head if len(self._head) == self._length else None
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes of the window."""

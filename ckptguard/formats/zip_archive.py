@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Problem
-from ckptguard.formats.zip_directory import DEFLATED, DirectoryEntry, Tail, find_tail, read_directory
+from ckptguard.formats.zip_directory import DEFLATED, HAS_DESCRIPTOR, DirectoryEntry, Tail, find_tail, read_directory
 from ckptguard.storage.protocol import Reader
 
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _LOCAL_SIGNATURE = 0x04034B50
 _DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
-_HAS_DESCRIPTOR = 0x0008
 _ZIP64_EXTRA = 0x0001
 _READ_AHEAD = 160  # a local header with torch's padding, nearly always
 _MAX_PROBLEMS = 100
@@ -179,7 +178,7 @@ def _read_local(reader: Reader, tail: Tail, entry: DirectoryEntry, raw: bytes) -
     offset = entry.header_offset + begin + extra_length
     if offset + entry.packed > tail.directory_offset:
         return "its data is out of bounds"
-    if flags & _HAS_DESCRIPTOR:
+    if flags & HAS_DESCRIPTOR:
         # Sizes come behind the data, so the header holds zeros or the same values.
         if crc not in (0, entry.crc32) or size not in (0, 0xFFFFFFFF, entry.size):
             return "its local header contradicts the directory"

@@ -22,6 +22,8 @@ _ENTRY_SIGNATURE = 0x02014B50
 _UTF8 = 0x0800
 _NEWEST_VERSION = 63  # what Python's own reader knows
 STORED, DEFLATED = 0, 8
+HAS_DESCRIPTOR = 0x0008
+CRC_IN_ENTRY, CRC_IN_HEADER = 16, 14  # where it stands in an entry of the directory, and in a local header
 _KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
 _FULL16, _FULL32 = 0xFFFF, 0xFFFFFFFF
 _USUAL_NAME = re.compile(r"\w[\w-]*(?:\.[\w-]+)*(?:/\w[\w-]*(?:\.[\w-]+)*)*", re.ASCII)
@@ -48,6 +50,7 @@ class DirectoryEntry(NamedTuple):
     size: int
     packed: int
     header_offset: int
+    place: int  # where the directory states this
 
 
 def find_tail(reader: Reader) -> Tail:
@@ -126,14 +129,14 @@ def read_directory(reader: Reader, tail: Tail, problems: list[Problem], *, of_nu
             return entries
         fields = _ENTRY.unpack_from(raw, position)
         name_length, extra_length, comment_length = fields[10:13]
-        begin = position + _ENTRY.size
+        place, begin = position, position + _ENTRY.size
         position = begin + name_length + extra_length + comment_length
         if fields[0] != _ENTRY_SIGNATURE or position > len(raw):
             problems.append(Problem(message=f"entry {len(entries)} of the archive's directory is damaged"))
             return entries
         raw_name = raw[begin : begin + name_length]
         extra = raw[begin + name_length : begin + name_length + extra_length]
-        entry = _entry(fields, raw_name, extra, of_numpy)
+        entry = _entry(fields, raw_name, extra, tail.directory_offset + place, of_numpy)
         if isinstance(entry, str):
             shown = printable(raw_name.decode("utf-8", "replace"))
             problems.append(Problem(message=f"record {shown!r}: {entry}"))
@@ -150,7 +153,7 @@ def read_directory(reader: Reader, tail: Tail, problems: list[Problem], *, of_nu
     return entries
 
 
-def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, of_numpy: bool) -> DirectoryEntry | str:
+def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, of_numpy: bool) -> DirectoryEntry | str:
     """One entry, or why it is refused."""
     _, _, version, flags, method, _, _, crc, packed, size, _, _, comment, disk, _, attributes, offset = fields
     if version & 0xFF > _NEWEST_VERSION:
@@ -175,7 +178,7 @@ def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, of_numpy: boo
         return "its name is not ASCII, and not said to be UTF-8"
     if not (_is_key(name) if of_numpy else _is_plain(name)):
         return "its name is unsafe"
-    return DirectoryEntry(name, raw_name, flags, method, crc, size, packed, offset)
+    return DirectoryEntry(name, raw_name, flags, method, crc, size, packed, offset, place)
 
 
 def _is_key(name: str) -> bool:

@@ -11,6 +11,7 @@
     ├── RollbackExhausted       the rollback budget is spent
     ├── SickTrainingError       training was stopped because its state is sick
     ├── StateError              training state that cannot be saved or put back exactly
+    ├── RanksError              a rank of a training failed, or did not answer in time
     └── CouldNotTellError       reading failed; it says nothing about the bytes: never BAD, never GOOD
         ├── ChangedWhileReadError   a file changed or vanished under the reader
         │   └── ResavingError       a checkpoint is being saved again, and not all of its files are new yet
@@ -98,6 +99,12 @@ class StateError(CkptguardError):
     """Training state that cannot be saved or put back exactly."""
 
     kind = "state"
+
+
+class RanksError(CkptguardError):
+    """A rank of a training failed, or did not answer in time; the message names it."""
+
+    kind = "ranks"
 
 
 class CouldNotTellError(CkptguardError):

@@ -1,0 +1,139 @@
+"""The ranks of one training: what one of them knows, all of them know, over a gloo group of our own.
+
+Our own group, because the training's may be busy on a device, and a message of ours must never be taken for one of
+theirs. Everything here is called by all ranks in the same order, from the thread that trains.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ckptguard.errors import CkptguardError, RanksError
+
+_TIMEOUT = 600.0
+
+
+class Ranks(Protocol):
+    """All ranks of a training, of which this process is one."""
+
+    rank: int
+    size: int
+
+    def any(self, mine: bool) -> bool:
+        """Whether any rank says so."""
+
+    def gather(self, mine: Any) -> list[Any]:
+        """What each rank has to say, by rank; JSON values."""
+
+    def tell(self, value: Any) -> Any:
+        """What rank 0 has to say; JSON values."""
+
+
+class OneRank:
+    """A training of one process."""
+
+    rank = 0
+    size = 1
+
+    def any(self, mine: bool) -> bool:
+        """See `Ranks`."""
+        return mine
+
+    def gather(self, mine: Any) -> list[Any]:
+        """See `Ranks`."""
+        return [mine]
+
+    def tell(self, value: Any) -> Any:
+        """See `Ranks`."""
+        return value
+
+
+class GlooRanks:
+    """The ranks of torch's default process group. RanksError, which names them, when some do not answer in time.
+
+    To be made by all ranks; `timeout` in seconds is how long one rank waits for the slowest: longer than a
+    checkpoint takes to be verified and loaded.
+    """
+
+    def __init__(self, timeout: float = _TIMEOUT) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._timeout = datetime.timedelta(seconds=timeout)
+        self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+
+    def any(self, mine: bool) -> bool:
+        """See `Ranks`."""
+        import torch
+        import torch.distributed as dist
+
+        flag = torch.tensor([int(mine)], dtype=torch.int32)
+        self._talk(lambda: dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group))
+        return bool(flag.item())
+
+    def gather(self, mine: Any) -> list[Any]:
+        """See `Ranks`."""
+        import torch
+        import torch.distributed as dist
+
+        text = json.dumps(mine).encode()
+        own = torch.tensor([len(text)], dtype=torch.int64)
+        sizes = [torch.zeros_like(own) for _ in range(self.size)]
+        self._talk(lambda: dist.all_gather(sizes, own, group=self._group))
+        longest = max(int(size.item()) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        texts = [torch.zeros_like(padded) for _ in range(self.size)]
+        self._talk(lambda: dist.all_gather(texts, padded, group=self._group))
+        return [json.loads(bytes(t[: int(s.item())].tolist())) for t, s in zip(texts, sizes, strict=True)]
+
+    def tell(self, value: Any) -> Any:
+        """See `Ranks`."""
+        return self.gather(value if self.rank == 0 else None)[0]
+
+    def _talk(self, exchange: Callable[[], object]) -> None:
+        try:
+            exchange()
+        except (RuntimeError, ValueError) as error:
+            raise RanksError(
+                f"rank {self.rank} of {self.size} did not hear from the others: {error}",
+                hint="see which rank ended; all must be started again",
+            ) from error
+
+
+def ranks_of_training(timeout: float = _TIMEOUT) -> Ranks:
+    """The ranks of torch's default process group, if there is one with several; to be called by all of them."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return GlooRanks(timeout)
+    return OneRank()
+
+
+def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
+    """Every rank does its part; what each returned (a JSON value), by rank. If any rank failed, all raise.
+
+    A rank that raised a CkptguardError of its own raises that; the others RanksError, which names the ranks and
+    their reasons.
+    """
+    own: CkptguardError | None = None
+    result: Any = None
+    try:
+        result = work()
+    except CkptguardError as error:
+        own = error
+    except Exception as error:  # it must not leave the others waiting; it is raised as what it is below
+        failed = RanksError(f"{what}: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        own = failed
+    answers = ranks.gather([result, own.message if own is not None else None])
+    reasons = {number: reason for number, (_, reason) in enumerate(answers) if reason is not None}
+    if own is not None:
+        raise own
+    if reasons:
+        told = "; ".join(f"rank {number}: {reason}" for number, reason in reasons.items())
+        raise RanksError(f"{what} failed on {len(reasons)} of {ranks.size} ranks: {told}")
+    return [answer for answer, _ in answers]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -10,25 +9,25 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptguard.config import Settings
-from ckptguard.errors import CkptguardError, NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
+from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.names import MAX_STEP
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.records.run import open_run
 from ckptguard.storage import normalise_url
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
-from ckptguard.training.data_position import DataPosition, Draw
-from ckptguard.training.going_back import Loaded, go_back, load_newest_good, newest_good_step
-from ckptguard.training.health import Diagnosis, Health, Limits, Signal
+from ckptguard.training.going_back import load_newest_good
+from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
-from ckptguard.training.parts import Parts, scale_learning_rate
-from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, decide
-from ckptguard.training.rng import capture_rng, restore_rng
+from ckptguard.training.parts import Parts
+from ckptguard.training.policy import RollbackPolicy
+from ckptguard.training.progress import Progress
+from ckptguard.training.rollbacks import Rollbacks
+from ckptguard.training.saving import Saving
 from ckptguard.training.stores import OwnStore, Store, UserStore
-from ckptguard.training.weights import first_non_finite, first_non_finite_state
+from ckptguard.training.watch import Watch
 
 _log = logging.getLogger("ckptguard")
-_REMEMBERED_DRAWS = 10_000
 
 
 class TrainingGuard:
@@ -78,38 +77,28 @@ class TrainingGuard:
         if "://" not in url:
             os.makedirs(url, exist_ok=True)
         self._run = open_run(url, records=self._settings.records, patterns=self._settings.patterns)
-        self._parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         self._store: Store
         if save is not None and load is not None:
             self._store = UserStore(self._run, save, load, name)
         else:
-            self._store = OwnStore(self._run, self._parts)
-        self._policy = policy if policy is not None else RollbackPolicy()
-        self._limits = Limits(nan_losses=self._policy.nan_losses, scale_skips=self._policy.scale_skips)
-        self._check_every = check_every
+            self._store = OwnStore(self._run, parts)
+        policy = policy if policy is not None else RollbackPolicy()
+        ask_seconds = deadline if daemon == "auto" else None
         self._deadline = deadline
-        self._step = 0
-        self._now: int | None = None  # the update that the caller is making
-        self._observed: int | None = None
+        self._progress = Progress(parts)
+        self._watch = Watch(parts, self._settings, policy, check_every=check_every)
+        self._saving = Saving(self._store)
+        self._rollbacks = Rollbacks(self._run, self._settings, self._store, policy, ask_seconds=ask_seconds)
         self._looping = False
         self._resumed = False
-        self._last_saved: int | None = None
-        self._last_look = 0
         self._save_every = 1
-        self._lr_factor = 1.0
-        self._health = Health()
-        self._sick: Diagnosis | None = None
-        self._past: list[PastRollback] = []
-        self._position: DataPosition | None = None
-        self._waiting: dict[str, Any] | None = None  # loaded before the loader was known
-        self._draws: dict[int, Draw] = {}
-        self._asks = daemon == "auto"
-        self._child: ChildDaemon | None = ensure_daemon(self._run, self._settings) if self._asks else None
+        self._child: ChildDaemon | None = ensure_daemon(self._run, self._settings) if daemon == "auto" else None
 
     @property
     def step(self) -> int:
         """Updates completed."""
-        return self._step
+        return self._progress.step
 
     @property
     def run(self) -> str:
@@ -126,43 +115,34 @@ class TrainingGuard:
         """
         if save_every < 1 or total < 0:
             raise SettingsError("save_every must be at least 1 and total not negative")
-        if self._position is None or self._position.loader is not loader:
-            self._position = DataPosition(loader)
+        self._progress.use_loader(loader)
         self._save_every = save_every
-        return self._loop(self._position, total)
+        return self._loop(total)
 
     def observe(self, loss: Any = None, grad_norm: Any = None) -> Diagnosis:
         """Take in the signals of the update just made: floats or tensors.
 
         Never raises because of sickness and never rolls back: `steps` does, before the next batch.
         """
-        self._observed = self._now
-        signal = Signal(
-            step=self._now if self._now is not None else self._step,
-            loss=_number(loss),
-            grad_norm=_number(grad_norm),
-            scale=self._loss_scale(),
-        )
-        if self._health.wants_look(signal):
-            signal = dataclasses.replace(signal, looked=True, bad_tensor=self._bad_tensor())
-        return self._take_in(signal)
+        self._progress.observed = self._progress.now
+        return self._watch.observe(self._progress.current, loss, grad_norm)
 
     def save(self, step: int | None = None) -> str:
         """Save now; returns the checkpoint's path. Inside of `steps`, call it after the update: the checkpoint is
         named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
         else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is."""
         if step is None:
-            if self._position is None:
+            if self._progress.position is None:
                 raise SettingsError("outside of steps(), save(step=...) must say how many updates are done")
-            step = self._now if self._now is not None else self._step
+            step = self._progress.current
         if not 0 <= step <= MAX_STEP:
             raise SettingsError(f"a step is a number from 0 to {MAX_STEP}, not {step}")
-        if self._look(step).sick:
-            assert self._sick is not None
-            raise SickTrainingError(f"not saved: {self._sick.reason}", known_good=None)
-        path = self._write(step)
+        if self._watch.look(step).sick:
+            assert self._watch.sick is not None
+            raise SickTrainingError(f"not saved: {self._watch.sick.reason}", known_good=None)
+        path = self._saving.begin(step, self._progress.extra())
         if not self._looping:
-            self._step = step
+            self._progress.step = step
         return self._run.usable(path)
 
     def resume(self) -> int:
@@ -174,28 +154,33 @@ class TrainingGuard:
         self._resumed = True
         if loaded is not None:
             _log.info("resumed at step %s from %s", loaded.step, loaded.path)
-            self._arrive(loaded)
-        return self._step
+            self._saving.last = loaded.step
+            self._watch.restart(loaded.step)
+            self._progress.arrive(loaded.step, loaded.extra)
+        return self.step
 
     def rollback(self, reason: str = "asked by the caller") -> int | None:
         """Go back to the newest known-good checkpoint and replay from there.
 
         Inside `steps` it happens before the next batch (returns None); elsewhere at once (returns the step).
         """
-        now = self._now if self._now is not None else self._step
-        asked = Diagnosis(step=now, cause="asked", onset_step=now + (self._now is None), reason=reason)
+        now = self._progress.current
+        onset = now + (self._progress.now is None)
+        asked = Diagnosis(step=now, cause="asked", onset_step=onset, reason=reason)
         if self._looping:
-            self._sick = self._sick or asked
+            self._watch.sick = self._watch.sick or asked
             return None
         self._go_back(asked)
-        return self._step
+        return self.step
 
     def close(self) -> None:
         """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent."""
+        self._saving.drain(self._deadline)
+        self._tell_failed_saves()
         child, self._child = self._child, None
-        self._position = None
+        self._progress.position = None
         if child is not None:
-            if self._last_saved is not None:
+            if self._saving.last is not None:
                 ask_known_good(self._run, before_step=None, series=self._store.series, wait_seconds=self._deadline)
             child.stop()
 
@@ -207,162 +192,75 @@ class TrainingGuard:
     ) -> None:
         self.close()
 
-    def _loop(self, position: DataPosition, total: int) -> Iterator[tuple[int, Any]]:
+    def _loop(self, total: int) -> Iterator[tuple[int, Any]]:
         self._looping = True
         try:
             if not self._resumed:
                 self.resume()
-            if self._waiting is not None:
-                self._put_back(position, self._waiting)
-            if self._last_saved is None:
+            self._progress.begin()
+            if self._saving.last is None:
                 self._begin()
             while True:
-                if self._sick is not None:
-                    self._go_back(self._sick)
-                if self._step >= total:
+                sick = self._agreed(self._watch.sick)
+                if sick is not None:
+                    self._go_back(sick)
+                if self.step >= total:
                     break
-                batch, draw = position.draw()
-                self._now = self._step + 1
-                self._draws[self._now] = draw
-                if len(self._draws) > _REMEMBERED_DRAWS:
-                    del self._draws[min(self._draws)]
-                yield self._now, batch
-                self._step, self._now = self._now, None
-                if self._sick is None:
-                    self._after_step(self._step, due=self._step % self._save_every == 0 or self._step == total)
+                batch = self._progress.next_batch()
+                yield self._progress.current, batch
+                step = self._progress.made()
+                self._tell_failed_saves()
+                if self._watch.sick is None:
+                    self._after_step(step, due=step % self._save_every == 0 or step == total)
         finally:
-            if self._now is not None and self._observed == self._now:
-                self._step = self._now  # left by break after an update that was observed
-            self._looping, self._now = False, None
+            self._progress.leave()
+            self._looping = False
+
+    def _agreed(self, own: Diagnosis | None) -> Diagnosis | None:
+        """What training as a whole goes back for: with one process, its own diagnosis."""
+        return own
 
     def _begin(self) -> None:
         """A new run: there must be a good checkpoint to go back to from the first update on."""
-        if self._look(self._step).sick:
-            assert self._sick is not None
-            raise SickTrainingError(f"training cannot begin: {self._sick.reason}", known_good=None)
-        self._save_automatically(self._step)
+        if self._watch.look(self.step).sick:
+            assert self._watch.sick is not None
+            raise SickTrainingError(f"training cannot begin: {self._watch.sick.reason}", known_good=None)
+        self._save_automatically(self.step)
 
     def _after_step(self, step: int, *, due: bool) -> None:
-        if (due or step - self._last_look >= self._check_every) and self._look(step).sick:
+        if (due or self._watch.look_is_due(step)) and self._watch.look(step).sick:
             return
-        if due and self._last_saved != step:
+        if due and self._saving.last != step:
             self._save_automatically(step)
 
     def _save_automatically(self, step: int) -> None:
         try:
-            self._write(step)
+            self._saving.begin(step, self._progress.extra())
         except Exception as error:  # a failed save must not end training; the next one may succeed
-            _log.exception("step %s could not be saved: %s", step, error)
-            reason = f"the checkpoint could not be saved: {error}"
-            incident = begin_incident(
-                self._run, step=step, cause="storage", reason=reason, evidence={"error": type(error).__name__}
-            )
-            end_incident(self._run, incident, action="training goes on without this checkpoint")
+            self._tell_failed_save(step, error)
 
-    def _write(self, step: int) -> str:
-        extra = {
-            "rng": capture_rng(),
-            "data": self._position.state() if self._position is not None else None,
-            "guard": {"lr_factor": self._lr_factor},
-        }
-        path = self._store.write(step, extra)
-        self._last_saved = step
-        return path
+    def _tell_failed_saves(self) -> None:
+        for step, error in self._saving.failed():
+            self._tell_failed_save(step, error)
+
+    def _tell_failed_save(self, step: int, error: Exception) -> None:
+        _log.error("step %s could not be saved: %s", step, error, exc_info=error)
+        reason = f"the checkpoint could not be saved: {error}"
+        incident = begin_incident(
+            self._run, step=step, cause="storage", reason=reason, evidence={"error": type(error).__name__}
+        )
+        end_incident(self._run, incident, action="training goes on without this checkpoint")
 
     def _go_back(self, diagnosis: Diagnosis) -> None:
-        onset = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
-        cause = diagnosis.cause or "asked"
-        _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
-        incident = begin_incident(
-            self._run, step=diagnosis.step, cause=cause, reason=diagnosis.reason, evidence=diagnosis.evidence
-        )
-        decision = decide(self._policy, self._past, cause=cause, onset_step=onset, save_every=self._save_every)
-        if decision.give_up:
-            report = end_incident(self._run, incident, action=f"gave up: {decision.reason}")
-            raise RollbackExhausted(
-                f"training is sick again ({diagnosis.reason}) and {decision.reason}",
-                report=report,
-                hint=f"ckptguard status {self._run.url}",
-            )
-        if self._asks:
-            # Its answer is worth having for what it verifies meanwhile; what counts is in the records.
-            ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._deadline)
-        try:
-            loaded = self._find_and_load(decision, diagnosis.reason)
-        except CkptguardError as error:
-            end_incident(self._run, incident, action=f"could not go back: {error.message}")
-            raise
-        if decision.skip and self._position is not None:
-            harmful = (self._draws.get(step) for step in range(onset, diagnosis.step + 1))
-            self._position.skipped |= {draw for draw in harmful if draw is not None}
-        self._lr_factor *= decision.lr_factor
-        if cause != "asked":  # what the caller asks for is no sign of sickness
-            self._past.append(PastRollback(onset_step=onset, target_step=loaded.step))
-        self._arrive(loaded, going_back=True)
-        action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
-        _log.warning("%s", action)
-        end_incident(self._run, incident, action=action, known_good=loaded.id)
-
-    def _find_and_load(self, decision: Decision, reason: str) -> Loaded:
-        if decision.further:
-            newest = newest_good_step(self._run, self._settings, self._store, before_step=decision.before_step)
-            try:
-                if newest is not None:
-                    return go_back(self._run, self._settings, self._store, before_step=newest, reason=reason)
-            except NoKnownGoodError:
-                pass  # there is none further back: the newest one it is
-        return go_back(self._run, self._settings, self._store, before_step=decision.before_step, reason=reason)
-
-    def _arrive(self, loaded: Loaded, *, going_back: bool = False) -> None:
-        """Take over what was loaded: rates, data, health, and the RNG last."""
-        self._step = self._last_saved = self._last_look = loaded.step
-        self._health = Health(healthy_through=loaded.step)
-        self._sick = None
-        saved_factor = loaded.extra.get("guard", {}).get("lr_factor", 1.0)
-        if not going_back:
-            self._lr_factor = saved_factor
-        scale_learning_rate(self._parts.optimizer, self._parts.scheduler, self._lr_factor / saved_factor)
-        self._draws = {step: draw for step, draw in self._draws.items() if step <= loaded.step}
-        if self._position is None:
-            self._waiting = loaded.extra
-        else:
-            self._put_back(self._position, loaded.extra)
-
-    def _put_back(self, position: DataPosition, extra: dict[str, Any]) -> None:
-        self._waiting = None
-        if extra.get("data") is not None:
-            position.restore(extra["data"])
-        else:
-            position.restart_epoch(position.epoch)
-        if "rng" in extra:
-            restore_rng(extra["rng"])
-
-    def _look(self, step: int) -> Diagnosis:
-        self._last_look = step
-        return self._take_in(Signal(step=step, looked=True, bad_tensor=self._bad_tensor()))
-
-    def _take_in(self, signal: Signal) -> Diagnosis:
-        self._health, diagnosis = self._health.after(signal, self._limits)
-        if diagnosis.sick and self._sick is None:
-            self._sick = diagnosis
-        return diagnosis
-
-    def _bad_tensor(self) -> str | None:
-        allowed = self._settings.allow_nonfinite
-        return first_non_finite(self._parts.model, allowed) or first_non_finite_state(self._parts.optimizer, allowed)
-
-    def _loss_scale(self) -> float | None:
-        scaler = self._parts.scaler
-        if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
-            return None
-        return float(scaler.get_scale())
-
-
-def _number(value: Any) -> float | None:
-    """A float of what the caller gives; one that lies on a device is fetched."""
-    if value is None:
-        return None
-    return float(value.detach() if hasattr(value, "detach") else value)
+        self._saving.drain(self._deadline)
+        self._tell_failed_saves()
+        went = self._rollbacks.go_back(diagnosis, save_every=self._save_every)
+        if went.decision.skip:
+            self._progress.skip(went.onset, went.last)
+        self._saving.last = went.loaded.step
+        self._watch.restart(went.loaded.step)
+        factor = self._progress.lr_factor * went.decision.lr_factor
+        self._progress.arrive(went.loaded.step, went.loaded.extra, lr_factor=factor)
 
 
 def _refuse_ranks() -> None:

@@ -1,0 +1,97 @@
+"""Where training is: updates made, the position in the data, the learning rate's factor; saved and put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptguard.training.data_position import DataPosition, Draw
+from ckptguard.training.parts import Parts, scale_learning_rate
+from ckptguard.training.rng import capture_rng, restore_rng
+
+_REMEMBERED_DRAWS = 10_000
+
+
+class Progress:
+    """`step`: updates completed. `now`: the update that the caller is making. `observed`: the last one it told of."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.step = 0
+        self.now: int | None = None
+        self.observed: int | None = None
+        self.lr_factor = 1.0
+        self.position: DataPosition | None = None
+        self._waiting: dict[str, Any] | None = None  # loaded before the loader was known
+        self._draws: dict[int, Draw] = {}
+
+    @property
+    def current(self) -> int:
+        """The update that is being made, else the last one made."""
+        return self.now if self.now is not None else self.step
+
+    def use_loader(self, loader: Any) -> None:
+        """Draw from this loader from now on."""
+        if self.position is None or self.position.loader is not loader:
+            self.position = DataPosition(loader)
+
+    def begin(self) -> None:
+        """Put the data's position back, if it was loaded before the loader was known."""
+        if self._waiting is not None and self.position is not None:
+            self._put_back(self.position, self._waiting)
+
+    def next_batch(self) -> Any:
+        """Draw the next update's batch."""
+        assert self.position is not None
+        batch, draw = self.position.draw()
+        self.now = self.step + 1
+        self._draws[self.now] = draw
+        if len(self._draws) > _REMEMBERED_DRAWS:
+            del self._draws[min(self._draws)]
+        return batch
+
+    def made(self) -> int:
+        """The update is complete; returns its number."""
+        assert self.now is not None
+        self.step, self.now = self.now, None
+        return self.step
+
+    def leave(self) -> None:
+        """The loop ended. An update that was under way counts if it was observed."""
+        if self.now is not None and self.observed == self.now:
+            self.step = self.now
+        self.now = None
+
+    def skip(self, first: int, last: int) -> None:
+        """Leave out the draws of some updates from now on."""
+        if self.position is not None:
+            harmful = (self._draws.get(step) for step in range(first, last + 1))
+            self.position.skipped |= {draw for draw in harmful if draw is not None}
+
+    def extra(self) -> dict[str, Any]:
+        """What is saved beside model and optimizer."""
+        return {
+            "rng": capture_rng(),
+            "data": self.position.state() if self.position is not None else None,
+            "guard": {"lr_factor": self.lr_factor},
+        }
+
+    def arrive(self, step: int, extra: dict[str, Any], *, lr_factor: float | None = None) -> None:
+        """Take over what was loaded: rates, data, and the RNG last. `lr_factor`: instead of the one saved."""
+        self.step = step
+        saved_factor = extra.get("guard", {}).get("lr_factor", 1.0)
+        self.lr_factor = saved_factor if lr_factor is None else lr_factor
+        scale_learning_rate(self._parts.optimizer, self._parts.scheduler, self.lr_factor / saved_factor)
+        self._draws = {n: draw for n, draw in self._draws.items() if n <= step}
+        if self.position is None:
+            self._waiting = extra
+        else:
+            self._put_back(self.position, extra)
+
+    def _put_back(self, position: DataPosition, extra: dict[str, Any]) -> None:
+        self._waiting = None
+        if extra.get("data") is not None:
+            position.restore(extra["data"])
+        else:
+            position.restart_epoch(position.epoch)
+        if "rng" in extra:
+            restore_rng(extra["rng"])

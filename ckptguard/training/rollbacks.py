@@ -1,0 +1,82 @@
+"""The rollbacks of one guard: each an incident, a decision, and a verified checkpoint that is loaded."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, NoKnownGoodError, RollbackExhausted
+from ckptguard.records.run import Run
+from ckptguard.training.client import ask_known_good
+from ckptguard.training.going_back import Loaded, go_back, newest_good_step
+from ckptguard.training.health import Diagnosis
+from ckptguard.training.incident_log import begin_incident, end_incident
+from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, decide
+from ckptguard.training.stores import Store
+
+_log = logging.getLogger("ckptguard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WentBack:
+    """What was loaded, and why. The updates from `onset` to `last` may have done the harm."""
+
+    loaded: Loaded
+    decision: Decision
+    onset: int
+    last: int
+
+
+class Rollbacks:
+    """Goes back and remembers it. `ask_seconds`: how long the daemon may take to verify what is pending; None: it is
+    not asked."""
+
+    def __init__(
+        self, run: Run, settings: Settings, store: Store, policy: RollbackPolicy, *, ask_seconds: float | None
+    ) -> None:
+        self._run, self._settings, self._store, self._policy = run, settings, store, policy
+        self._ask_seconds = ask_seconds
+        self._past: list[PastRollback] = []
+
+    def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> WentBack:
+        """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
+        NoKnownGoodError when there is nothing to go back to."""
+        onset = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
+        cause = diagnosis.cause or "asked"
+        _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
+        incident = begin_incident(
+            self._run, step=diagnosis.step, cause=cause, reason=diagnosis.reason, evidence=diagnosis.evidence
+        )
+        decision = decide(self._policy, self._past, cause=cause, onset_step=onset, save_every=save_every)
+        if decision.give_up:
+            report = end_incident(self._run, incident, action=f"gave up: {decision.reason}")
+            raise RollbackExhausted(
+                f"training is sick again ({diagnosis.reason}) and {decision.reason}",
+                report=report,
+                hint=f"ckptguard status {self._run.url}",
+            )
+        if self._ask_seconds is not None:
+            # Its answer is worth having for what it verifies meanwhile; what counts is in the records.
+            ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._ask_seconds)
+        try:
+            loaded = self._find_and_load(decision, diagnosis.reason)
+        except CkptguardError as error:
+            end_incident(self._run, incident, action=f"could not go back: {error.message}")
+            raise
+        if cause != "asked":  # what the caller asks for is no sign of sickness
+            self._past.append(PastRollback(onset_step=onset, target_step=loaded.step))
+        action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
+        _log.warning("%s", action)
+        end_incident(self._run, incident, action=action, known_good=loaded.id)
+        return WentBack(loaded=loaded, decision=decision, onset=onset, last=diagnosis.step)
+
+    def _find_and_load(self, decision: Decision, reason: str) -> Loaded:
+        if decision.further:
+            newest = newest_good_step(self._run, self._settings, self._store, before_step=decision.before_step)
+            try:
+                if newest is not None:
+                    return go_back(self._run, self._settings, self._store, before_step=newest, reason=reason)
+            except NoKnownGoodError:
+                pass  # there is none further back: the newest one it is
+        return go_back(self._run, self._settings, self._store, before_step=decision.before_step, reason=reason)

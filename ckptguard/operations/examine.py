@@ -116,10 +116,11 @@ def collect_evidence(
 
 def manifest_files(evidence: Evidence) -> tuple[File, ...]:
     """The files of a manifest, as they were scanned."""
-    return tuple(_manifest_file(f, evidence.roles[f.entry.key]) for f in evidence.scan.files)
+    return tuple(manifest_file(f, evidence.roles[f.entry.key]) for f in evidence.scan.files)
 
 
-def _manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
+def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
+    """A file of a manifest, with the roles of its tensors."""
     places = zip(file.structure.spans, file.span_digests, strict=True)
     tensors = zip(file.structure.tensors, roles, file.numbers, strict=True)
     return File(

@@ -46,8 +46,8 @@ def write_checkpoint(run: Run, step: int, captured: Captured, extra: Mapping[str
             files.append(_write_tensors(folder, name, OPTIMIZER_FILE, captured.others, role="optimizer"))
         state = {"ckptguard_state": STATE_FORMAT, "step": step, **captured.sections}
         state |= {key: encode_state(value, path=key) for key, value in extra.items()}
-        files.append(_write_state(folder, name, to_text(state)))
-        _sync_folder(folder)
+        files.append(write_state(folder, name, to_text(state)))
+        sync_folder(folder)
         make_room(run, name)
         run.storage.move(temporary, name)
     except BaseException:
@@ -55,7 +55,7 @@ def write_checkpoint(run: Run, step: int, captured: Captured, extra: Mapping[str
         raise
     files.sort(key=lambda f: f.path)
     try:
-        stored = tuple(_as_stored(run, f) for f in files)
+        stored = tuple(as_stored(run, f) for f in files)
         return seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored)
     except Exception:
         # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
@@ -69,7 +69,7 @@ def read_checkpoint(run: Run, manifest: Manifest, parts: Parts) -> tuple[dict[st
     Returns what else was saved (rng, data, ...), and what is wrong with the bytes: then the model may be half loaded
     and nothing else was touched. StateError if the checkpoint does not fit.
     """
-    state, wrong = _read_state(run, manifest)
+    state, wrong = read_state(run, manifest)
     if wrong is not None:
         return {}, wrong
     model, wrong = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors())
@@ -126,7 +126,8 @@ def _write_tensors(folder: str, name: str, file: str, tensors: Mapping[str, Any]
         os.close(descriptor)
 
 
-def _write_state(folder: str, name: str, text: bytes) -> File:
+def write_state(folder: str, name: str, text: bytes) -> File:
+    """Write, hash and fsync the state of a checkpoint that will have this name."""
     from blake3 import blake3
 
     key = f"{name}/{STATE_FILE}"
@@ -138,12 +139,14 @@ def _write_state(folder: str, name: str, text: bytes) -> File:
     return File(path=key, size=len(text), format="ckptguard_state", envelope=blake3(text).hexdigest())
 
 
-def _as_stored(run: Run, file: File) -> File:
+def as_stored(run: Run, file: File) -> File:
+    """The file with what the storage says of it under its final path."""
     entry = run.storage.stat(file.path)
     return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Have the names in a folder on the disk."""
     with translated("", folder):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -152,7 +155,8 @@ def _sync_folder(folder: str) -> None:
             os.close(descriptor)
 
 
-def _read_state(run: Run, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
+def read_state(run: Run, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
+    """The state of a sealed checkpoint, held against its digest, and what is wrong with its bytes."""
     from blake3 import blake3
 
     sealed = manifest.file(f"{manifest.path}/{STATE_FILE}")

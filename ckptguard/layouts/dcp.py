@@ -13,7 +13,7 @@ from ckptguard.formats.suffixes import is_dcp_metadata
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 
 _METADATA = ".metadata"
-_SUFFIX = ".distcp"
+SUFFIX = ".distcp"
 _OF_RANK = re.compile(r"__(\d{1,9})(?:_\d+\.distcp|\.metadata)")
 
 
@@ -30,7 +30,7 @@ def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str, Struc
         if inside.startswith(prefix) and "/" not in inside[len(prefix) :]:
             sizes[inside[len(prefix) :]] = entry.size
     described = [name for name in sizes if is_dcp_metadata(name)]
-    stored = sorted(name for name in sizes if name.endswith(_SUFFIX))
+    stored = sorted(name for name in sizes if name.endswith(SUFFIX))
     named: dict[str, int] = {}  # where the last range of each file ends
     known = True  # all that any metadata says
     for name in described:
@@ -65,7 +65,7 @@ def _metadata_to_expect(described: list[str], stored: list[str]) -> list[str]:
 
 
 def _accepts(folder: Folder) -> bool:
-    return any(is_dcp_metadata(f) or f.endswith(_SUFFIX) for f in folder.files)
+    return any(is_dcp_metadata(f) or f.endswith(SUFFIX) for f in folder.files)
 
 
 LAYOUT = Layout(

@@ -1,4 +1,7 @@
-"""Our own layout: ``step-000000500/`` with model, optimizer and ``state.json``, sealed by its writer."""
+"""Our own layout: ``step-000000500/`` with model, optimizer and ``state.json``, sealed by its writer.
+
+Several ranks leave torch.distributed.checkpoint's files in it instead of the two.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import re
 from collections.abc import Mapping
 
 from ckptguard.formats.structure import Structure
+from ckptguard.formats.suffixes import is_dcp_metadata
 from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
+from ckptguard.layouts.dcp import SUFFIX as DCP_SUFFIX
+from ckptguard.layouts.dcp import dcp_gaps
 
 FOLDER = re.compile(r"step-(\d{9,12})")
 MODEL_FILE = "model.safetensors"
@@ -21,11 +27,10 @@ def folder_name(step: int) -> str:
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
     names = {checkpoint.inside(key) for key in checkpoint.files}
-    return [
-        Gap(message="not there", file=f"{checkpoint.path}/{name}")
-        for name in (MODEL_FILE, STATE_FILE)
-        if name not in names
-    ]
+    sharded = any(is_dcp_metadata(name) or name.endswith(DCP_SUFFIX) for name in names)
+    needed = (STATE_FILE,) if sharded else (MODEL_FILE, STATE_FILE)
+    gaps = [Gap(message="not there", file=f"{checkpoint.path}/{name}") for name in needed if name not in names]
+    return gaps + (dcp_gaps(checkpoint, "", structures) if sharded else [])
 
 
 LAYOUT = Layout(

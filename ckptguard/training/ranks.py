@@ -63,7 +63,7 @@ class GlooRanks:
 
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout = datetime.timedelta(seconds=timeout)
-        self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+        self.group = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def any(self, mine: bool) -> bool:
         """See `Ranks`."""
@@ -71,7 +71,7 @@ class GlooRanks:
         import torch.distributed as dist
 
         flag = torch.tensor([int(mine)], dtype=torch.int32)
-        self._talk(lambda: dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group))
+        self._talk(lambda: dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group))
         return bool(flag.item())
 
     def gather(self, mine: Any) -> list[Any]:
@@ -82,13 +82,13 @@ class GlooRanks:
         text = json.dumps(mine).encode()
         own = torch.tensor([len(text)], dtype=torch.int64)
         sizes = [torch.zeros_like(own) for _ in range(self.size)]
-        self._talk(lambda: dist.all_gather(sizes, own, group=self._group))
+        self._talk(lambda: dist.all_gather(sizes, own, group=self.group))
         longest = max(int(size.item()) for size in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         texts = [torch.zeros_like(padded) for _ in range(self.size)]
-        self._talk(lambda: dist.all_gather(texts, padded, group=self._group))
-        return [json.loads(bytes(t[: int(s.item())].tolist())) for t, s in zip(texts, sizes, strict=True)]
+        self._talk(lambda: dist.all_gather(texts, padded, group=self.group))
+        return [json.loads(t[: int(s.item())].numpy().tobytes()) for t, s in zip(texts, sizes, strict=True)]
 
     def tell(self, value: Any) -> Any:
         """See `Ranks`."""

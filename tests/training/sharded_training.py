@@ -1,0 +1,103 @@
+"""A tiny training that several ranks share: FSDP2 or DDP, on the CPU. Run by `rank_processes`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ckptguard.config import Settings
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.run import open_run
+from ckptguard.training.parts import Parts
+from ckptguard.training.ranks import ranks_of_training
+from ckptguard.training.sharded_store import ShardedStore
+
+
+def make(kind: str) -> tuple[nn.Module, torch.optim.Optimizer, object]:
+    """A model that all ranks share, its optimizer and scheduler."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Linear(9, 3))
+    if kind == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    elif kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def train(model, optimizer, scheduler, first: int, last: int) -> None:
+    """The updates from `first` to `last`; every rank has the same batches, so any number of ranks computes the same."""
+    for step in range(first, last + 1):
+        torch.manual_seed(step)
+        model(torch.randn(8, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+
+def digest(model, optimizer) -> str:
+    """SHA-256 of everything that model and optimizer are, whole, whatever the sharding."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=False)
+    weights, state = get_state_dict(model, optimizer, options=whole)
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        hasher.update(name.encode() + tensor.numpy().tobytes())
+    for name, values in sorted(state.get("state", {}).items()):
+        for key, tensor in sorted(values.items()):
+            hasher.update(f"{name}.{key}".encode() + tensor.numpy().tobytes())
+    rates = [group["lr"] for group in state["param_groups"]]
+    return hasher.hexdigest() + json.dumps(rates)
+
+
+def store_for(folder: str, parts: Parts) -> tuple[ShardedStore, object]:
+    """The store of a run on this rank."""
+    os.makedirs(folder, exist_ok=True)
+    run = open_run(folder)
+    return ShardedStore(run, parts, ranks_of_training(30)), run
+
+
+def save_and_go_on(kind: str, folder: str, step: int) -> list[object]:
+    """Train to a step, save, train on for two; return both digests and what the checkpoint is found to be."""
+    model, optimizer, scheduler = make(kind)
+    store, run = store_for(folder, Parts(model=model, optimizer=optimizer, scheduler=scheduler))
+    train(model, optimizer, scheduler, 1, step)
+    path = store.write(step, {"mine": f"rank {dist.get_rank()}"})
+    before = digest(model, optimizer) if step else ""
+    train(model, optimizer, scheduler, step + 1, step + 2)
+    outcome = None
+    if dist.get_rank() == 0:
+        checked = verify_checkpoint(run, find_checkpoint(run, path), Settings(settle=0))
+        outcome = [checked.outcome.value, checked.digest_origin, [f.message for f in checked.findings]]
+    return [before, digest(model, optimizer), outcome]
+
+
+def load_and_go_on(kind: str, folder: str, step: int) -> list[object]:
+    """Load what `save_and_go_on` saved into a training that went elsewhere, and go on from there."""
+    model, optimizer, scheduler = make(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    train(model, optimizer, scheduler, 100, 103)
+    store, run = store_for(folder, Parts(model=model, optimizer=optimizer, scheduler=scheduler))
+    if dist.get_rank() == 0:
+        extra, wrong = store.read(read_manifest(run, store.series, step, 1))
+        assert wrong is None
+        store.finish("done")
+    else:
+        answer, extra = store.follow()
+        assert answer == "done"
+    before = digest(model, optimizer) if step else ""
+    train(model, optimizer, scheduler, step + 1, step + 2)
+    return [before, digest(model, optimizer), extra.get("mine")]

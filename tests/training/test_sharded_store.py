@@ -1,0 +1,37 @@
+"""What several ranks save is sealed once, is GOOD, and is loaded bit for bit, also onto other numbers of ranks."""
+
+from __future__ import annotations
+
+import pytest
+from rank_processes import run_ranks
+from sharded_training import load_and_go_on, save_and_go_on
+
+pytestmark = pytest.mark.torch
+
+
+def answers(function, *arguments, ranks=2):
+    ended = run_ranks(function, *arguments, ranks=ranks)
+    for code, _, err in ended:
+        assert code == 0, err
+    return [answer for _, answer, _ in ended]
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("step", [3, 0])
+def test_a_sharded_save_is_good_and_comes_back(kind, step, tmp_path):
+    folder = str(tmp_path / "run")
+    saved = answers(save_and_go_on, kind, folder, step)
+    assert saved[0][2] == ["good", "writer", []]
+    assert not [p.name for p in (tmp_path / "run").iterdir() if p.name.startswith("tmp-")]
+    loaded = answers(load_and_go_on, kind, folder, step)
+    for rank in (0, 1):
+        assert loaded[rank] == [*saved[rank][:2], f"rank {rank}"]
+
+
+def test_another_number_of_ranks_loads_it(tmp_path):
+    folder = str(tmp_path / "run")
+    saved = answers(save_and_go_on, "fsdp2", folder, 3)
+    for ranks in (3, 4):
+        for loaded in answers(load_and_go_on, "fsdp2", folder, 3, ranks=ranks):
+            assert loaded[0] == saved[0][0]
+            assert loaded[2] is None

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, RecordsError
+from ckptguard.incident import Details, worded
 from ckptguard.record_text import decode_record
 from ckptguard.records.clock import utc_now
 from ckptguard.records.run import Run, create_record, list_records, read_record
@@ -19,7 +20,8 @@ _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json"
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One detected sickness or damage: step, cause, reason, evidence, and what was done."""
+    """One detected sickness or damage: step, cause, reason, evidence, and what was done. `details` are there where
+    more is known than that."""
 
     format: int = 1
     id: str
@@ -33,6 +35,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     actions: tuple[str, ...] = ()
     source: str  # who noticed: "guard", "daemon", "callback", "cli"
     known_good: str | None = None
+    details: Details | msgspec.UnsetType = msgspec.UNSET
+
+    def known_details(self) -> Details:
+        """The details, empty ones where there are none."""
+        return self.details if isinstance(self.details, Details) else Details()
 
 
 def open_incident(
@@ -47,7 +54,13 @@ def open_incident(
 
 
 def update_incident(
-    run: Run, incident: Incident, *, state: str | None = None, action: str | None = None, known_good: str | None = None
+    run: Run,
+    incident: Incident,
+    *,
+    state: str | None = None,
+    action: str | None = None,
+    known_good: str | None = None,
+    details: Details | None = None,
 ) -> Incident:
     """Record what became of an incident; a racing update of the same revision wins, and ours follows it."""
     while True:
@@ -57,6 +70,7 @@ def update_incident(
             state=state or incident.state,
             actions=(*incident.actions, action) if action else incident.actions,
             known_good=known_good or incident.known_good,
+            details=details if details is not None else incident.details,
         )
         try:
             _write(run, incident)
@@ -68,24 +82,31 @@ def update_incident(
 
 def read_incident(run: Run, incident_id: str) -> Incident | None:
     """The newest revision of an incident."""
-    return next((i for i in list_incidents(run) if i.id == incident_id), None)
+    revision = _newest_revisions(run).get(incident_id)
+    return None if revision is None else _read(run, incident_id, revision)
 
 
 def list_incidents(run: Run) -> list[Incident]:
     """The newest revision of every incident, oldest first; damaged records are passed over."""
+    found = (_read(run, incident_id, revision) for incident_id, revision in sorted(_newest_revisions(run).items()))
+    return [incident for incident in found if incident is not None]
+
+
+def _newest_revisions(run: Run) -> dict[str, int]:
     newest: dict[str, int] = {}
     for name in list_records(run, FOLDER):
         match = _NAME.fullmatch(name)
         if match:
             newest[match["id"]] = max(newest.get(match["id"], 0), int(match["revision"]))
-    found = []
-    for incident_id, revision in sorted(newest.items()):
-        text = read_record(run, incident_key(incident_id, revision))
-        try:
-            found.append(decode_record(text or b"", Incident, "an incident"))
-        except RecordsError:
-            continue
-    return found
+    return newest
+
+
+def _read(run: Run, incident_id: str, revision: int) -> Incident | None:
+    text = read_record(run, incident_key(incident_id, revision))
+    try:
+        return decode_record(text or b"", Incident, "an incident")
+    except RecordsError:
+        return None
 
 
 def incident_key(incident_id: str, revision: int) -> str:
@@ -104,6 +125,6 @@ def _spoken(value: Any) -> Any:
         return {str(k): _spoken(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_spoken(v) for v in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return repr(value)
+    if isinstance(value, float):
+        return worded(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)

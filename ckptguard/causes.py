@@ -1,0 +1,42 @@
+"""From the evidence of an incident to its likely causes, in order, with what to do about each. Pure.
+
+Each rule looks at the clues and says what it makes of them, or None. None of them is proof: from 0.6 on a cause is
+called likely, below that possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckptguard import causes_of_loading as loading
+from ckptguard import causes_of_numbers as numbers
+from ckptguard.clues import Clues
+from ckptguard.incident import LikelyCause, Report
+
+RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
+    numbers.fp16_overflow,
+    numbers.gradient_explosion,
+    numbers.eps_vanishes,
+    numbers.masked_batch,
+    numbers.bad_batch,
+    loading.damaged_file,
+    loading.keys_do_not_match,
+    loading.optimizer_not_loaded,
+    loading.world_size_differs,
+    loading.storage_failed,
+)
+_NO_SICKNESS = ("asked", "crash")
+
+
+def likely_causes(report: Report) -> tuple[LikelyCause, ...]:
+    """What may have caused the incident, the likeliest first; never empty, except where nothing was wrong (training
+    was asked to go back)."""
+    if report.cause in _NO_SICKNESS:
+        return ()
+    clues = Clues(report)
+    if report.cause == "storage":
+        found = [loading.storage_failed(clues)]
+    else:
+        found = [rule(clues) for rule in RULES]
+    ordered = sorted((c for c in found if c is not None), key=lambda cause: -cause.weight)
+    return tuple(ordered) or (numbers.unknown(clues),)

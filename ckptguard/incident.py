@@ -1,0 +1,154 @@
+"""What the report of an incident consists of: values only. A number that is not finite is a word ("nan", "inf", "-inf").
+
+All of it is optional: an incident that was seen from outside of training knows less than one that a guard saw.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+Number = float | str | None
+WORDS = ("nan", "inf", "-inf")
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The signals of one update; `scale` is the loss scale after it."""
+
+    step: int
+    loss: Number = None
+    grad_norm: Number = None
+    scale: Number = None
+    lr: Number = None
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How training computes. `dtypes`: elements of trained parameters by dtype. `autocast`: a dtype or "off".
+    `loss_scaler`: its class, or "none"."""
+
+    dtypes: dict[str, int] = {}
+    autocast: str | None = None
+    loss_scaler: str | None = None
+    device: str | None = None
+    hardware_bf16: bool | None = None
+    optimizer: str | None = None
+    eps: float | None = None
+    lr: float | None = None
+    weight_decay: float | None = None
+    scheduler: str | None = None
+    world_size: int | None = None
+    versions: dict[str, str] = {}
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What training began from. `anew`: parts of it that were not loaded (optimizer, scheduler, scaler, rng, data)."""
+
+    step: int
+    id: str | None = None
+    path: str | None = None
+    world_size: int | None = None
+    anew: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+class SickTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Something that holds numbers that are not finite, or a file that is wrong in another way. `what`: in words.
+    `kind`: weight, buffer, gradient, optimizer, tensor (its role is not known) or file."""
+
+    name: str
+    kind: str
+    dtype: str | None = None
+    nan: int | None = None
+    inf: int | None = None
+    elements: int | None = None
+    what: str | None = None
+
+
+class Magnitude(msgspec.Struct, frozen=True, array_like=True):
+    """The largest finite magnitude in a tensor."""
+
+    tensor: str
+    largest: float
+    dtype: str | None = None
+
+
+class CheckpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of a checkpoint that matters here. `largest`: tensors of the model, largest magnitude first;
+    `errors`: checks that found it wrong, with what they said."""
+
+    path: str
+    step: int | None
+    id: str | None
+    outcome: str
+    largest: tuple[Magnitude, ...] = ()
+    holds: tuple[str, ...] = ()  # roles: model, optimizer, scheduler, scaler, rng, data
+    world_size: int | None = None
+    errors: tuple[tuple[str, str], ...] = ()
+
+
+class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
+    """What may have caused it, on what evidence, and what to do about it. `weight` (0 to 1) is only for the order."""
+
+    name: str
+    title: str
+    confidence: str  # "likely" | "possible"
+    weight: float
+    because: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The evidence of an incident, and what was concluded from it.
+
+    `onset`: the first update under suspicion. `tensors`: what was not finite, what went first at the top.
+    """
+
+    onset: int | None = None
+    samples: tuple[Sample, ...] = ()
+    training: Training | None = None
+    resumed: Resumed | None = None
+    tensors: tuple[SickTensor, ...] = ()
+    tensors_omitted: int = 0
+    tensors_from: str | None = None  # "memory" or the checkpoint's path
+    last_good: CheckpointFacts | None = None
+    first_bad: CheckpointFacts | None = None
+    causes: tuple[LikelyCause, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident with everything that is known about it; the fields of its record, then `details`."""
+
+    run: str
+    id: str
+    opened_at: str
+    step: int | None
+    cause: str
+    reason: str
+    state: str
+    source: str
+    actions: tuple[str, ...]
+    known_good: str | None
+    evidence: dict[str, Any]
+    details: Details
+
+    @property
+    def onset(self) -> int | None:
+        """The first update under suspicion; the step itself where no other is known."""
+        return self.details.onset if self.details.onset is not None else self.step
+
+
+def worded(value: float | None) -> Number:
+    """A number as records hold it."""
+    if value is None or math.isfinite(value):
+        return value
+    return "nan" if value != value else "inf" if value > 0 else "-inf"
+
+
+def number(value: Number) -> float | None:
+    """The number that a record holds; None for what is none."""
+    if isinstance(value, str):
+        return float(value) if value in WORDS else None
+    return None if value is None else float(value)

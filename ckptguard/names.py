@@ -68,8 +68,9 @@ def is_safe_path(path: str) -> bool:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or folder name is a writer's temporary, which belongs to no checkpoint."""
-    return name.startswith((".tmp", "tmp-")) or name.endswith(".tmp")
+    """Whether a file or folder name is a writer's temporary, which belongs to no checkpoint. So are the ``._`` files
+    in which macOS keeps attributes of the file that they are named after."""
+    return name.startswith((".tmp", "tmp-", "._")) or name.endswith(".tmp")
 
 
 def escape(text: str) -> str:

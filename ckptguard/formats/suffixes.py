@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".distcp")
+_TENSOR_SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".distcp", ".pth.tar", ".pt.tar")
 _PICKLE_SUFFIXES = (".pkl", ".pickle")
 _WITHOUT_TENSORS = ("training_args.bin",)
 _DCP_METADATA = re.compile(r"(?:__\d+)?\.metadata")  # one for all ranks, or each rank its own

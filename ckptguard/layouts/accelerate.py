@@ -1,6 +1,7 @@
 """Accelerate's ``save_state`` folder, named by the user or automatically (``checkpoint_K``, K counting saves).
 
-No file marks its end: random states of another rank, or custom objects, may be the last.
+No file marks its end: random states of another rank, or custom objects, may be the last. Hooks of the user may save
+the weights under names of their own (``unet/``, ``pytorch_lora_weights.safetensors``).
 """
 
 from __future__ import annotations
@@ -11,30 +12,27 @@ from collections.abc import Mapping
 from ckptguard.formats.structure import Structure
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 from ckptguard.layouts.engine_states import engine_gaps, has_engine_states, optimizer_there
+from ckptguard.layouts.plain_folder import holds_weights
 from ckptguard.layouts.ranks import rank_gaps
 from ckptguard.layouts.sharded import shard_gaps
 
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
-_WEIGHTS = re.compile(
-    r"(?:pytorch_)?model(?:_\d+)?(?:-\d+-of-\d+)?\.(?:safetensors|bin)|pytorch_model_fsdp(?:_\d+)?\.bin"
-)
 _INSIDE = re.compile(r"pytorch_model(?:_\d+)?/\w*(?:mp_rank|zero_pp_rank)\w*\.pt|pytorch_model_fsdp_\d+/.+")
 _CUSTOM = re.compile(r"custom_checkpoint_(\d{1,6})\.pkl")
 
 
 def _accepts(folder: Folder) -> bool:
-    weights = any(_WEIGHTS.fullmatch(f) for f in folder.files)
     return (
         any(_RANDOM.fullmatch(f) for f in folder.files)
         or any(_INSIDE.fullmatch(f) for f in folder.below)
-        or (weights and "optimizer.bin" in folder.files)
+        or ("optimizer.bin" in folder.files and any(holds_weights(f) for f in (*folder.files, *folder.below)))
     )
 
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
     names = {checkpoint.inside(key) for key in checkpoint.files}
     gaps = [*shard_gaps(checkpoint, structures), *engine_gaps(checkpoint, structures)]
-    if not any(_WEIGHTS.fullmatch(name) for name in names) and not has_engine_states(checkpoint):
+    if not any(holds_weights(name) for name in names) and not has_engine_states(checkpoint):
         gaps.append(Gap(message="there are no weights"))
     if not any(_RANDOM.fullmatch(name) for name in names):
         gaps.append(Gap(message="there are no random_states; Accelerate writes them last"))

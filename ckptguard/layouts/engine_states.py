@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ckptguard.formats import tensor_suffix
 from ckptguard.formats.structure import Structure
 from ckptguard.layouts.checkpoint import Checkpoint, Gap
 from ckptguard.layouts.dcp import dcp_gaps
 from ckptguard.layouts.deepspeed import MODEL_STATES, OPTIM_STATES, deepspeed_gaps, latest_gaps
+from ckptguard.layouts.roles import file_role
 
-_OPTIMIZER = re.compile(r"optimizer(?:_\d+)?\.(?:pt|bin|safetensors)")
 _FSDP = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 
 
@@ -21,7 +22,7 @@ def has_engine_states(checkpoint: Checkpoint) -> bool:
 
 def optimizer_there(checkpoint: Checkpoint) -> bool:
     """Whether optimizer state lies in a file of its own, or in a DeepSpeed or FSDP folder inside."""
-    own = any(_OPTIMIZER.fullmatch(checkpoint.inside(key)) for key in checkpoint.files)
+    own = any(tensor_suffix(key) and file_role(key) == "optimizer" for key in checkpoint.files)
     return own or bool(_deepspeed_folders(checkpoint)) or any(f.startswith("optim") for f in _fsdp_folders(checkpoint))
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.structure import Structure
+from ckptguard.formats.suffixes import is_dcp_metadata
 from ckptguard.layouts.adapters import adapter_gaps
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import shard_gaps
 from ckptguard.layouts.step_names import step_from_name
 
-_ALONE = re.compile(r"(?:last|latest|best|final|init)(?:[-_.=].*)?\.(?:ckpt|pt|pth)", re.IGNORECASE)
+_ALONE = re.compile(r"(?:last|latest|best|final|init)(?:[-_.=].*)?\.(?:ckpt|pth?(?:\.tar)?)", re.IGNORECASE)
 
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
@@ -26,6 +27,13 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
 def holds_state(key: str) -> bool:
     """Whether a file, by its name, carries weights or optimizer state (not merely RNG, scheduler or arguments)."""
     return tensor_suffix(key) and file_role(key) in ("model", "optimizer", "ema", "")
+
+
+def holds_weights(key: str) -> bool:
+    """Whether a file by itself, by its name, carries weights: in any folder, under any name that states nothing
+    else (``unet/diffusion_pytorch_model.safetensors``, ``mm_projector.bin``)."""
+    by_itself = not key.endswith(".distcp") and not is_dcp_metadata(key)  # those are pieces of something
+    return by_itself and tensor_suffix(key) and file_role(key) in ("model", "")
 
 
 def is_loose(file_name: str) -> bool:

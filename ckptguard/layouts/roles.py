@@ -12,11 +12,11 @@ _FILE_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (r"training_args\.bin|.*\.index\.json|.*config\.json", "other"),
-        (r"(?:optimizer|optim)(?:[-_.].*)?|.*optim_states\.pt", "optimizer"),
+        (r"(?:rank\d+-of-\d+-)?(?:optimizer|optim)(?:[-_.].*)?|.*optim_states\.pt", "optimizer"),
         (r"(?:lr_)?scheduler(?:[-_.].*)?", "scheduler"),
         (r"(?:grad_|loss_)?scaler(?:[-_.].*)?", "scaler"),
         (r"(?:rng_state|random_states?|rng)(?:[-_.].*)?", "rng"),
-        (r"(?:sampler|dl_state_dict|dataloader)(?:[-_.].*)?", "data"),
+        (r"(?:sampler|dl_state_dict|dataloader|dataset)(?:[-_.].*)?", "data"),
         (r"ema(?:[-_.].*)?", "ema"),
         (r"(?:pytorch_)?model(?:[-_.].*)?|adapter_model\..*", "model"),
     )

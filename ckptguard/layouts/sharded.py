@@ -16,14 +16,21 @@ _MOST_NAMED = 20
 def shard_gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
     """Shards or indexes that are missing, and tensors that an index promises but its shard does not hold."""
     names = {checkpoint.inside(key) for key in checkpoint.files}
-    gaps = [*_numbered_gaps(names), *dcp_shard_gaps(checkpoint, structures)]
+    listed = {
+        f"{checkpoint.inside(key).rpartition('/')[0]}/{shard}".lstrip("/")
+        for key, structure in structures.items()
+        for shard in set((structure.weight_map or {}).values())
+    }
+    gaps = [*_numbered_gaps(names, listed), *dcp_shard_gaps(checkpoint, structures)]
     for key, structure in structures.items():
         if structure.weight_map is not None:
             gaps += _index_gaps(checkpoint, key, structure.weight_map, structures)
     return gaps
 
 
-def _numbered_gaps(names: set[str]) -> list[Gap]:
+def _numbered_gaps(names: set[str], listed: set[str]) -> list[Gap]:
+    """Shards that are not there by the numbers in the others' names, and families that no index lists, as that may
+    have a name of its own (torchtune's ``ft-model-00001-of-00002.safetensors``)."""
     families: dict[tuple[str, int, str], set[int]] = {}
     for name in names:
         match = _SHARD.fullmatch(name)
@@ -37,7 +44,10 @@ def _numbered_gaps(names: set[str]) -> list[Gap]:
             gaps.append(
                 Gap(message=f"only {len(numbers)} of {total} shards of {stem}{suffix} are there: {have[:_MOST_NAMED]}")
             )
-        if f"{stem}{suffix}.index.json" not in names:
+        family_listed = any(
+            (m := _SHARD.fullmatch(name)) and (m["stem"], m["suffix"]) == (stem, suffix) for name in listed
+        )
+        if f"{stem}{suffix}.index.json" not in names and not family_listed:
             gaps.append(Gap(message="the shards have no index", file=f"{stem}{suffix}.index.json"))
     return gaps
 

@@ -9,7 +9,7 @@ from ckptguard.names import MAX_STEP
 _STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+)", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|epoch|ep|it)[-_=.]?(\d+)", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:^|[-_]|(?<!\d)\.)(\d+)$")  # not the decimals of loss=0.35
-_SUFFIX = re.compile(r"\.(?:safetensors|pt|pth|bin|ckpt|npz|npy)$")
+_SUFFIX = re.compile(r"\.(?:safetensors|pth?(?:\.tar)?|bin|ckpt|npz|npy)$")
 _PART = re.compile(
     r"-\d+-of-\d+\.|(?:^|_)mp_rank_\d+|zero_pp_rank_\d+|^__\d+_\d+|rank[-_]?\d+|^(?:rng_state|random_states|custom_checkpoint)_\d+"
     r"|^(?:model|pytorch_model)_\d+\.(?:safetensors|bin)$|^(?:optimizer|scheduler|sampler|dl_state_dict)_\d+\.bin$"

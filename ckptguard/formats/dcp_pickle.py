@@ -7,10 +7,12 @@ Objects are told by the names of their attributes, because subclasses of them ar
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ckptguard.formats.pickle_constants import UINT32, PickleProblem
+from ckptguard.formats.dcp_repeats import ELSEWHERE, KEY, LONGEST, MAX_HITS, MOST, Before, Repeat, settled
+from ckptguard.formats.pickle_constants import PickleProblem
 from ckptguard.formats.pickle_opcodes import COSTS
 from ckptguard.formats.pickle_reader import Machine, Pickled, read_pickle, run_machine
 from ckptguard.formats.pickle_values import Call, Global, Mapping, Sequence
@@ -21,8 +23,12 @@ _OBJECT_REFUND = 500
 _SIZE_REFUND = 150
 _COSTS = tuple(4 if code == ord("\x94") else cost for code, cost in enumerate(COSTS))  # few are kept
 _MAX_MEMO = 2_000_000
+_MAX_FETCHES = 20_000_000
+_BLOCK = 1 << 20
 _MAX_DIMENSIONS = 64
 _LIMIT = 2**63
+_MEMOIZE = 0x94
+_ROOM_ALONE = 1 << 20
 
 
 class Piece(NamedTuple):
@@ -134,23 +140,38 @@ def _dtype(properties: object) -> str | None:
     return dtype.name if type(dtype) is Global and dtype.module == "torch" else None
 
 
+def _fetched(data: bytes) -> set[int]:
+    """All that may be fetched from the memo: what some four bytes behind a ``j`` mean, and the small ones."""
+    if data.count(b"j") > _MAX_FETCHES:
+        raise PickleProblem("the pickle refers back to values more often than we would read")
+    found, most = set(range(256)), data.count(b"\x94")
+    for begin in range(0, len(data), _BLOCK):
+        places = re.findall(rb"j(?=(....))", data[begin : begin + _BLOCK + 4], re.DOTALL)
+        found.update(n for n in struct.unpack(f"<{len(places)}I", b"".join(places)) if n < most)
+        if len(found) > _MAX_MEMO:
+            raise PickleProblem("the pickle refers back to more values than we would read")
+    return found
+
+
 class _OtherProtocolError(PickleProblem):
     """The memo is not numbered in order, as all writers of the format do it."""
 
 
 class _FoldingMachine(Machine):
-    """Folds objects as they are finished. What may be fetched again is known before the start: every index that
-    some four bytes behind a ``j`` could mean, and the small ones."""
+    """Folds objects as they are finished. What may be fetched again is known before the start (`_fetched`)."""
 
-    __slots__ = ("memoized", "shared", "wanted")
+    __slots__ = ("begun", "framed", "hits", "memoized", "repeats", "shared", "wanted")
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data, 0)
         self.costs = _COSTS
         self.memoized = 0
-        self.wanted = {UINT32(m)[0] for m in re.findall(rb"(?=j(....))", data, re.DOTALL)}
-        self.wanted.update(range(256))
+        self.wanted = _fetched(data)
         self.shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.framed = 0  # where the last frame that began ends
+        self.repeats: dict[bytes, Repeat] = {}
+        self.hits = 0
+        self.begun = (0, 0, 0, 0)  # behind the last name: position, values and marks on the stack, memoized
         for name in ("binput", "long_binput", "text_put", "text_get"):
             step: Callable[[int], int] = getattr(self, name)
             self.steps = [self.other_protocol if s == step else s for s in self.steps]
@@ -158,13 +179,64 @@ class _FoldingMachine(Machine):
     def other_protocol(self, p: int) -> int:
         raise _OtherProtocolError("")
 
+    def frame_end(self, p: int) -> int:
+        self.framed = super().frame_end(p)
+        return self.framed
+
     def memoize(self, p: int) -> int:
         if self.memoized in self.wanted:
-            self.memo[self.memoized] = self.stack[-1]
-            if len(self.memo) > _MAX_MEMO:
-                raise PickleProblem("the pickle refers back to more values than we would read")
+            self.keep(self.memoized, self.stack[-1])
         self.memoized += 1
         return p
+
+    def keep(self, index: int, value: object) -> None:
+        self.memo[index] = value
+        if len(self.memo) > _MAX_MEMO:
+            raise PickleProblem("the pickle refers back to more values than we would read")
+
+    def short_unicode(self, p: int) -> int:
+        p = super().short_unicode(p)
+        if p >= self.framed or self.data[p] != _MEMOIZE:
+            return p
+        p = self.memoize(p + 1)
+        known = self.repeats.get(self.data[p : p + KEY])
+        if known is not None and self.data.startswith(known.raw, p) and self.repeat(known, p + len(known.raw)):
+            return p + len(known.raw)
+        self.begun = (p, len(self.stack), len(self.marks), self.memoized)
+        return p
+
+    def repeat(self, known: Repeat, end: int) -> bool:
+        """Put what these bytes make on the stack; not if they reach out of the frame, or if what they make on the
+        way is fetched again."""
+        if end > self.framed:
+            return False
+        own = range(self.memoized, self.memoized + len(known.memos))
+        fetched = [] if self.wanted.isdisjoint(own) else [i for i in own if i in self.wanted]
+        if any(known.memos[i - self.memoized] is ELSEWHERE for i in fetched):
+            return False
+        for index in fetched:
+            self.keep(index, known.memos[index - self.memoized])
+        self.hits += 1
+        if self.hits > MAX_HITS:
+            raise PickleProblem("the pickle holds more tensors than we would read")
+        self.memoized = own.stop
+        self.stack.append(known.value)
+        return True
+
+    def learn(self, value: object, end: int) -> None:
+        """Note the bytes from the last name on, if they alone make this value."""
+        start, depth, marks, memoized = self.begun
+        place = (len(self.stack) - 1, len(self.marks))
+        if (depth, marks) != place or not KEY <= end - start <= LONGEST or len(self.repeats) >= MOST:
+            return
+        raw = self.data[start:end]
+        alone = _AloneMachine(raw + b".", Before(self.memo, memoized))
+        try:
+            pickled = run_machine(alone, 0, _ROOM_ALONE)
+        except PickleProblem:
+            return
+        if pickled.end == len(raw) + 1 and pickled.value == value and not pickled.persistent:
+            self.repeats[raw[:KEY]] = Repeat(raw, value, tuple(map(settled, alone.values)))
 
     def build(self, p: int) -> int:
         p = super().build(p)
@@ -173,6 +245,8 @@ class _FoldingMachine(Machine):
         if folded is not target:
             self.stack[-1] = folded
             self.returned += _OBJECT_REFUND
+            if type(folded) is TensorEntry and None not in folded.pieces:
+                self.learn(folded, p)
         return p
 
     def reduce(self, p: int) -> int:
@@ -182,3 +256,24 @@ class _FoldingMachine(Machine):
             self.stack[-1] = self.shared.setdefault(sizes, sizes)
             self.returned += _SIZE_REFUND
         return p
+
+
+class _AloneMachine(_FoldingMachine):
+    """Reads a part of a pickle on an empty stack; of the memo it can fetch only what came before and cannot change."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, data: bytes, memo: Before) -> None:
+        super().__init__(data)
+        self.memo = memo
+        self.values: list[object] = []
+
+    def memoize(self, p: int) -> int:
+        self.values.append(self.stack[-1])
+        return p
+
+    def frame_end(self, p: int) -> int:
+        raise PickleProblem("a frame begins in the middle of a value")
+
+    def learn(self, value: object, end: int) -> None:
+        pass

@@ -69,6 +69,7 @@ def _legacy() -> list[bytes]:
 
 def _dcp() -> list[bytes]:
     states = [{"w": torch.arange(6.0).view(2, 3), "step": 3}, {"model": {"a": torch.ones(2)}, "lr": [0.5]}]
+    states.append({f"w{n}": torch.ones(2) for n in range(12)})  # described again and again with the same bytes
     found = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")

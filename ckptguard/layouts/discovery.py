@@ -39,7 +39,8 @@ def find_checkpoints(entries: Sequence[Entry], patterns: Sequence[Pattern] = ())
     """
     tree = _Tree(entries, patterns)
     roots = tree.roots()
-    found = [tree.folder_checkpoint(path, layout, roots) for path, layout in roots.items()]
+    inside = tree.by_checkpoint(roots)
+    found = [tree.folder_checkpoint(path, layout, inside.get(path, [])) for path, layout in roots.items()]
     owned = {e.key for c in found for e in (*c.entries, *c.irregular)}
     for folder, own in tree.folders.items():
         if folder.count("/") < MAX_DEPTH and not any(p in roots for p in _upwards(folder)):
@@ -125,16 +126,20 @@ class _Tree:
             return False
         return not counts_steps(path.rpartition("/")[2]) or any(roots[p].pieces(path[len(p) + 1 :]) for p in above)
 
-    def folder_checkpoint(self, path: str, row: Layout, roots: dict[str, Layout]) -> Checkpoint:
-        """A folder with all below it down to inner checkpoints, and with what belongs to it beside it."""
-        entries: list[Entry] = []
-        for sub, own in self.folders.items():
-            nearest = next((p for p in _upwards(sub) if p in roots), None)
-            if nearest == path:
-                entries += own
+    def by_checkpoint(self, roots: dict[str, Layout]) -> dict[str, list[Entry]]:
+        """All below each checkpoint, down to inner ones."""
+        found: dict[str, list[Entry]] = {}
+        for folder, own in self.folders.items():
+            nearest = next((p for p in _upwards(folder) if p in roots), None)
+            if nearest is not None:
+                found.setdefault(nearest, []).extend(own)
+        return found
+
+    def folder_checkpoint(self, path: str, row: Layout, inside: Sequence[Entry]) -> Checkpoint:
+        """A folder with what is inside, and with what belongs to it beside it."""
         parent, _, name = path.rpartition("/")
         beside = row.companions(name, self.names(parent))
-        entries += [e for e in self.folders.get(parent, ()) if e.name in beside]
+        entries = [*inside, *(e for e in self.folders.get(parent, ()) if e.name in beside)]
         return _checkpoint(path, row, entries, chosen=choose(self.patterns, path))
 
     def loose_files(self, folder: str, entries: list[Entry]) -> list[Checkpoint]:

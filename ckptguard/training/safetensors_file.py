@@ -6,9 +6,9 @@ stored once, and the other names are stated in the header's metadata (alias -> s
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,11 +16,11 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError, StateError
 from ckptguard.manifest import File, Span, Tensor
-from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Reader
+from ckptguard.training.file_stream import FileStream
 from ckptguard.training.tensor_bytes import byte_size, dtype_word, in_memory, is_writable_in_place, view_of
 
-BLOCK = 4 * 1024**2
+BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
 _LOADERS = 2  # threads that read and hash
 _NOT_ALIASES = ("format", "unread")
 
@@ -57,31 +57,42 @@ def plan_file(tensors: Mapping[str, Any]) -> Plan:
     return Plan(names=tuple(names), aliases=aliases, header=len(text).to_bytes(8, "little") + text)
 
 
-def write_file(descriptor: int, tensors: Mapping[str, Any], *, key: str, where: str, role: str) -> File:
-    """Write, hash and fsync a file whose final key in the run will be `key`. StorageFullError and its kinds when the
-    disk refuses. One tensor at a time is hashed in a second thread while it is written."""
+def write_file(
+    descriptor: int,
+    tensors: Mapping[str, Any],
+    *,
+    key: str,
+    where: str,
+    role: str,
+    go_on: Callable[[], None] = lambda: None,
+) -> File:
+    """Write, hash and fsync an empty file whose final key in the run will be `key`. StorageFullError and its kinds
+    when the disk refuses. `go_on` is called between blocks; what it raises ends the writing."""
     from blake3 import blake3
 
     plan = plan_file(tensors)
     spans: list[Span] = []
     described: list[Tensor] = []
     position = len(plan.header)
-    with ThreadPoolExecutor(1) as second:
-        _write_all(descriptor, memoryview(plan.header), key, where)
+    with contextlib.closing(FileStream(descriptor, key=key, where=where)) as stream:
+        stream.append(memoryview(plan.header))
         for name in plan.names:
             memory = in_memory(tensors[name])
             view = view_of(memory)
             number = None
             if len(view):
-                digest = second.submit(_digest, view)
-                _write_all(descriptor, view, key, where)
+                hasher = blake3()
+                for start in range(0, len(view), BLOCK):
+                    go_on()
+                    block = view[start : start + BLOCK]
+                    hasher.update(block)
+                    stream.append(block)
                 number = len(spans)
-                spans.append(Span(position, len(view), digest.result()))
+                spans.append(Span(position, len(view), hasher.hexdigest()))
                 position += len(view)
             dtype = str(memory.dtype).removeprefix("torch.")
             described.append(Tensor(name, dtype, tuple(memory.shape), number, role))
-    with translated(key, where):
-        os.fsync(descriptor)
+        stream.finish()
     return File(
         path=key,
         size=position,
@@ -171,17 +182,3 @@ def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
 def _aliases(header: bytes) -> dict[str, str]:
     metadata = json.loads(header[8:]).get("__metadata__", {})
     return {alias: name for alias, name in metadata.items() if alias not in _NOT_ALIASES}
-
-
-def _digest(view: memoryview) -> str:
-    from blake3 import blake3
-
-    return blake3(view).hexdigest()
-
-
-def _write_all(descriptor: int, view: memoryview, key: str, where: str) -> None:
-    with translated(key, where):
-        for start in range(0, len(view), BLOCK):
-            block = view[start : start + BLOCK]
-            while block:
-                block = block[os.write(descriptor, block) :]

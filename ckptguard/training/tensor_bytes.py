@@ -10,6 +10,8 @@ from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
 
 _WORDS = {name: word for word, (name, bits) in SAFETENSORS_DTYPES.items() if bits % 8 == 0}
 
+_SMALL = 64 * 1024  # bytes, below which a plain copy is quicker
+
 
 def dtype_word(tensor: Any, path: str) -> str:
     """The safetensors word for a tensor's type; StateError names the path of one that cannot be stored."""
@@ -38,6 +40,23 @@ def in_memory(tensor: Any) -> Any:
 def is_writable_in_place(tensor: Any) -> bool:
     """Whether bytes written through `view_of` arrive in this tensor."""
     return bool(tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy between two buffers of the same length, without holding up other threads."""
+    if len(source) < _SMALL:
+        target[:] = source
+        return
+    length = len(source)
+    if len(target) != length:
+        raise ValueError("the buffers differ in length")
+    ctypes.memmove(_address(target), _address(source), length)
+
+
+def _address(view: memoryview) -> Any:
+    if view.readonly:
+        return bytes(view)
+    return (ctypes.c_ubyte * len(view)).from_buffer(view)
 
 
 def view_of(tensor: Any) -> memoryview:

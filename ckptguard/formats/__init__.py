@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ckptguard.formats import (
     bare_pickle,
+    config_json,
     dcp_metadata,
     distcp,
     hf_index,
@@ -55,6 +56,7 @@ FORMATS: tuple[Format, ...] = (
     hf_index.FORMAT,
     trainer_state.FORMAT,
     own_state.FORMAT,
+    config_json.FORMAT,
     pointer.FORMAT,
     yaml_numbers.FORMAT,
     opaque.UNRECOGNISED,

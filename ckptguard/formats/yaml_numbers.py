@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.formats.structure import Format, Leaf, Structure
+from ckptguard.formats.structure import Format, Leaf, Problem, Structure
 from ckptguard.formats.suffixes import name_of
 from ckptguard.storage.protocol import Reader
 
@@ -18,11 +18,18 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """Leaves ``step`` and ``epoch``, where there are such lines. No YAML is parsed."""
-    text = reader.read(0, min(reader.entry.size, _LONGEST))
+    """Leaves ``step`` and ``epoch``, where there are such lines. No YAML is parsed.
+
+    ``metadata["ends"]`` says how it ends: with a whole "line" as every writer of YAML leaves it, or "early".
+    """
+    size = reader.entry.size
+    text = reader.read(0, min(size, _LONGEST))
+    if b"\0" in text and not text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return Structure(format=FORMAT.name, problems=(Problem(message="it holds zero bytes, which no YAML does"),))
+    ends = "line" if size > _LONGEST or text.endswith(b"\n") else "early"
     numbers = {word.decode(): int(digits) for word, digits in _NUMBER.findall(text)}
     leaves = tuple(Leaf(word, number) for word, number in numbers.items())
-    return Structure(format=FORMAT.name, leaves=leaves)
+    return Structure(format=FORMAT.name, leaves=leaves, metadata={"ends": ends})
 
 
 FORMAT = Format(name="yaml", matches=matches, read=read, holds_tensors=False)

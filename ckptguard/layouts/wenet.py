@@ -39,6 +39,8 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
         stated = {leaf.name: leaf.value for leaf in structures[yaml].leaves}
         if not any(e.size for e in checkpoint.entries if e.key == yaml):
             gaps.append(Gap(message="it is empty", file=yaml))
+        elif structures[yaml].metadata.get("ends") == "early":
+            gaps.append(Gap(message="it ends in the middle of a line", file=yaml))
         elif not stated:
             gaps.append(Gap(message="it states neither step nor epoch", file=yaml, fatal=False))
         for word in ("step", "epoch"):

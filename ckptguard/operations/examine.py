@@ -16,7 +16,7 @@ from ckptguard.storage import Storage
 from ckptguard.verdict import Facts
 
 # Small files whose content a layout's gaps depend on.
-_READ_AHEAD = (".index.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
+_READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
 
 
 def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:

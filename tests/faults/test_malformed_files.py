@@ -231,11 +231,39 @@ def test_zeroed_and_empty_files_are_problems(tmp_path: Path, name: str) -> None:
         assert structure.truncated
 
 
-@pytest.mark.parametrize("name", ["logs.zip", "notes.txt", "config.json", "model.txt", "vocab.json"])
+@pytest.mark.parametrize("name", ["logs.zip", "notes.txt", "model.txt", "vocab.json"])
 def test_foreign_files_are_no_alarm(tmp_path: Path, name: str) -> None:
     """Files that promise no tensors are opaque, whatever their bytes."""
     for data in (b"", b"PK\x03\x04 cut", b"{", VALID[:50], bytes(100)):
         assert structure_of(tmp_path, name, data).problems == ()
+
+
+BROKEN_SETTINGS = (
+    b"",
+    b"\n",
+    b'{"hidden_size": 4',
+    bytes(100),
+    b'{"a": 1}\0\0',
+    b"\xff\xfe{",
+    b"[" * 100_000,
+    b"<html>",
+)
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json", "generation_config.json"])
+def test_half_written_settings_are_a_problem(tmp_path: Path, name: str) -> None:
+    """Nothing loads with them; comments of those who write theirs by hand are no fault."""
+    for data in BROKEN_SETTINGS:
+        assert structure_of(tmp_path, name, data).problems, data[:20]
+    for data in (b"{}", b'{"a": NaN, "a": 1}\n', b'{\n  // by hand\n  "a": 1,\n}', b'"text"'):
+        assert structure_of(tmp_path, name, data).problems == (), data
+
+
+def test_zeros_are_no_yaml(tmp_path: Path) -> None:
+    """What a power failure leaves; an empty file may be meant."""
+    assert structure_of(tmp_path, "epoch_1.yaml", bytes(50)).problems
+    assert structure_of(tmp_path, "epoch_1.yaml", b"step: 1\n\0\0").problems
+    assert structure_of(tmp_path, "epoch_1.yaml", b"").problems == ()
 
 
 SEEDS = {

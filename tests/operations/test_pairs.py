@@ -113,3 +113,11 @@ def test_accelerates_own_folder_is_no_run(root):
         verify_target(str(root / "checkpoints"), QUICK, wait=0)
     assert open_run(str(root / "checkpoints"), records=str(root / "records")).url.endswith("checkpoints")
     assert verify_target(str(root), QUICK, wait=0).kind == "run"
+
+
+def test_a_yaml_cut_in_a_line_is_incomplete(root, run):
+    """A killed writer: a resume would miss the step, and start the schedule anew."""
+    save(root, 2)
+    text = (root / "epoch_2.yaml").read_text()
+    (root / "epoch_2.yaml").write_text(text[: text.index("epoch: 2") + 4])
+    assert verify_target(str(root), QUICK, wait=0).outcome is Outcome.INCOMPLETE

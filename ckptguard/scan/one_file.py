@@ -12,8 +12,7 @@ from typing import Self
 import msgspec
 from blake3 import blake3
 
-from ckptguard.errors import ObjectMissingError, WorkerError
-from ckptguard.formats import Structure, read_structure
+from ckptguard.errors import WorkerError
 from ckptguard.names import escape
 from ckptguard.scan.digest_names import new_hasher
 from ckptguard.scan.executors import executor_of
@@ -22,6 +21,7 @@ from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.pass_over import Pass, numbers_of, problems_of
 from ckptguard.scan.plan import Part, Plan, parts_of, plan_of
 from ckptguard.scan.result import ScannedFile
+from ckptguard.scan.structures import Structures
 from ckptguard.scan.views import numbers_of_views
 from ckptguard.storage.protocol import Reader, Storage
 
@@ -49,7 +49,7 @@ class FileScanner:
         self._lanes: list[Lane] = []
         self._parts: Executor | None = None
         self._parts_lock = threading.Lock()
-        self._beside = _Beside(storage)
+        self._structures = Structures(storage)
         self._stopped = False
 
     def __call__(self, key: str) -> ScannedFile:
@@ -70,7 +70,7 @@ class FileScanner:
     def _scan(self, key: str) -> ScannedFile:
         self._check_stopped()
         with self._storage.open(key) as reader:
-            structure = read_structure(reader, key, lambda name: self._beside.structure(key, name))
+            structure = self._structures.read(reader, key)
             if self._options.structure_only:
                 unread = (None,) * len(structure.tensors)
                 return ScannedFile(
@@ -185,29 +185,6 @@ class FileScanner:
             self._parts.shutdown()
         for lane in self._lanes:
             lane.close()
-
-
-class _Beside:
-    """Structures of files that others refer to, each read once."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._known: dict[str, Structure | None] = {}
-        self._lock = threading.Lock()
-
-    def structure(self, key: str, name: str) -> Structure | None:
-        """The structure of a file in the same folder; what it refers to in turn is not looked at."""
-        other = key.rpartition("/")[0] + "/" + name if "/" in key else name
-        with self._lock:
-            if other not in self._known:
-                self._known[other] = None
-                try:
-                    if self._storage.stat(other).kind == "file":  # a link or FIFO has a finding of its own
-                        with self._storage.open(other) as reader:
-                            self._known[other] = read_structure(reader, other)
-                except ObjectMissingError:
-                    pass
-            return self._known[other]
 
 
 def raise_first(errors: list[BaseException | None]) -> None:

@@ -20,11 +20,13 @@ from format_files import FLOATS, safetensors_bytes, some_tensors, torch_bytes
 
 from ckptguard.config import Settings
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, WorkerError
+from ckptguard.formats import dcp_metadata
 from ckptguard.scan import Scan, Scanner, ScanOptions, one_file, scan_files
 from ckptguard.scan.numbers import Reading, Tally, merge
 from ckptguard.scan.plan import Region, parts_of
 from ckptguard.scan.processes import ProcessScanner
 from ckptguard.scan.scanners import scanner_of
+from ckptguard.scan.structures import Structures
 from ckptguard.storage import open_storage
 
 MIB = 1 << 20
@@ -78,6 +80,29 @@ def test_every_executor_finds_the_same(folder: Path, options: ScanOptions) -> No
     shard = next(f for f in inline.files if f.entry.key.endswith(".distcp"))
     assert {t.name for t in shard.structure.tensors} == {"m", "n"}
     assert inline.file("large.pt").numbers[2].first_bad == 12_345  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_explains_another_file_is_read_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reverse: bool
+) -> None:
+    """``.metadata`` is scanned itself and explains the shard, in whichever order; another one is another."""
+    seen: list[int] = []
+    real = dcp_metadata.read_metadata_pickle
+    monkeypatch.setattr(dcp_metadata, "read_metadata_pickle", lambda data: [seen.append(len(data)), real(data)][1])
+    keys = sorted((".metadata", "__0_0.distcp"), reverse=reverse)
+    scan = scan_files(open_storage(folder / "dcp"), keys)
+    assert len(seen) == 1
+    assert [len(file.structure.tensors) for file in scan.files] == [2, 2]
+    structures = Structures(open_storage(tmp_path))
+    for count in (1, 2):
+        (tmp_path / ".metadata").unlink(missing_ok=True)
+        state = {f"t{n}": torch.ones(n + 1) for n in range(count)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+        with open_storage(tmp_path).open(".metadata") as reader:
+            assert len(structures.read(reader, ".metadata").tensors) == count
 
 
 def test_large_files_are_cut_into_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,207 @@
+"""A run whose checkpoints a framework writes and loads: protected as they come, and verified before one is loaded.
+
+The integrations share it. All ranks call everything here in the same order; rank 0 alone touches the run, and what
+it finds, or why it cannot, is the answer of all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
+from ckptguard.manifest import Manifest
+from ckptguard.operations.load_settings import load_settings
+from ckptguard.operations.protect import protect_finished
+from ckptguard.operations.roll_back import roll_back
+from ckptguard.records.run import Run, open_run
+from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
+from ckptguard.training.health import Diagnosis
+from ckptguard.training.policy import RollbackPolicy
+from ckptguard.training.ranks import Ranks, ranks_of_training, together
+from ckptguard.training.rollbacks import Rollbacks
+
+_PROTECT_SECONDS = 60.0
+_RANKS_SECONDS = 3600.0  # rank 0 may have to read back several large checkpoints
+_log = logging.getLogger("ckptguard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A checkpoint to go on from, verified a moment ago. `path` is usable as it is.
+
+    `skip` are the first and the last update whose batches are to be left out; None: every batch is replayed.
+    """
+
+    path: str
+    step: int
+    skip: tuple[int, int] | None = None
+    lr_factor: float = 1.0
+
+
+class FrameworkStore:
+    """Checkpoints of one series that the framework saves and loads by itself: here they are only chosen."""
+
+    hashes_on_load = False
+
+    def __init__(self, series: str) -> None:
+        self.series = series
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """Never: the framework saves."""
+        raise StateError("the framework saves its checkpoints by itself")
+
+    def read(self, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
+        """Nothing: the framework loads what is chosen."""
+        return {}, None
+
+
+class GuardedRun:
+    """One run at one place, in one series. `deadline` is how many seconds the daemon may take to verify what is
+    pending before this process does it; `daemon="auto"` starts one where none answers."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        series: str,
+        settings: Settings | None = None,
+        policy: RollbackPolicy | None = None,
+        daemon: str = "auto",
+        deadline: float = 120.0,
+    ) -> None:
+        if daemon not in ("auto", "off"):
+            raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
+        self.settings = settings if settings is not None else load_settings(None, os.environ)
+        self.policy = policy if policy is not None else RollbackPolicy()
+        self.ranks: Ranks = ranks_of_training(_RANKS_SECONDS)
+        self.series = series
+        self._url = url
+        self._asks = daemon == "auto"
+        self._deadline = deadline
+        self._run: Run | None = None
+        self._child: ChildDaemon | None = None
+        self._rollbacks: Rollbacks | None = None
+        self._protecting: threading.Thread | None = None
+        self.on_first(f"opening the run {url}", self._open)
+
+    @property
+    def run(self) -> Run:
+        """The run; on rank 0 only."""
+        assert self._run is not None
+        return self._run
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, the one that touches the run."""
+        return self.ranks.rank == 0
+
+    def on_first(self, what: str, work: Callable[[], Any]) -> Any:
+        """What rank 0's `work` returns (a JSON value), on every rank; if it fails, all fail."""
+        return together(self.ranks, what, lambda: work() if self.leads else None)[0]
+
+    def newest(self) -> Target | None:
+        """The newest known-good to resume from, verified and in place; what is newer was quarantined. None where
+        nothing was ever good: training begins anew. CouldNotTellError where that could not be told."""
+        return _target(self.on_first("looking for a checkpoint to resume from", self._newest))
+
+    def back(self, diagnosis: Diagnosis, *, save_every: int, last: int | None = None) -> Target:
+        """Go back as the policy says; `last` is the last update that may have done the harm, where that is known.
+
+        RollbackExhausted when the budget is spent, NoKnownGoodError when there is nothing to go back to.
+        """
+
+        def work() -> dict[str, Any]:
+            assert self._rollbacks is not None
+            went = self._rollbacks.go_back(diagnosis, save_every=save_every)
+            skip = (went.onset, min(went.last, last or went.last)) if went.decision.skip else None
+            return {
+                "path": went.loaded.path,
+                "step": went.loaded.step,
+                "skip": skip,
+                "lr_factor": went.decision.lr_factor,
+            }
+
+        self.wait_for_protection()
+        found = _target(self.on_first("going back", work))
+        assert found is not None
+        return found
+
+    def protect(self) -> None:
+        """Keep the finished saves, now: what deletes old ones may come next. Trouble is logged, never raised."""
+        self.wait_for_protection()
+        if self.leads:
+            self._protect()
+
+    def protect_beside(self) -> None:
+        """The same beside training; `wait_for_protection` ends it."""
+        self.wait_for_protection()
+        if self.leads:
+            self._protecting = threading.Thread(target=self._protect, name="ckptguard-protect", daemon=True)
+            self._protecting.start()
+
+    def wait_for_protection(self) -> None:
+        """Let `protect_beside` finish."""
+        if self._protecting is not None:
+            self._protecting.join(_PROTECT_SECONDS)
+            self._protecting = None
+
+    def close(self) -> None:
+        """End the daemon that was started here. Idempotent."""
+        self.wait_for_protection()
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+
+    def _open(self) -> None:
+        run = open_run(self._url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
+        self._run = run
+        self._rollbacks = Rollbacks(
+            run,
+            self.settings,
+            FrameworkStore(self.series),
+            self.policy,
+            ask_seconds=self._deadline if self._asks else None,
+        )
+        self._child = ensure_daemon(run, self.settings) if self._asks else None
+
+    def _newest(self) -> dict[str, Any] | None:
+        try:
+            found = roll_back(
+                self.run, self.settings, reason="training was resumed", series=self.series, check_writing=False
+            )
+        except NoKnownGoodError:
+            return None
+        if found.quarantined:
+            _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
+        return {"path": found.known_good.path, "step": found.known_good.step or 0, "skip": None, "lr_factor": 1.0}
+
+    def _protect(self) -> None:
+        try:
+            for trouble in protect_finished(self.run, self.settings):
+                _log.warning("ckptguard: %s", trouble)
+        except Exception as error:  # beside training, nothing of ours may surface in it
+            _log.warning("ckptguard: the new save could not be protected: %s", error)
+
+
+def open_guarded(url: str, **arguments: Any) -> GuardedRun | None:
+    """A `GuardedRun`, or a warning and None on every rank: for what must never end training."""
+    try:
+        return GuardedRun(url, **arguments)
+    except SettingsError:
+        raise
+    except (CkptguardError, OSError) as error:
+        _log.warning("ckptguard: %s is not guarded: %s", url, error)
+        return None
+
+
+def _target(told: dict[str, Any] | None) -> Target | None:
+    if told is None:
+        return None
+    skip = (int(told["skip"][0]), int(told["skip"][1])) if told["skip"] is not None else None
+    return Target(path=told["path"], step=told["step"], skip=skip, lr_factor=told["lr_factor"])

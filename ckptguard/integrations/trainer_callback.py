@@ -1,0 +1,261 @@
+"""The callback that watches Hugging Face's Trainer, vetoes a poisoned save, and stops training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
+from ckptguard.integrations.guarded_run import GuardedRun, open_guarded
+from ckptguard.integrations.left_out import LeftOut
+from ckptguard.operations.find_known_good import KnownGood, find_known_good
+from ckptguard.operations.roll_back import verify_pending
+from ckptguard.records.incidents import open_incident
+from ckptguard.records.run import Run
+from ckptguard.training.client import ask_known_good, report_incident
+from ckptguard.training.health import Diagnosis, Health, Limits, Signal
+from ckptguard.training.policy import RollbackPolicy
+from ckptguard.training.weights import first_non_finite, first_non_finite_state
+
+SERIES = "checkpoint-#"
+_log = logging.getLogger("ckptguard")
+
+
+class GuardCallback(TrainerCallback):
+    """Guards one Trainer. The run is ``args.output_dir`` unless `run` says otherwise.
+
+    A sick state (a non-finite gradient norm, non-finite weights, buffers or optimizer state, or several updates in a
+    row that a loss scaler or DeepSpeed skipped) vetoes the save and stops training.
+    With ``on_sick="raise"`` ``trainer.train()`` then raises SickTrainingError, which names the known-good path, so
+    that a script cannot go on to save a poisoned final model; with ``on_sick="stop"`` it returns, and `sick` holds
+    the error. Nothing else that goes wrong here ever ends training.
+
+    `check_every` is in steps, `deadline` in seconds: the longest wait for verdicts that are still pending.
+    """
+
+    def __init__(
+        self,
+        run: str | None = None,
+        *,
+        on_sick: str = "raise",
+        check_every: int = 50,
+        daemon: str = "auto",
+        settings: Settings | None = None,
+        deadline: float = 120.0,
+        policy: RollbackPolicy | None = None,
+    ) -> None:
+        if on_sick not in ("raise", "stop"):
+            raise SettingsError(f'on_sick must be "raise" or "stop", not {on_sick!r}')
+        if daemon not in ("auto", "off"):
+            raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
+        if check_every < 1:
+            raise SettingsError(f"check_every must be at least 1 step, not {check_every}")
+        policy = policy if policy is not None else RollbackPolicy()
+        self.sick: SickTrainingError | None = None
+        self.diagnosis: Diagnosis | None = None
+        self.skips = 0  # updates in a row that a loss scaler or DeepSpeed skipped
+        self.guarded: GuardedRun | None = None
+        self.left_out: LeftOut | None = None
+        self._url = run
+        self._raises = on_sick == "raise"
+        self._check_every = check_every
+        self._open_with: dict[str, Any] = {"settings": settings, "daemon": daemon, "deadline": deadline}
+        self._allowed = settings.allow_nonfinite if settings is not None else ()
+        self._deadline = deadline
+        self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips)
+        self._health = Health()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Open the run, have it guarded, and see that training begins with a healthy state."""
+        self.sick, self.diagnosis, self.skips = None, None, 0
+        self._health = Health(healthy_through=state.global_step)
+        self.open(self._url or args.output_dir or ".")
+        self._look(state, control, kwargs)
+        if self.diagnosis is not None and self._raises:
+            self._end_sick(self.diagnosis)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Look at the gradient norm, which is told before the save of the same step."""
+        norm, loss = _number(logs, "grad_norm"), _number(logs, "loss")
+        if (norm is None and loss is None) or self.skips or self._is_left_out(state.global_step):
+            return  # what overflowed did no harm
+        signal = Signal(step=state.global_step, loss=loss, grad_norm=norm)
+        self._take_in(state, control, signal)
+        if self._health.wants_look(signal):
+            self._look(state, control, kwargs)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Count skipped updates; look at weights and buffers before each save, and now and then."""
+        self._count_skips(state, control, kwargs.get("optimizer"))
+        if control.should_save or state.global_step % self._check_every == 0:
+            self._look(state, control, kwargs)
+            self._before_save(control)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The same where saves come at the end of an epoch."""
+        if control.should_save:
+            self._look(state, control, kwargs)
+            self._before_save(control)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Look after an evaluation too: with ``save_strategy="best"`` only its result decides about a save."""
+        self._look(state, control, kwargs)
+        if self.guarded is not None:
+            self.guarded.protect()
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Protect the new save, beside training: the next save's rotation may delete it."""
+        if self.guarded is not None:
+            self.guarded.protect_beside()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Look once more, for the script may save the model now."""
+        if self.guarded is not None:
+            self.guarded.wait_for_protection()
+        if self.diagnosis is None:
+            self._look(state, control, kwargs)
+        self.conclude(self.diagnosis)
+
+    def open(self, url: str) -> None:
+        """Open the run; a run that cannot be opened is not guarded, and training goes on."""
+        if self.guarded is None:
+            self.guarded = open_guarded(url, series=SERIES, **self._open_with)
+            self._allowed = self.guarded.settings.allow_nonfinite if self.guarded is not None else self._allowed
+
+    def conclude(self, diagnosis: Diagnosis | None) -> None:
+        """The end of training: say where to go back to, and raise if it is sick."""
+        if diagnosis is not None:
+            self._end_sick(diagnosis)
+        self._close()
+
+    def last_harmful(self, diagnosis: Diagnosis) -> int | None:
+        """The last update that can have done the harm, as the losses of all ranks tell; None: they do not."""
+        if self.guarded is None or self.left_out is None:
+            return None
+        healthy = (diagnosis.onset_step or diagnosis.step) - 1
+        first = [f for f in self.guarded.ranks.gather(self.left_out.first_bad_loss(after=healthy)) if f is not None]
+        return min(first, default=None)
+
+    def _is_left_out(self, update: int) -> bool:
+        return self.left_out is not None and update in self.left_out.updates
+
+    def _count_skips(self, state: TrainerState, control: TrainerControl, optimizer: Any) -> None:
+        step = state.global_step
+        if self._is_left_out(step):
+            assert self.left_out is not None
+            self.left_out.after_update(step)
+            return
+        self.skips = self.skips + 1 if bool(getattr(optimizer, "step_was_skipped", False)) else 0
+        if self.skips >= self._limits.scale_skips:
+            reason = f"{self.skips} updates in a row were skipped for gradients that are not finite"
+            onset = step - self.skips + 1
+            evidence: dict[str, object] = {"in_a_row": self.skips}
+            found = Diagnosis(step=step, cause="loss_scale", onset_step=onset, reason=reason, evidence=evidence)
+            self._stop(state, control, found)
+
+    def _look(self, state: TrainerState, control: TrainerControl, kwargs: Mapping[str, Any]) -> None:
+        """Read the tensors. Of several ranks all look at the same steps, and one that finds something stops all."""
+        model, name = kwargs.get("model"), None
+        if model is not None:
+            name = first_non_finite(model, self._allowed)
+            name = name or first_non_finite_state(kwargs.get("optimizer"), self._allowed)
+        if self.guarded is not None and self.guarded.ranks.any(name is not None):
+            name = name or "a tensor of another rank"
+        self._take_in(state, control, Signal(step=state.global_step, looked=model is not None, bad_tensor=name))
+
+    def _take_in(self, state: TrainerState, control: TrainerControl, signal: Signal) -> None:
+        self._health, found = self._health.after(signal, self._limits)
+        if found.sick:
+            self._stop(state, control, found)
+        elif self.left_out is not None:
+            self.left_out.forget(through=self._health.healthy_through)
+
+    def _stop(self, state: TrainerState, control: TrainerControl, found: Diagnosis) -> None:
+        if self.diagnosis is None:
+            self.diagnosis = found
+            _log.error("ckptguard: step %d: %s: training stops, nothing is saved", state.global_step, found.reason)
+        control.should_save = False
+        control.should_training_stop = True
+
+    def _before_save(self, control: TrainerControl) -> None:
+        """The save that comes rotates older ones away: what is not protected yet must be now."""
+        if control.should_save and self.guarded is not None:
+            self.guarded.protect()
+
+    def _end_sick(self, diagnosis: Diagnosis) -> None:
+        leads = self.guarded is not None and self.guarded.leads
+        known_good = self._report(self.guarded.run, diagnosis) if self.guarded is not None and leads else None
+        self.sick = _error(diagnosis, known_good)
+        _log.error("ckptguard: %s", self.sick.message)
+        if self._raises:
+            self._close()
+            raise self.sick
+
+    def _close(self) -> None:
+        if self.guarded is not None:
+            self.guarded.close()
+            self.guarded = None
+
+    def _report(self, run: Run, found: Diagnosis) -> KnownGood | None:
+        """Record the incident and find the known-good from before it; the daemon verifies what is pending, or we do."""
+        assert self.guarded is not None
+        what: dict[str, Any] = {
+            "step": found.step,
+            "cause": "numeric",
+            "reason": found.reason,
+            "evidence": found.evidence,
+            "source": "callback",
+        }
+        before = (found.onset_step or found.step) if found.cause == "loss_scale" else found.step
+        try:
+            if not report_incident(run, **what):
+                open_incident(run, **what)
+            known = ask_known_good(run, before_step=before, series=SERIES, wait_seconds=self._deadline)
+            if known is None:
+                verify_pending(run, self.guarded.settings, before_step=before)
+            return find_known_good(run, before_step=before, series=SERIES)
+        except NoKnownGoodError:
+            return None
+        except (CkptguardError, OSError) as error:
+            _log.warning("ckptguard: the known-good checkpoint could not be asked for: %s", error)
+            return None
+
+
+def _error(found: Diagnosis, known_good: KnownGood | None) -> SickTrainingError:
+    if known_good is None:
+        return SickTrainingError(
+            f"training was stopped at step {found.step}: {found.reason}. "
+            "There is no known-good checkpoint from before it.",
+            known_good=None,
+        )
+    return SickTrainingError(
+        f"training was stopped at step {found.step}: {found.reason}. The last known-good checkpoint is "
+        f"{known_good.path} (step {known_good.step}, {known_good.reason}).",
+        known_good=known_good.path,
+        hint=f"mend the cause, then trainer.train(resume_from_checkpoint={known_good.path!r})",
+    )
+
+
+def _number(logs: Mapping[str, Any] | None, name: str) -> float | None:
+    value = (logs or {}).get(name)
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None

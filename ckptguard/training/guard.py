@@ -19,9 +19,11 @@ from ckptguard.training.client import ask_known_good
 from ckptguard.training.going_back import load_newest_good
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
+from ckptguard.training.leading import go_back_together, load_together
 from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.progress import Progress
+from ckptguard.training.ranks import GlooRanks, agree, ranks_of_training
 from ckptguard.training.rollbacks import Rollbacks
 from ckptguard.training.saving import Saving
 from ckptguard.training.stores import OwnStore, Store, UserStore
@@ -64,6 +66,7 @@ class TrainingGuard:
         settings: Settings | None = None,
         check_every: int = 50,
         deadline: float = 30.0,
+        rank_timeout: float = 600.0,
     ) -> None:
         if (save is None) != (load is None):
             raise SettingsError("save= and load= go together: what one writes the other reads")
@@ -71,7 +74,7 @@ class TrainingGuard:
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         if check_every < 1:
             raise SettingsError("check_every must be at least 1")
-        _refuse_ranks()
+        self._ranks = ranks_of_training(rank_timeout)
         self._settings = settings if settings is not None else load_settings(None, os.environ)
         url = normalise_url(run)
         if "://" not in url:
@@ -80,7 +83,13 @@ class TrainingGuard:
         parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         self._store: Store
         if save is not None and load is not None:
+            if self._ranks.size > 1:
+                raise SettingsError("several ranks save in our own layout only: leave out save= and load=")
             self._store = UserStore(self._run, save, load, name)
+        elif isinstance(self._ranks, GlooRanks):
+            from ckptguard.training.sharded_store import ShardedStore  # only several ranks pay for it
+
+            self._store = ShardedStore(self._run, parts, self._ranks)
         else:
             self._store = OwnStore(self._run, parts)
         policy = policy if policy is not None else RollbackPolicy()
@@ -93,7 +102,8 @@ class TrainingGuard:
         self._looping = False
         self._resumed = False
         self._save_every = 1
-        self._child: ChildDaemon | None = ensure_daemon(self._run, self._settings) if daemon == "auto" else None
+        starts = daemon == "auto" and self._ranks.rank == 0
+        self._child: ChildDaemon | None = ensure_daemon(self._run, self._settings) if starts else None
 
     @property
     def step(self) -> int:
@@ -137,9 +147,10 @@ class TrainingGuard:
             step = self._progress.current
         if not 0 <= step <= MAX_STEP:
             raise SettingsError(f"a step is a number from 0 to {MAX_STEP}, not {step}")
-        if self._watch.look(step).sick:
-            assert self._watch.sick is not None
-            raise SickTrainingError(f"not saved: {self._watch.sick.reason}", known_good=None)
+        self._watch.look(step)
+        sick = self._agreed(self._watch.sick)
+        if sick is not None:
+            raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
         path = self._saving.begin(step, self._progress.extra())
         if not self._looping:
             self._progress.step = step
@@ -150,7 +161,9 @@ class TrainingGuard:
 
         `steps` does this by itself. The data's position and the RNG are put back when `steps` begins.
         """
-        loaded = load_newest_good(self._run, self._settings, self._store)
+        loaded = load_together(
+            self._ranks, self._store, lambda: load_newest_good(self._run, self._settings, self._store)
+        )
         self._resumed = True
         if loaded is not None:
             _log.info("resumed at step %s from %s", loaded.step, loaded.path)
@@ -200,38 +213,37 @@ class TrainingGuard:
             self._progress.begin()
             if self._saving.last is None:
                 self._begin()
+            due = False
             while True:
                 sick = self._agreed(self._watch.sick)
                 if sick is not None:
                     self._go_back(sick)
+                elif due:
+                    self._save_automatically(self.step)
                 if self.step >= total:
                     break
                 batch = self._progress.next_batch()
                 yield self._progress.current, batch
                 step = self._progress.made()
                 self._tell_failed_saves()
-                if self._watch.sick is None:
-                    self._after_step(step, due=step % self._save_every == 0 or step == total)
+                due = (step % self._save_every == 0 or step == total) and self._saving.last != step
+                if self._watch.sick is None and (due or self._watch.look_is_due(step)):
+                    self._watch.look(step)
         finally:
             self._progress.leave()
             self._looping = False
 
     def _agreed(self, own: Diagnosis | None) -> Diagnosis | None:
-        """What training as a whole goes back for: with one process, its own diagnosis."""
-        return own
+        """What training as a whole goes back for: the sickness of any rank, from the earliest onset on."""
+        return agree(self._ranks, own)
 
     def _begin(self) -> None:
         """A new run: there must be a good checkpoint to go back to from the first update on."""
-        if self._watch.look(self.step).sick:
-            assert self._watch.sick is not None
-            raise SickTrainingError(f"training cannot begin: {self._watch.sick.reason}", known_good=None)
+        self._watch.look(self.step)
+        sick = self._agreed(self._watch.sick)
+        if sick is not None:
+            raise SickTrainingError(f"training cannot begin: {sick.reason}", known_good=None)
         self._save_automatically(self.step)
-
-    def _after_step(self, step: int, *, due: bool) -> None:
-        if (due or self._watch.look_is_due(step)) and self._watch.look(step).sick:
-            return
-        if due and self._saving.last != step:
-            self._save_automatically(step)
 
     def _save_automatically(self, step: int) -> None:
         try:
@@ -245,6 +257,8 @@ class TrainingGuard:
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         _log.error("step %s could not be saved: %s", step, error, exc_info=error)
+        if self._ranks.rank != 0:
+            return
         reason = f"the checkpoint could not be saved: {error}"
         incident = begin_incident(
             self._run, step=step, cause="storage", reason=reason, evidence={"error": type(error).__name__}
@@ -254,24 +268,12 @@ class TrainingGuard:
     def _go_back(self, diagnosis: Diagnosis) -> None:
         self._saving.drain(self._deadline)
         self._tell_failed_saves()
-        went = self._rollbacks.go_back(diagnosis, save_every=self._save_every)
+        went = go_back_together(
+            self._ranks, self._store, lambda: self._rollbacks.go_back(diagnosis, save_every=self._save_every)
+        )
         if went.decision.skip:
             self._progress.skip(went.onset, went.last)
         self._saving.last = went.loaded.step
         self._watch.restart(went.loaded.step)
         factor = self._progress.lr_factor * went.decision.lr_factor
         self._progress.arrive(went.loaded.step, went.loaded.extra, lr_factor=factor)
-
-
-def _refuse_ranks() -> None:
-    import torch
-
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
-        raise SettingsError(
-            "TrainingGuard guards a training of one process so far; ranks would go back to different steps",
-            hint="let one ckptguard-daemon guard the run, and use ckptguard rollback",
-        )

@@ -6,12 +6,16 @@ theirs. Everything here is called by all ranks in the same order, from the threa
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import msgspec
+
 from ckptguard.errors import CkptguardError, RanksError
+from ckptguard.training.health import Diagnosis
 
 _TIMEOUT = 600.0
 
@@ -137,3 +141,15 @@ def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
         told = "; ".join(f"rank {number}: {reason}" for number, reason in reasons.items())
         raise RanksError(f"{what} failed on {len(reasons)} of {ranks.size} ranks: {told}")
     return [answer for answer, _ in answers]
+
+
+def agree(ranks: Ranks, own: Diagnosis | None) -> Diagnosis | None:
+    """The sickness of all: None if no rank is sick, else that of the earliest onset, with its rank named."""
+    if ranks.size == 1 or not ranks.any(own is not None):
+        return own
+    told = ranks.gather(None if own is None else msgspec.to_builtins(own))
+    sick = [(msgspec.convert(answer, Diagnosis), rank) for rank, answer in enumerate(told) if answer is not None]
+    first, rank = min(sick, key=lambda s: (s[0].onset_step if s[0].onset_step is not None else s[0].step, s[1]))
+    return dataclasses.replace(
+        first, reason=f"rank {rank}: {first.reason}", evidence={**first.evidence, "ranks": [r for _, r in sick]}
+    )

@@ -26,6 +26,7 @@ def talk():
 
 
 def test_what_one_rank_says_all_hear():
+    """Flags, values and answers of rank 0 reach every rank, whatever their sizes."""
     for code, answer, err in run_ranks(talk, ranks=3):
         assert code == 0, err
         assert answer == [True, False, True, ["only", "rank", 0]]
@@ -46,6 +47,7 @@ def work_together():
 
 
 def test_one_rank_that_fails_makes_all_fail_and_is_named():
+    """All ranks raise, the one that failed its own error; the next exchange works."""
     first, second, third = (answer for _, answer, _ in run_ranks(work_together, ranks=3))
     told = "loading step 500 failed on 1 of 3 ranks: rank 1: its shard has another shape"
     assert first == third == ["ranks", told, [0, 1, 2]]
@@ -64,6 +66,7 @@ def lose_a_rank():
 
 
 def test_a_rank_that_was_killed_is_an_error_and_no_hang():
+    """The others are told within the timeout."""
     (code, answer, err), (killed, _, _) = run_ranks(lose_a_rank)
     assert killed == -signal.SIGKILL
     assert code == 0, err
@@ -71,6 +74,7 @@ def test_a_rank_that_was_killed_is_an_error_and_no_hang():
 
 
 def test_one_process_needs_no_group():
+    """A training of one process answers itself."""
     ranks = ranks_of_training()
     assert isinstance(ranks, OneRank)
     assert (ranks.any(True), ranks.any(False), ranks.gather({"a": 1}), ranks.tell(7)) == (True, False, [{"a": 1}], 7)

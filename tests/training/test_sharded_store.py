@@ -19,6 +19,7 @@ def answers(function, *arguments, ranks=2):
 @pytest.mark.parametrize("kind", ["fsdp2", "ddp"])
 @pytest.mark.parametrize("step", [3, 0])
 def test_a_sharded_save_is_good_and_comes_back(kind, step, tmp_path):
+    """Saved by two ranks, verified GOOD, and loaded over another state: what follows is the same, bit for bit."""
     folder = str(tmp_path / "run")
     saved = answers(save_and_go_on, kind, folder, step)
     assert saved[0][2] == ["good", "writer", []]
@@ -29,6 +30,7 @@ def test_a_sharded_save_is_good_and_comes_back(kind, step, tmp_path):
 
 
 def test_another_number_of_ranks_loads_it(tmp_path):
+    """Three and four ranks load what two saved; what belonged to a rank is not guessed."""
     folder = str(tmp_path / "run")
     saved = answers(save_and_go_on, "fsdp2", folder, 3)
     for ranks in (3, 4):

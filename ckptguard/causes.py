@@ -23,7 +23,6 @@ RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
     loading.keys_do_not_match,
     loading.optimizer_not_loaded,
     loading.world_size_differs,
-    loading.storage_failed,
 )
 _NO_SICKNESS = ("asked", "crash")
 
@@ -34,9 +33,7 @@ def likely_causes(report: Report) -> tuple[LikelyCause, ...]:
     if report.cause in _NO_SICKNESS:
         return ()
     clues = Clues(report)
-    if report.cause == "storage":
-        found = [loading.storage_failed(clues)]
-    else:
-        found = [rule(clues) for rule in RULES]
-    ordered = sorted((c for c in found if c is not None), key=lambda cause: -cause.weight)
+    rules = (loading.storage_failed,) if report.cause == "storage" else RULES
+    found = [cause for rule in rules if (cause := rule(clues)) is not None]
+    ordered = sorted(found, key=lambda cause: -cause.weight)
     return tuple(ordered) or (numbers.unknown(clues),)

@@ -96,10 +96,8 @@ def world_size_differs(clues: Clues) -> LikelyCause | None:
     return cause("world_size_differs", "Another number of ranks than at the save", weight, because, advice)
 
 
-def storage_failed(clues: Clues) -> LikelyCause | None:
+def storage_failed(clues: Clues) -> LikelyCause:
     """The checkpoint could not be written: nothing is wrong with training."""
-    if clues.report.cause != "storage":
-        return None
     advice = ["is the disk full, or a quota used up? (df -h, df -i)", "is the run's folder writable, and mounted?"]
     return cause("storage_failed", "The storage refused", 0.9, [clues.report.reason], advice)
 

@@ -43,7 +43,7 @@ def fp16_overflow(clues: Clues) -> LikelyCause | None:
     missing_scaler = clues.fp16 is True and clues.training.loss_scaler == "none"
     if missing_scaler:
         weight += 0.15
-        because.append("there is no loss scaler")
+        because.append("no loss scaler is known of")
     if masked_batch(clues) is not None or _weights_before_gradients(clues):
         weight -= 0.25  # finite gradients do not speak for an overflow
     bf16 = "train in bf16: the range of fp32 at the size of fp16 (torch.autocast(dtype=torch.bfloat16), bf16=True)"
@@ -93,7 +93,7 @@ def eps_vanishes(clues: Clues) -> LikelyCause | None:
     if not (adam and clues.weights_in_fp16 and known.eps is not None and known.eps <= _FP16_ZERO):
         return None
     because = [f"{known.optimizer} divides by sqrt(v) + eps, and eps = {known.eps:g} is 0 in the fp16 of the weights"]
-    weight = LIKELY
+    weight = LIKELY if clues.soon else 0.4
     if _weights_before_gradients(clues):
         weight = 0.9
         because.append("weights or optimizer state were poisoned although loss and gradients were finite")

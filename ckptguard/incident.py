@@ -1,5 +1,6 @@
-"""What the report of an incident consists of: values only. A number that is not finite is a word ("nan", "inf", "-inf").
+"""What the report of an incident consists of: values only.
 
+A number that is not finite is a word ("nan", "inf", "-inf").
 All of it is optional: an incident that was seen from outside of training knows less than one that a guard saw.
 """
 

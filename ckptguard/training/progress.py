@@ -7,6 +7,7 @@ from typing import Any
 from ckptguard.training.data_position import DataPosition, Draw
 from ckptguard.training.parts import Parts, scale_learning_rate
 from ckptguard.training.rng import capture_rng, restore_rng
+from ckptguard.training.scaler import raise_loss_scale
 
 _REMEMBERED_DRAWS = 10_000
 
@@ -75,12 +76,17 @@ class Progress:
             "guard": {"lr_factor": self.lr_factor},
         }
 
-    def arrive(self, step: int, extra: dict[str, Any], *, lr_factor: float | None = None) -> None:
-        """Take over what was loaded: rates, data, and the RNG last. `lr_factor`: instead of the one saved."""
+    def arrive(
+        self, step: int, extra: dict[str, Any], *, lr_factor: float | None = None, lowest_scale: float | None = None
+    ) -> None:
+        """Take over what was loaded: rates, data, and the RNG last. `lr_factor`: instead of the one saved;
+        `lowest_scale`: a loss scale that was saved collapsed is raised to it."""
         self.step = step
         saved_factor = extra.get("guard", {}).get("lr_factor", 1.0)
         self.lr_factor = saved_factor if lr_factor is None else lr_factor
         scale_learning_rate(self._parts.optimizer, self._parts.scheduler, self.lr_factor / saved_factor)
+        if lowest_scale is not None:
+            raise_loss_scale(self._parts.scaler, lowest_scale)
         self._draws = {n: draw for n, draw in self._draws.items() if n <= step}
         if self.position is None:
             self._waiting = extra

@@ -12,7 +12,7 @@ from ckptguard.training.client import ask_known_good
 from ckptguard.training.going_back import Loaded, go_back, newest_good_step
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
-from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, decide
+from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, choose_target, decide
 from ckptguard.training.stores import Store
 
 _log = logging.getLogger("ckptguard")
@@ -43,6 +43,7 @@ class Rollbacks:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
         NoKnownGoodError when there is nothing to go back to."""
         onset = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
+        last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
         cause = diagnosis.cause or "asked"
         _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
         incident = begin_incident(
@@ -60,7 +61,7 @@ class Rollbacks:
             # Its answer is worth having for what it verifies meanwhile; what counts is in the records.
             ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._ask_seconds)
         try:
-            loaded = self._find_and_load(decision, diagnosis.reason)
+            loaded = self._find_and_load(decision, onset, diagnosis.reason)
         except CkptguardError as error:
             end_incident(self._run, incident, action=f"could not go back: {error.message}")
             raise
@@ -69,14 +70,18 @@ class Rollbacks:
         action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
         end_incident(self._run, incident, action=action, known_good=loaded.id)
-        return WentBack(loaded=loaded, decision=decision, onset=onset, last=diagnosis.step)
+        return WentBack(loaded=loaded, decision=decision, onset=onset, last=last)
 
-    def _find_and_load(self, decision: Decision, reason: str) -> Loaded:
-        if decision.further:
-            newest = newest_good_step(self._run, self._settings, self._store, before_step=decision.before_step)
+    def _find_and_load(self, decision: Decision, onset: int, reason: str) -> Loaded:
+        before = decision.before_step
+        if decision.further or decision.prefer_before < onset:
+            target = choose_target(decision, self._newest_good, onset_step=onset)
             try:
-                if newest is not None:
-                    return go_back(self._run, self._settings, self._store, before_step=newest, reason=reason)
+                if target is not None:
+                    return go_back(self._run, self._settings, self._store, before_step=target + 1, reason=reason)
             except NoKnownGoodError:
-                pass  # there is none further back: the newest one it is
-        return go_back(self._run, self._settings, self._store, before_step=decision.before_step, reason=reason)
+                before = onset  # what is that far back cannot be used: a newer one it is
+        return go_back(self._run, self._settings, self._store, before_step=before, reason=reason)
+
+    def _newest_good(self, before_step: int) -> int | None:
+        return newest_good_step(self._run, self._settings, self._store, before_step=before_step)

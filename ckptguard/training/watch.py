@@ -3,67 +3,151 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from ckptguard.config import Settings
+from ckptguard.training.device_signals import DeviceSignals, on_device
 from ckptguard.training.health import Diagnosis, Health, Limits, Signal
 from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.weights import first_non_finite, first_non_finite_state
+from ckptguard.training.scaler import loss_scale
+from ckptguard.training.weights import PendingLook, first_of, model_tensors, state_tensors
+
+_log = logging.getLogger("ckptguard")
+_REMEMBERED = 512
 
 
 class Watch:
-    """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None."""
+    """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None; `recent` are
+    the last signals. Nothing here raises because of what it is given, and nothing but a look waits for a device."""
 
     def __init__(self, parts: Parts, settings: Settings, policy: RollbackPolicy, *, check_every: int) -> None:
         self._parts, self._settings = parts, settings
-        self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips)
+        self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
         self._check_every = check_every
         self._last_look = 0
         self._health = Health()
+        self._delayed = DeviceSignals()
+        self._looking: tuple[int, PendingLook] | None = None
+        self._warned = False
         self.sick: Diagnosis | None = None
+        self.recent: deque[Signal] = deque(maxlen=_REMEMBERED)
 
-    def observe(self, step: int, loss: Any, grad_norm: Any) -> Diagnosis:
-        """Take in the signals of an update; the tensors are read if it cannot be judged without."""
-        signal = Signal(step=step, loss=_number(loss), grad_norm=_number(grad_norm), scale=self._loss_scale())
-        if self._health.wants_look(signal):
-            signal = dataclasses.replace(signal, looked=True, bad_tensor=self._bad_tensor())
-        return self._take_in(signal)
+    def observe(
+        self,
+        step: int,
+        loss: Any = None,
+        grad_norm: Any = None,
+        *,
+        skipped: bool | None = None,
+        error: BaseException | None = None,
+    ) -> Diagnosis:
+        """Take in the signals of an update. What lies on a device is judged some updates later, under its own step;
+        the answer is what is known by now."""
+        loss, norm, scale = self._number(loss), self._number(grad_norm), loss_scale(self._parts.scaler)
+        if error is not None:
+            self.flush()
+            text = f"{type(error).__name__}: {error}"
+            signal = Signal(
+                step=step, loss=_host(loss), grad_norm=_host(norm), scale=_host(scale), skipped=skipped, error=text
+            )
+            return self._take_in((signal,)) or Diagnosis(step=step)
+        if self._delayed.waiting or on_device(loss) or on_device(norm) or on_device(scale):
+            self._delayed.put(step, (loss, norm, scale), skipped)
+            return self._take_in(self._delayed.ready()) or Diagnosis(step=step)
+        signal = Signal(step=step, loss=loss, grad_norm=norm, scale=scale, skipped=skipped)
+        return self._take_in((signal,)) or Diagnosis(step=step)
+
+    def flush(self) -> None:
+        """Take in what is still on its way from a device."""
+        if self._delayed.waiting:
+            self._take_in(self._delayed.flush())
+        self._finish_look(wait=True)
 
     def look(self, step: int) -> Diagnosis:
-        """Read weights, buffers and optimizer state as they are after an update."""
+        """Read weights, buffers and optimizer state as they are after an update, and all signals up to it."""
+        self.flush()
         self._last_look = step
-        return self._take_in(Signal(step=step, looked=True, bad_tensor=self._bad_tensor()))
+        return self._take_in((Signal(step=step, looked=True, bad_tensor=self._bad_tensor()),)) or Diagnosis(step=step)
 
     def look_is_due(self, step: int) -> bool:
         """Whether the last look is `check_every` updates ago."""
         return step - self._last_look >= self._check_every
 
+    def after_step(self, step: int) -> None:
+        """An update is complete: look every `check_every`, without waiting for a device."""
+        self._finish_look(wait=False)
+        if not self.look_is_due(step):
+            return
+        tensors = self._tensors()
+        if not any(on_device(tensor) for _, tensor in tensors):
+            self.look(step)
+        elif self._looking is None:
+            self._last_look = step
+            self._looking = (step, PendingLook(tensors))
+
     def restart(self, step: int) -> None:
         """Forget everything: a state that was verified good was loaded, that after update `step`."""
         self._last_look = step
-        self._health = Health(healthy_through=step)
+        self._health = self._health.restarted(step)
+        self._delayed.forget()
+        self._looking = None
         self.sick = None
 
-    def _take_in(self, signal: Signal) -> Diagnosis:
-        self._health, diagnosis = self._health.after(signal, self._limits)
-        if diagnosis.sick and self.sick is None:
-            self.sick = diagnosis
+    def _take_in(self, signals: Sequence[Signal]) -> Diagnosis | None:
+        """The last diagnosis; None without signals."""
+        diagnosis, bad_tensor, looked = None, None, False
+        for signal in signals:
+            if self.sick is None and self._health.wants_look(signal):
+                # One look for all that arrived together: what is finite now was so then.
+                bad_tensor = bad_tensor if looked else self._bad_tensor()
+                looked = True
+                signal = dataclasses.replace(signal, looked=True, bad_tensor=bad_tensor)
+            self.recent.append(signal)
+            self._health, diagnosis = self._health.after(signal, self._limits)
+            if diagnosis.sick and self.sick is None:
+                self.sick = diagnosis
         return diagnosis
 
+    def _finish_look(self, *, wait: bool) -> None:
+        if self._looking is None:
+            return
+        step, look = self._looking
+        if not wait and not look.arrived():
+            return
+        self._looking = None
+        # Where there is something to see, it is still there: what is not finite does not heal.
+        bad_tensor = None if look.all_finite() else self._bad_tensor()
+        self._take_in((Signal(step=step, looked=True, bad_tensor=bad_tensor),))
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        return model_tensors(self._parts.model) + state_tensors(self._parts.optimizer)
+
     def _bad_tensor(self) -> str | None:
-        allowed = self._settings.allow_nonfinite
-        return first_non_finite(self._parts.model, allowed) or first_non_finite_state(self._parts.optimizer, allowed)
+        return first_of(self._tensors(), self._settings.allow_nonfinite)
 
-    def _loss_scale(self) -> float | None:
-        scaler = self._parts.scaler
-        if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
+    def _number(self, value: Any) -> Any:
+        """A float, or a tensor of one number on a device; None for what is no number."""
+        if value is None or type(value) is float:
+            return value
+        try:
+            if not hasattr(value, "detach"):
+                return float(value)
+            value = value.detach()
+            if hasattr(value, "to_local"):
+                value = value.to_local()  # no message to other ranks from here
+            if value.dim():
+                value = value.float().mean() if value.numel() != 1 else value.reshape(())
+            return value if on_device(value) else float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("observe() was given a %s, which is no number: %s", type(value).__name__, error)
             return None
-        return float(scaler.get_scale())
 
 
-def _number(value: Any) -> float | None:
-    """A float of what the caller gives; one that lies on a device is fetched."""
-    if value is None:
-        return None
-    return float(value.detach() if hasattr(value, "detach") else value)
+def _host(value: Any) -> float | None:
+    return float(value) if value is not None else None

@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 
 MAKE = """
-import sys, torch
+import sys, torch, warnings
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 folder, count = sys.argv[1], int(sys.argv[2])
 names = [f"model.layers.{i // 100:05d}.block.{i % 100:02d}.attn.weight" for i in range(count)]
@@ -25,12 +26,14 @@ torch.save(state, f"{folder}/model.pt")
 save_file(state, f"{folder}/model.safetensors")
 for shard in range(4):
     save_file({name: state[name] for name in names[shard::4]}, f"{folder}/model-0000{shard + 1}-of-00004.safetensors")
+warnings.simplefilter("ignore")
+dcp.save(state, checkpoint_id=f"{folder}/dcp", no_dist=True)
 """
 
 # In a process of its own: what an earlier run left behind would count towards memory.
 MEASURE = """
 import json, resource, sys, time
-from ckptguard.formats import read_structure
+from ckptguard.scan.structures import Structures
 from ckptguard.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
@@ -45,10 +48,10 @@ def timed(part, action):
     return result
 
 def structures():
-    found = []
+    found, read = [], Structures(storage).read
     for name in names:
         with storage.open(name) as reader:
-            found.append((name, reader.entry.size, read_structure(reader, name)))
+            found.append((name, reader.entry.size, read(reader, name)))
     return found
 
 def manifest_of(found):
@@ -72,7 +75,7 @@ for run in range(runs):
     manifest = manifest_of(found)
     del found
     text = timed("encode", lambda: encode_manifest(manifest))
-    key = f"manifest-{run}-{names[0]}"
+    key = f"manifest-{run}"
     timed("write", lambda: storage.create(key, text))
     assert timed("decode", lambda: decode_manifest(text)) == manifest
     storage.remove(key)
@@ -99,6 +102,7 @@ def main() -> None:
             ("model.pt", ["model.pt"]),
             ("model.safetensors", ["model.safetensors"]),
             ("four shards", shards),
+            ("DCP", ["dcp/.metadata", "dcp/__0_0.distcp"]),
         ):
             argv = [sys.executable, "-c", MEASURE, folder, str(options.runs), *names]
             found = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)

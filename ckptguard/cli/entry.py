@@ -27,6 +27,7 @@ COMMANDS = {
     "known-good": "known_good",
     "restore": "restore",
     "rollback": "rollback",
+    "supervise": "supervise",
     "clear": "clear",
     "reseal": "reseal",
     "accept": "accept",

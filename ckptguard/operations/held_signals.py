@@ -1,0 +1,58 @@
+"""Signals held back and taken one by one, so that who waits for a command decides what each of them does."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections import deque
+from types import FrameType, TracebackType
+from typing import Self
+
+# What ends us, and what people tell their trainers by.
+ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
+_PASSED_ON = frozenset((signal.SIGUSR1, signal.SIGUSR2))
+_TICK = 1.0  # seconds after which a signal that reached another thread is noticed
+# What Python ignores for itself, and a command must not inherit as ignored.
+RESTORED = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name))
+
+
+class HeldSignals:
+    """Holds back the signals that may be sent to us, from entering to leaving; `take` gives them out.
+
+    Enter it in the main thread, before other threads start: those inherit what is held back. A signal that was ignored
+    (``nohup``) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.before: set[int] = set()  # the mask of signals that a command is started with
+        self._held: set[int] = set()
+        self._handlers: dict[int, object] = {}
+        self._caught: deque[int] = deque()
+
+    def __enter__(self) -> Self:
+        wanted = {n for n in ENDING | _PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN}
+        for number in wanted:  # should a thread that is not ours get it after all
+            self._handlers[number] = signal.signal(number, self._catch)
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._held = {*wanted, signal.SIGCHLD}
+        self.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, self._held))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._handlers.items():
+            with contextlib.suppress(TypeError, ValueError):
+                signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+    def take(self, seconds: float) -> tuple[int, bool] | None:
+        """The next signal, and whether the terminal sent it (then all of its foreground processes have it); None
+        after `seconds`, or sooner. SIGCHLD is one: something ended, or somebody wants us to look."""
+        if self._caught:
+            return self._caught.popleft(), False
+        info = signal.sigtimedwait(self._held, max(0.0, min(seconds, _TICK)))
+        return None if info is None else (info.si_signo, info.si_code > 0)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        self._caught.append(number)

@@ -1,0 +1,84 @@
+"""The processes below a command: found in ``/proc``, signalled by descriptor, collected when orphaned. Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Collection
+from typing import NamedTuple
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(NamedTuple):
+    """One process as ``/proc`` shows it. A pid is used again; pid and `started` together are not."""
+
+    pid: int
+    parent: int
+    started: int  # clock ticks since boot
+    state: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended and only waits to be collected."""
+        return self.state in ("Z", "X")
+
+
+def become_subreaper() -> bool:
+    """Have orphans among our descendants come to us, whatever session they started; False if the system refuses."""
+    try:
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def descendants(root: int, leave: Collection[int] = ()) -> list[Process]:
+    """Everything below a process that still runs, parents first, but not `leave` and what is below those."""
+    below: dict[int, list[Process]] = {}
+    for process in _processes():
+        below.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    parents = [root]
+    for parent in parents:  # grows while it is walked
+        children = [p for p in below.get(parent, ()) if p.pid not in leave]
+        parents += [p.pid for p in children]
+        found += [p for p in children if not p.is_over]
+    return found
+
+
+def send_signal(process: Process, number: int) -> None:
+    """Signal exactly this process; one that has ended meanwhile is none of our business, whoever has its pid now."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            now = _read(process.pid)
+            if now is not None and now.started == process.started:
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+
+
+def collect_orphans(leave: Collection[int]) -> None:
+    """Collect children that have ended and whose own parents ended before, but not `leave`: those are waited for."""
+    mine = os.getpid()
+    for process in _processes():
+        if process.parent == mine and process.is_over and process.pid not in leave:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)
+
+
+def _processes() -> list[Process]:
+    found = (_read(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [process for process in found if process is not None]
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything.
+            words = file.read().rpartition(b")")[2].split()
+        return Process(pid, int(words[1]), int(words[19]), words[0].decode("ascii"))
+    except (OSError, ValueError, IndexError):
+        return None  # it ended while it was looked at

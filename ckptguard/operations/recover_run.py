@@ -1,0 +1,69 @@
+"""Recover a run after its command was stopped or died: an incident in the records, and back to known-good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError
+from ckptguard.operations.save_watch import SaveWatch, WentBack
+from ckptguard.operations.sick_saves import SickSave
+from ckptguard.records.incidents import Incident, open_incident, update_incident
+from ckptguard.records.run import Run, has_records, open_run
+
+
+class Recovery:
+    """Goes back, and leaves a record of why and of what was done. Only going back itself can fail."""
+
+    def __init__(self, url: str, settings: Settings, saves: SaveWatch, *, tell: Callable[[str], None]) -> None:
+        self._url, self._settings, self._saves, self._tell = url, settings, saves, tell
+
+    def go_back(self, sick: list[SickSave], why: str, status: int | None) -> WentBack:
+        """Go back because of sick saves, or after the command died with `status`. Raises what a rollback raises."""
+        incident = self._open(sick, why, status)
+        try:
+            went = self._saves.go_back(sick, f"supervise: {why}")
+        except CkptguardError as error:
+            self._close(incident, f"could not go back: {error.message}")
+            raise
+        self._close(incident, "; ".join(sentences(went)), known_good=went.ids[0] if went.ids else None)
+        return went
+
+    def give_up(self, sick: list[SickSave], why: str, status: int | None, action: str) -> None:
+        """Nothing more is done, and why."""
+        self._close(self._open(sick, why, status), action)
+
+    def _open(self, sick: list[SickSave], why: str, status: int | None) -> Incident | None:
+        try:
+            run = self._run()
+            if not sick and not has_records(run):
+                return None  # a command that never saved anything; a folder of ours may keep it from starting
+            return open_incident(
+                run,
+                step=sick[0].step if sick else None,
+                cause="numeric" if sick else "crash",
+                reason="; ".join(f"{s.path}: {s.reason}" for s in sick) or why,
+                evidence={} if status is None else {"exit_status": status},
+                source="supervise",
+            )
+        except Exception as error:
+            self._tell(f"the incident could not be recorded: {error}")
+            return None
+
+    def _close(self, incident: Incident | None, action: str, *, known_good: str | None = None) -> None:
+        self._saves.close_guards_incidents(f"the command ended; supervise: {action}")
+        if incident is None:
+            return
+        try:
+            update_incident(self._run(), incident, state="closed", action=action, known_good=known_good)
+        except Exception as error:
+            self._tell(f"the incident {incident.id} could not be closed: {error}")
+
+    def _run(self) -> Run:
+        return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
+
+
+def sentences(went: WentBack) -> list[str]:
+    """What was done, for people."""
+    moved = [f"quarantined {', '.join(went.quarantined)}"] if went.quarantined else []
+    return [*moved, f"went back to {', '.join(went.to)}" if went.to else "there is nothing to go back to"]

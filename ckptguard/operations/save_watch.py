@@ -1,0 +1,249 @@
+"""What supervise does about a run's saves while and after the command runs: look, judge, and go back.
+
+Everything here runs in one thread beside the one that looks after the command, and nothing of it ends the command by
+failing: trouble is told, and the command runs on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError
+from ckptguard.layouts import Checkpoint
+from ckptguard.operations.find_known_good import known_good_candidates
+from ckptguard.operations.history import load_history
+from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.quarantine import quarantine
+from ckptguard.operations.reconcile import Pass, Watch, reconcile
+from ckptguard.operations.report import Checked
+from ckptguard.operations.roll_back import RolledBack, roll_back
+from ckptguard.operations.sick_saves import SickSave, find_sick_saves, sick_without_step
+from ckptguard.records.incidents import Incident, list_incidents, update_incident
+from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.scan import Scanner
+from ckptguard.verdict import Outcome
+
+_SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
+_OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
+_TROUBLE = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
+
+
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """What there was when the command was started: known-good (series, id), and what lay in place."""
+
+    good: frozenset[tuple[str, str]] = frozenset()
+    lying: frozenset[object] = frozenset()
+
+
+class WentBack(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done: where each series stands now, and what was moved aside. Without `to` there is nothing to go back
+    to, and the command starts from its beginning."""
+
+    to: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+
+
+class SaveWatch:
+    """Watches the saves of one run. `tell` is given sentences for people, `news` each checkpoint that turned bad."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        scanner: Scanner,
+        *,
+        tell: Callable[[str], None],
+        news: Callable[[Run, Checked], None] = lambda run, checked: None,
+    ) -> None:
+        self._url, self._settings, self._scanner = url, settings, scanner
+        self._tell, self._news = tell, news
+        self._watch = Watch()
+        self._told: set[str] = set()
+        self._before = self._signatures()
+        self._left_open: set[str] = set()  # incidents of guards that ended without closing them
+        self._targets: dict[str, int] = {}  # series -> the step that it went back to last, because it was sick
+        self._seen: object = None  # the records and files that `_found` was concluded from
+        self._found: list[SickSave] = []
+
+    def begin(self) -> Before:
+        """The command is about to start: note what is there."""
+        self._left_open |= {i.id for i in self._guards_incidents()}
+        return Before(good=self._good(), lying=self._signatures())
+
+    def since(self, before: Before) -> tuple[bool, bool]:
+        """Whether anything was saved since, finished or not, and whether any of it is good."""
+        return not self._signatures() <= before.lying, not self._good() <= before.good
+
+    def watch(self, until: threading.Event) -> list[SickSave]:
+        """Make passes until a save is sick that nobody inside the command deals with, or until told otherwise."""
+        while not until.is_set():
+            began = time.monotonic()
+            done = self._pass(until)
+            found = self.sick()
+            if found and not self._guards_incidents():
+                return found
+            until.wait(self._pause(done, time.monotonic() - began))
+        return []
+
+    def last_look(self) -> list[SickSave]:
+        """The command has ended and writes no more: verify what it left, and say what is sick."""
+        self._pass(threading.Event(), assume_quiet=True)
+        return self.sick()
+
+    def sick(self) -> list[SickSave]:
+        """The sick saves, from the records as they are; none if they cannot be read."""
+        try:
+            run = self._open()
+            history, checkpoints = load_history(run), list_checkpoints(run)
+            seen = (history.names, history.quarantined, [c.signature for c in checkpoints])
+            if seen != self._seen:
+                self._found = find_sick_saves(run, history, checkpoints, before=self._before)
+                self._seen = seen
+            return self._found
+        except Exception as error:
+            self._complain(error)
+            return []
+
+    def go_back(self, sick: list[SickSave], reason: str) -> WentBack:
+        """Quarantine what is newer than known-good, and have that in place: in the sick series, or after a crash in
+        all that lie there. Raises what a rollback raises; NoKnownGoodError only about sick saves."""
+        run = self._open()
+        if sick:
+            done = [self._go_back_in(run, s.series, reason=f"{reason}: {s.reason}", since=s.since) for s in sick]
+            moved = [path for one in done for path in one.quarantined]
+            for path in sick_without_step(run, load_history(run), list_checkpoints(run)):
+                quarantine(run, path, reason=reason)
+                moved.append(path)
+        else:
+            done, moved = self._go_back_everywhere(run, reason)
+        return WentBack(
+            to=tuple(one.known_good.path for one in done),
+            ids=tuple(one.known_good.id for one in done),
+            quarantined=tuple(moved),
+        )
+
+    def close_guards_incidents(self, action: str) -> None:
+        """The guard inside the command has ended with it; what it left open is closed with what we did."""
+        for incident in self._guards_incidents():
+            try:
+                update_incident(self._open(), incident, state="closed", action=action)
+            except CkptguardError as error:
+                self._complain(error)
+
+    def _go_back_everywhere(self, run: Run, reason: str) -> tuple[list[RolledBack], list[str]]:
+        done: list[RolledBack] = []
+        moved: list[str] = []
+        for series in sorted({c.series for c in list_checkpoints(run) if c.step is not None}):
+            try:
+                done.append(self._roll_back(run, series, reason, None))
+                moved += done[-1].quarantined
+            except NoKnownGoodError:
+                # Nothing of it is good. What the dead command left half-written would only stop the next start.
+                for checkpoint in self._new_and_not_good(run, series):
+                    quarantine(run, checkpoint.path, reason=reason)
+                    moved.append(checkpoint.path)
+        return done, moved
+
+    def _go_back_in(self, run: Run, series: str, *, reason: str, since: int | None) -> RolledBack:
+        """A sickness that came again from where it went back to last is not over there: one further, if there is."""
+        last = self._targets.get(series)
+        found = known_good_candidates(run, load_history(run), before_step=since, series=series, most=2)
+        again = len(found) > 1 and found[0].key[0] == last
+        done = self._roll_back(run, series, reason, last if again else since)
+        if done.known_good.step is not None:
+            self._targets[series] = done.known_good.step
+        return done
+
+    def _roll_back(self, run: Run, series: str, reason: str, before_step: int | None) -> RolledBack:
+        return roll_back(
+            run,
+            self._settings,
+            reason=reason,
+            series=series,
+            before_step=before_step,
+            check_writing=False,  # we have ended who wrote
+            scanner=self._scanner,
+        )
+
+    def _new_and_not_good(self, run: Run, series: str) -> list[Checkpoint]:
+        good = {c.manifest.path for c in known_good_candidates(run, load_history(run), series=series)}
+        return [
+            c
+            for c in list_checkpoints(run)
+            if c.series == series and c.path not in good and c.signature not in self._before
+        ]
+
+    def _pass(self, stop: threading.Event, *, assume_quiet: bool = False) -> Pass | None:
+        try:
+            run = self._open()
+            if not has_records(run) and not list_checkpoints(run):
+                return None  # a folder of ours in a run without saves keeps some trainers from starting
+            done = reconcile(
+                run, self._settings, self._watch, scanner=self._scanner, stop=stop, assume_quiet=assume_quiet
+            )
+            for sentence in done.could_not_tell:
+                self._tell_once(sentence)
+            for checked in done.checked:
+                if checked.outcome in _TROUBLE:
+                    self._news(run, checked)
+            return done
+        except Exception as error:
+            self._complain(error)
+            return None
+
+    def _pause(self, done: Pass | None, cost: float) -> float:
+        """Seconds until the next pass: soon on a local disk, where a listing costs little and rotation is quick; a
+        slow look must not follow itself at once."""
+        most = self._settings.scan_interval
+        pause = most
+        try:
+            if self._open().storage.root is not None:
+                pause = min(most, max(_LOCAL, _SHARE * cost))
+        except CkptguardError:
+            pause = min(most, _LOCAL)  # it is not there yet
+        if done is not None and done.next_in is not None:
+            pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
+        return pause
+
+    def _open(self) -> Run:
+        return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
+
+    def _good(self) -> frozenset[tuple[str, str]]:
+        try:
+            run = self._open()
+            return frozenset((c.answer.series, c.answer.id) for c in known_good_candidates(run, load_history(run)))
+        except Exception as error:
+            self._complain(error)
+            return frozenset()
+
+    def _signatures(self) -> frozenset[object]:
+        try:
+            return frozenset(c.signature for c in list_checkpoints(self._open()))
+        except NotFoundError:
+            return frozenset()
+        except Exception as error:
+            self._complain(error)
+            return frozenset()
+
+    def _guards_incidents(self) -> list[Incident]:
+        """What a guard inside the command deals with now."""
+        try:
+            found = list_incidents(self._open())
+        except CkptguardError:
+            return []
+        return [i for i in found if i.state != "closed" and i.source not in _OURS and i.id not in self._left_open]
+
+    def _complain(self, error: Exception) -> None:
+        if not isinstance(error, NotFoundError):  # the command may make the folder yet
+            self._tell_once(error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}")
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._tell(sentence)

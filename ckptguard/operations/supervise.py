@@ -1,0 +1,263 @@
+"""Supervise: run a training command, and when its saves turn sick or it dies, go back to known-good and start it again.
+
+Two threads: this one looks after the command and the signals, so that nothing that hangs in storage can hold up either;
+the other one (`SaveWatch`, `Recovery`) looks after the saves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import BusyError, CkptguardError, NotFoundError, RollbackExhausted, SettingsError
+from ckptguard.operations.background import Background
+from ckptguard.operations.held_signals import ENDING, HeldSignals
+from ckptguard.operations.process_tree import become_subreaper
+from ckptguard.operations.recover_run import Recovery, sentences
+from ckptguard.operations.save_watch import Before, SaveWatch
+from ckptguard.operations.sick_saves import SickSave
+from ckptguard.operations.supervised_command import SupervisedCommand
+from ckptguard.records.run import open_run
+from ckptguard.restarts import Ended, Then, decide
+from ckptguard.scan.processes import ProcessScanner
+
+Result = TypeVar("Result")
+Tell = Callable[[str], None]
+
+
+class Supervised(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended: the command's last exit code (128 + n after signal n), and the error that outweighs it, if any.
+    `sick_end`: the command said 0, but what it saved last was sick, and is quarantined now."""
+
+    status: int
+    error: CkptguardError | None = None
+    sick_end: bool = False
+
+
+def supervise(
+    url: str,
+    argv: Sequence[str],
+    settings: Settings,
+    signals: HeldSignals,
+    *,
+    max_rollbacks: int,
+    stop_seconds: float,
+    tell: Tell,
+) -> Supervised:
+    """Run the command until it needs no further start. `signals` are held back already; `tell` is given sentences.
+
+    Settings or records that cannot be used raise before the command starts; afterwards nothing does.
+    """
+    if not hasattr(os, "pidfd_open"):
+        raise SettingsError("supervise needs Linux: elsewhere the processes below a command cannot be found for sure")
+    try:
+        open_run(url, records=settings.records, patterns=settings.patterns)
+    except NotFoundError:
+        pass  # the command will make it
+    if not become_subreaper():
+        tell("the system does not let us find processes that leave their parents: some may survive a stop")
+    return _Supervisor(url, argv, settings, signals, max_rollbacks, stop_seconds, tell).run()
+
+
+class _Abandoned(Exception):
+    """We were told to end while no command runs, and what we do then may be left at once."""
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        url: str,
+        argv: Sequence[str],
+        settings: Settings,
+        signals: HeldSignals,
+        most: int,
+        stop_seconds: float,
+        tell: Tell,
+    ) -> None:
+        self._url, self._signals, self._tell = url, signals, tell
+        self._most, self._stop_seconds = most, stop_seconds
+        self._asked: int | None = None  # the signal by which we were told to end
+        self._ending = threading.Event()
+        self._scanner = ProcessScanner(
+            memory=settings.worker_memory,
+            seconds=settings.worker_seconds,
+            workers=settings.workers or 2,
+            stop=self._ending,
+            spare_cache=True,  # training's files matter more than ours
+        )
+        self._command = SupervisedCommand(argv, signals.before, lambda: self._scanner.pids)
+        self._background = Background("saves")
+        self._saves = SaveWatch(url, settings, self._scanner, tell=tell)
+        self._recovery = Recovery(url, settings, self._saves, tell=tell)
+        self._restarts = 0
+        self._only_looking = False
+
+    def run(self) -> Supervised:
+        """All starts of the command, one after the other."""
+        try:
+            return self._run()
+        except _Abandoned:
+            return Supervised(status=128 + (self._asked or signal.SIGTERM))
+        finally:
+            self._ending.set()
+            self._scanner.close()
+
+    def _run(self) -> Supervised:
+        sick = self._look_at(self._saves.sick)
+        if sick and self._most:
+            error = self._go_back(sick, "the newest save was sick before the command was started", None)
+            if error is not None:
+                return Supervised(status=1, error=error)
+        died_before, is_first = False, True
+        while self._asked is None:
+            before = self._beside(self._saves.begin, Before())
+            if self._asked is not None:
+                break
+            found = self._attempt()
+            status = self._command.status
+            broken_off = bool(found) or (status != 0 and self._asked is None)
+            if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._wait)):
+                message = "the command could not be stopped: some of its processes survive being killed"
+                return Supervised(status=status or 1, error=BusyError(message))
+            sick, saved, good_since = found, True, True
+            if self._asked is None:
+                sick = self._look_at(self._saves.last_look) or found
+                saved, good_since = self._beside(partial(self._saves.since, before), (True, True))
+            ended = Ended(
+                status=status,
+                asked=self._asked is not None,
+                stopped=bool(found),
+                sick=bool(sick),
+                saved=saved,
+                good_since=good_since,
+                died_before=died_before,
+                is_first=is_first,
+                seconds=self._command.seconds,
+            )
+            finished = self._follow(ended, sick)
+            if finished is not None:
+                return finished
+            died_before, is_first = not sick, False
+        return Supervised(status=128 + (self._asked or 0))
+
+    def _attempt(self) -> list[SickSave]:
+        """Start the command, and come back when it has ended; with the sick saves for which it was stopped."""
+        until = threading.Event()
+        self._command.start()
+        watching = self._background.submit(lambda: self._saves.watch(until), _look)
+
+        def found() -> list[SickSave]:
+            return watching.result() if watching.done() and watching.exception() is None else []
+
+        try:
+            self._wait(lambda: self._command.has_ended() or (bool(found()) and self._asked is None))
+            if self._command.status is not None:
+                return []
+            for one in found():
+                self._tell(f"{one.path} is sick: {one.reason}")
+            self._tell("stopping the command")
+            self._command.stop(self._stop_seconds, self._wait)
+            return found()
+        finally:
+            until.set()
+
+    def _follow(self, ended: Ended, sick: list[SickSave]) -> Supervised | None:
+        """Do what follows the end of the command; None if it is to be started again."""
+        then, why = decide(ended, restarts=self._restarts, most=self._most)
+        if then is Then.END:
+            if not ended.asked and ended.status:
+                self._tell(f"the command {why}; it is not started again")
+            return Supervised(status=ended.status)
+        if then is Then.SPENT:
+            action = f"not started again: the budget of {self._most} rollbacks is spent"
+            self._beside(lambda: self._recovery.give_up(sick, why, ended.status, action), None)
+            hint = f"ckptguard rollback {self._url}" if sick else None
+            message = f"the command is not started again ({why}): the budget of {self._most} rollbacks is spent"
+            return Supervised(status=ended.status, error=RollbackExhausted(message, hint=hint))
+        error = self._go_back(sick, f"the command {why}" if not sick else why, ended.status)
+        if error is not None:
+            return Supervised(status=ended.status, error=error)
+        if then is Then.GO_BACK:
+            self._tell(f"{why}; it is not started again")
+            return Supervised(status=ended.status, sick_end=True)
+        if self._asked is None:
+            self._tell(f"starting the command again ({self._restarts} of {self._most})")
+        return None
+
+    def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> CkptguardError | None:
+        """Go back, in the other thread; the error if that was not possible. It costs one of the budget."""
+        self._restarts += 1
+        self._tell(why)
+
+        def go_back() -> CkptguardError | None:
+            try:
+                for sentence in sentences(self._recovery.go_back(sick, why, status)):
+                    self._tell(sentence)
+            except NotFoundError:
+                return None  # there is no run yet, so there is nothing to go back from
+            except CkptguardError as error:
+                return error
+            except Exception as error:
+                return CkptguardError(f"going back failed: {type(error).__name__}: {error}")
+            return None
+
+        return self._beside(go_back, None)
+
+    def _look_at(self, look: Callable[[], list[SickSave]]) -> list[SickSave]:
+        """What a look finds that may take as long as reading a checkpoint; whoever ends us need not wait for it."""
+        self._only_looking = True
+        try:
+            return self._beside(look, [])
+        finally:
+            self._only_looking = False
+
+    def _beside(self, call: Callable[[], Result], otherwise: Result) -> Result:
+        """The result of a call in the other thread; `otherwise` if it fails unexpectedly."""
+        future = self._background.submit(call, _look)
+        self._wait(future.done)
+        error = future.exception()
+        if error is not None:
+            self._tell(f"unexpected {type(error).__name__}: {error}")
+            return otherwise
+        return future.result()
+
+    def _wait(self, so: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until something is so, or for some seconds, and see to signals meanwhile."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while not so():
+            left = 3600.0 if end is None else end - time.monotonic()
+            if left <= 0:
+                return
+            taken = self._signals.take(left)
+            if taken is not None:
+                self._pass_on(*taken)
+
+    def _pass_on(self, number: int, from_terminal: bool) -> None:
+        """The command gets what we get, but not twice what the terminal sends to both. The second time that we are
+        told to end, we see to it."""
+        if number == signal.SIGCHLD:
+            return
+        told_before, running = self._asked is not None, not self._command.has_ended()
+        if number in ENDING:
+            self._asked = self._asked or number
+            if not running and (told_before or self._only_looking):
+                raise _Abandoned
+        if told_before and number in ENDING:
+            if running:
+                self._tell("killing the command")
+                self._command.kill()
+        elif running and not (from_terminal and self._command.shares_our_terminal()):
+            self._command.send(number)
+
+
+def _look() -> None:
+    """Have the main thread look whether what it waits for is so."""
+    os.kill(os.getpid(), signal.SIGCHLD)

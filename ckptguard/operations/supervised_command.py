@@ -1,0 +1,110 @@
+"""The command that is supervised: started with our own streams, ended politely, then firmly with all below it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from ckptguard.operations.held_signals import RESTORED
+from ckptguard.operations.process_tree import collect_orphans, descendants, send_signal
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells and `env` say it
+_LONGEST_KILL = 60.0  # seconds; a process in the midst of a dead device or file system cannot even be killed
+_LOOK_AGAIN = 0.05
+
+Wait = Callable[[Callable[[], bool], float | None], None]
+
+
+class SupervisedCommand:
+    """One start of the command. `ours` says which of our children are not the command's."""
+
+    def __init__(self, argv: Sequence[str], mask: set[int], ours: Callable[[], list[int]]) -> None:
+        self._argv = list(argv)
+        self._mask = mask
+        self._ours = ours
+        self._pid: int | None = None
+        self._status: int | None = None
+        self._started_at = 0.0  # monotonic
+        self.seconds = 0.0  # for which it ran
+
+    def start(self) -> None:
+        """Start it. It has our streams, our folder, our environment and the signals that we were started with; if it
+        cannot be started, it has ended with 126 or 127."""
+        self._status, self._started_at, self.seconds = None, time.monotonic(), 0.0
+        try:
+            self._pid = os.posix_spawnp(
+                self._argv[0], self._argv, os.environ, setsigmask=self._mask, setsigdef=RESTORED
+            )
+        except FileNotFoundError:
+            self._status = NOT_FOUND
+        except (OSError, ValueError):
+            self._status = NOT_EXECUTABLE
+
+    @property
+    def status(self) -> int | None:
+        """Its exit code, 128 + n if signal n ended it; None while it runs."""
+        return self._status
+
+    def has_ended(self) -> bool:
+        """Look whether it runs, and collect what ended below it."""
+        if self._pid is not None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    self._pid, code = None, os.waitstatus_to_exitcode(status)
+                    self._status = code if code >= 0 else 128 - code
+                    self.seconds = time.monotonic() - self._started_at
+        collect_orphans([*self._ours(), *([self._pid] if self._pid is not None else [])])
+        return self._pid is None
+
+    def send(self, number: int) -> None:
+        """Pass a signal on to the command itself, while it runs."""
+        if self._pid is not None:  # not collected yet, so the pid is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._pid, number)
+
+    def shares_our_terminal(self) -> bool:
+        """Whether it is in our process group: then it has what the terminal sent us."""
+        with contextlib.suppress(OSError):
+            return self._pid is not None and os.getpgid(self._pid) == os.getpgrp()
+        return False
+
+    def kill(self) -> None:
+        """Kill it, and everything below us that is not ours, once."""
+        for process in descendants(os.getpid(), self._ours()):
+            send_signal(process, signal.SIGKILL)
+
+    def stop(self, seconds: float, wait: Wait) -> None:
+        """Ask it to end, give it `seconds`, then kill it with everything below it. `wait` waits until something is
+        so, or for some seconds. Without a `status` afterwards it survived even that."""
+        self.send(signal.SIGTERM)
+        wait(self.has_ended, seconds)
+        if not self.has_ended():
+            self.kill()
+            wait(self.has_ended, _LONGEST_KILL)
+
+    def stop_the_rest(self, seconds: float, wait: Wait) -> bool:
+        """The same for what it left behind, in whatever session; False if something survives."""
+        for process in descendants(os.getpid(), self._ours()):
+            send_signal(process, signal.SIGTERM)
+        _until(self._nothing_left, seconds, wait)
+        deadline = time.monotonic() + _LONGEST_KILL
+        while not self._nothing_left():
+            if time.monotonic() > deadline:
+                return False
+            self.kill()
+            _until(self._nothing_left, _LOOK_AGAIN, wait)
+        return True
+
+    def _nothing_left(self) -> bool:
+        return self.has_ended() and not descendants(os.getpid(), self._ours())
+
+
+def _until(so: Callable[[], bool], seconds: float, wait: Wait) -> None:
+    """Wait in small steps: the end of a process further down tells us nothing before its parent ends too."""
+    deadline = time.monotonic() + seconds
+    while not so() and (left := deadline - time.monotonic()) > 0:
+        wait(lambda: False, min(left, _LOOK_AGAIN))

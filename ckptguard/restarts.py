@@ -1,0 +1,62 @@
+"""Is a supervised command started again after it ended? A decision, from what is known about its end."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+FIRST_MOMENTS = 10.0  # seconds in which a command fails that was never going to work
+_USAGE = frozenset((2, 126, 127))  # wrong usage; cannot be executed; cannot be found
+
+
+class Then(enum.Enum):
+    """What follows the end of a command."""
+
+    END = "end"  # nothing more to do: its exit code is ours
+    RESTART = "restart"  # go back to known-good, and start it again
+    GO_BACK = "go back"  # go back to known-good, and end: its saves are sick, although it says that all is well
+    SPENT = "spent"  # it would be started again, but the budget is spent
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """How one start of a command ended. `status` is its exit code, 128 + n after signal n.
+
+    `asked`: we were told to end, and passed it on. `stopped`: we stopped it, because its saves are sick. `sick`: its
+    newest save is sick. `saved` and `good`: whether it saved anything, and anything that is good. `died_before`: its
+    previous start ended by dying too, and `good_since` says whether there was a good save since then.
+    """
+
+    status: int
+    asked: bool = False
+    stopped: bool = False
+    sick: bool = False
+    saved: bool = False
+    good_since: bool = False
+    died_before: bool = False
+    is_first: bool = False
+    seconds: float = 0.0
+
+
+def decide(ended: Ended, *, restarts: int, most: int) -> tuple[Then, str]:
+    """What follows, and why, in words for people. `restarts` were made so far, of at most `most`."""
+    if ended.asked:
+        return Then.END, "it was asked to end"
+    if not ended.stopped and ended.status == 0:
+        if not ended.sick:
+            return Then.END, "it ended well"
+        return Then.GO_BACK if most else Then.SPENT, "it ended with exit code 0, but its newest save is sick"
+    why = "its saves are sick" if ended.sick else f"it {describe(ended.status)}"
+    if not ended.sick:
+        if not ended.saved and ended.status in _USAGE:
+            return Then.END, f"{why}: it cannot be run like this"
+        if ended.is_first and not ended.saved and ended.status < 128 and ended.seconds < FIRST_MOMENTS:
+            return Then.END, f"{why} at once, without a save: starting it again would change nothing"
+        if ended.died_before and not ended.good_since:
+            return Then.END, f"{why}, for the second time without a new good save"
+    return (Then.RESTART if restarts < most else Then.SPENT), why
+
+
+def describe(status: int) -> str:
+    """How a command ended, in words."""
+    return f"was killed by signal {status - 128}" if status > 128 else f"ended with exit code {status}"

@@ -129,13 +129,23 @@ class TrainingGuard:
         self._save_every = save_every
         return self._loop(total)
 
-    def observe(self, loss: Any = None, grad_norm: Any = None) -> Diagnosis:
-        """Take in the signals of the update just made: floats or tensors.
+    def observe(
+        self,
+        loss: Any = None,
+        grad_norm: Any = None,
+        *,
+        skipped: bool | None = None,
+        error: BaseException | None = None,
+    ) -> Diagnosis:
+        """Take in the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out, where
+        the guard has no scaler to tell that from. `error`: an exception that it raised; if the answer is not `sick`,
+        it means nothing here and should be raised again.
 
-        Never raises because of sickness and never rolls back: `steps` does, before the next batch.
+        Never raises because of sickness and never rolls back: `steps` does, before the next batch. Tensors on a
+        device are not waited for: they are judged a few updates later, at the latest before the next save.
         """
         self._progress.observed = self._progress.now
-        return self._watch.observe(self._progress.current, loss, grad_norm)
+        return self._watch.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
     def save(self, step: int | None = None) -> str:
         """Save now; returns the checkpoint's path. Inside of `steps`, call it after the update: the checkpoint is
@@ -220,6 +230,7 @@ class TrainingGuard:
                     self._go_back(sick)
                 elif due:
                     self._save_automatically(self.step)
+                    self._tell_if_unsaved()
                 if self.step >= total:
                     break
                 batch = self._progress.next_batch()
@@ -227,8 +238,8 @@ class TrainingGuard:
                 step = self._progress.made()
                 self._tell_failed_saves()
                 due = (step % self._save_every == 0 or step == total) and self._saving.last != step
-                if self._watch.sick is None and (due or self._watch.look_is_due(step)):
-                    self._watch.look(step)
+                if self._watch.sick is None:
+                    self._watch.after_step(step, must_know=due)
         finally:
             self._progress.leave()
             self._looping = False
@@ -257,13 +268,20 @@ class TrainingGuard:
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         _log.error("step %s could not be saved: %s", step, error, exc_info=error)
-        if self._ranks.rank != 0:
-            return
         reason = f"the checkpoint could not be saved: {error}"
-        incident = begin_incident(
-            self._run, step=step, cause="storage", reason=reason, evidence={"error": type(error).__name__}
-        )
-        end_incident(self._run, incident, action="training goes on without this checkpoint")
+        self._tell(step, "storage", reason, {"error": type(error).__name__})
+
+    def _tell_if_unsaved(self) -> None:
+        reason = self._watch.unsaved(self.step, self._saving.last, self._save_every)
+        if reason is not None:
+            _log.error("step %s: %s", self.step, reason)
+            self._tell(self.step, "unsaved", reason, {"last_saved": self._saving.last})
+
+    def _tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
+        """Record what people should know although training goes on."""
+        if self._ranks.rank == 0:
+            incident = begin_incident(self._run, step=step, cause=cause, reason=reason, evidence=evidence)
+            end_incident(self._run, incident, action="training goes on without this checkpoint")
 
     def _go_back(self, diagnosis: Diagnosis) -> None:
         self._saving.drain(self._deadline)
@@ -276,4 +294,6 @@ class TrainingGuard:
         self._saving.last = went.loaded.step
         self._watch.restart(went.loaded.step)
         factor = self._progress.lr_factor * went.decision.lr_factor
-        self._progress.arrive(went.loaded.step, went.loaded.extra, lr_factor=factor)
+        self._progress.arrive(
+            went.loaded.step, went.loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale
+        )

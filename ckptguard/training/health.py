@@ -216,5 +216,13 @@ class Health:
         )
 
 
+def overdue(step: int, last_saved: int | None, *, save_every: int, most: int) -> str | None:
+    """What is wrong if more than `most` saves in a row came to nothing; None if that is not so."""
+    since = last_saved if last_saved is not None else 0
+    if step - since <= most * save_every:
+        return None
+    return f"no state was saved since step {since}: a rollback would lose {step - since} updates"
+
+
 def _without_spikes(baseline: Baseline) -> Baseline:
     return Baseline(recent=baseline.recent, seen=baseline.seen, median=baseline.median, spread=baseline.spread)

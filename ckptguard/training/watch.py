@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptguard.config import Settings
 from ckptguard.training.device_signals import DeviceSignals, on_device
-from ckptguard.training.health import Diagnosis, Health, Limits, Signal
+from ckptguard.training.health import Diagnosis, Health, Limits, Signal, overdue
 from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.scaler import loss_scale
@@ -27,7 +27,8 @@ class Watch:
     def __init__(self, parts: Parts, settings: Settings, policy: RollbackPolicy, *, check_every: int) -> None:
         self._parts, self._settings = parts, settings
         self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
-        self._check_every = check_every
+        self._check_every, self._most_unsaved = check_every, policy.unsaved
+        self._told_unsaved: int | None = -1
         self._last_look = 0
         self._health = Health()
         self._delayed = DeviceSignals()
@@ -73,14 +74,14 @@ class Watch:
         self._last_look = step
         return self._take_in((Signal(step=step, looked=True, bad_tensor=self._bad_tensor()),)) or Diagnosis(step=step)
 
-    def look_is_due(self, step: int) -> bool:
-        """Whether the last look is `check_every` updates ago."""
-        return step - self._last_look >= self._check_every
-
-    def after_step(self, step: int) -> None:
-        """An update is complete: look every `check_every`, without waiting for a device."""
+    def after_step(self, step: int, *, must_know: bool = False) -> None:
+        """An update is complete: look every `check_every` without waiting for a device, or, if this state is to be
+        saved (`must_know`), at once."""
+        if must_know:
+            self.look(step)
+            return
         self._finish_look(wait=False)
-        if not self.look_is_due(step):
+        if step - self._last_look < self._check_every:
             return
         tensors = self._tensors()
         if not any(on_device(tensor) for _, tensor in tensors):
@@ -88,6 +89,14 @@ class Watch:
         elif self._looking is None:
             self._last_look = step
             self._looking = (step, PendingLook(tensors))
+
+    def unsaved(self, step: int, last_saved: int | None, save_every: int) -> str | None:
+        """What to tell people when no state was saved for too long; once for each last save."""
+        reason = overdue(step, last_saved, save_every=save_every, most=self._most_unsaved)
+        if reason is None or self._told_unsaved == last_saved:
+            return None
+        self._told_unsaved = last_saved
+        return reason
 
     def restart(self, step: int) -> None:
         """Forget everything: a state that was verified good was loaded, that after update `step`."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ckptguard.scan.decode import Raw, Values
 
-_BLOCK = 1 << 18  # elements
+_BLOCK = 1 << 16  # elements: what is made of them stays in the processor's cache
 _LARGEST_GATHERED = 64 << 20  # bytes of a tensor whose elements must be put in order first, which takes all of it
 _TINY = 1e-280  # squares below this have lost digits
 
@@ -100,26 +100,38 @@ class _Tally:
         if not self._same_bits:
             width = self._x.size // self._x.components
             right = np.ascontiguousarray(right.reshape(-1, width)[:, ::-1]).reshape(-1)
-        return int(np.count_nonzero((left.reshape(count, -1) != right.reshape(count, -1)).any(axis=1)))
+        words = np.dtype(f"u{min(self._x.size, 8)}")  # comparing bytes one by one takes thirty times as long
+        other = left.view(words) != right.view(words)
+        return int(np.count_nonzero(other if len(other) == count else other.reshape(count, -1).any(axis=1)))
 
     def _distances(self, before: Values, after: Values) -> None:
         width = self._x.components
-        finite = np.isfinite(before) & np.isfinite(after)
         self.compared += len(before) // width
-        if not finite.all():
-            usable: NDArray[np.bool_] = np.asarray(finite.reshape(-1, width).all(axis=1))
-            self.compared -= len(usable) - int(np.count_nonzero(usable))
-            self._count_nonfinite(before.reshape(-1, width), after.reshape(-1, width))
-            kept = np.repeat(usable, width)
-            before, after = np.where(kept, before, 0.0), np.where(kept, after, 0.0)
         with np.errstate(all="ignore"):
             change = after - before
+            norms = _norm(before), _norm(change)
+            if not all(map(math.isfinite, norms)):  # else all elements are finite
+                before, after = self._only_finite(before, after)
+                change = after - before
+                norms = _norm(before), _norm(change)
             distance = np.hypot(change[::2], change[1::2]) if width == 2 else np.abs(change)
         at = int(distance.argmax())
         if distance[at] > self.largest:
             self.largest, self.largest_at = float(distance[at]), self.count + at
-        self.norm = math.hypot(self.norm, _norm(before))
-        self.change = math.hypot(self.change, _norm(change))
+        self.norm = math.hypot(self.norm, norms[0])
+        self.change = math.hypot(self.change, norms[1])
+
+    def _only_finite(self, before: Values, after: Values) -> tuple[Values, Values]:
+        """Both with zeros for each element that is not finite on either side, which are counted here."""
+        width = self._x.components
+        finite = np.isfinite(before) & np.isfinite(after)
+        if finite.all():
+            return before, after
+        usable: NDArray[np.bool_] = np.asarray(finite.reshape(-1, width).all(axis=1))
+        self.compared -= len(usable) - int(np.count_nonzero(usable))
+        self._count_nonfinite(before.reshape(-1, width), after.reshape(-1, width))
+        kept = np.repeat(usable, width)
+        return np.where(kept, before, 0.0), np.where(kept, after, 0.0)
 
     def _count_nonfinite(self, before: Values, after: Values) -> None:
         for side, values in enumerate((before, after)):
@@ -153,16 +165,21 @@ class _Tally:
 
 
 def _norm(values: Values) -> float:
-    """The Euclidean norm, also where squares would overflow or vanish."""
+    """The Euclidean norm, also where squares would overflow or vanish. Not finite if an element is not."""
     with np.errstate(all="ignore"):
-        square = float(np.dot(values, values))
+        square = _square(values)
         if _TINY < square < math.inf:
             return math.sqrt(square)
         largest = float(np.abs(values).max())
         if largest in (0.0, math.inf):
             return largest
         scaled = values / largest
-        return largest * math.sqrt(float(np.dot(scaled, scaled)))
+        return largest * math.sqrt(_square(scaled))
+
+
+def _square(values: Values) -> float:
+    # Not np.dot: its threads wait for each other longer than they work, the more so on a machine that is busy.
+    return float(np.einsum("i,i->", values, values))
 
 
 def _in_stored_order(a: TensorPlace, b: TensorPlace) -> bool:

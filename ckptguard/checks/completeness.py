@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.formats import tensor_suffix
-from ckptguard.layouts.roles import file_role
+from ckptguard.formats.suffixes import may_be_foreign
+from ckptguard.layouts.roles import file_role, key_role
+from ckptguard.layouts.step_names import begins_with_count
 from ckptguard.manifest import File, Manifest
+from ckptguard.scan.result import ScannedFile
 from ckptguard.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
@@ -37,12 +40,25 @@ def check_completeness(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
-    """A checkpoint of weights or optimizer state that holds no number at all is no checkpoint."""
-    files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key) and not f.structure.problems]
-    meant = [f for f in files if file_role(f.entry.key) in ("", *_STATE_ROLES)]
+    """A checkpoint of weights that holds no number at all is no checkpoint."""
+    meant = [f for f in evidence.scan.files if tensor_suffix(f.entry.key) and _means_weights(evidence, f)]
     held = any(f.structure.spans or any(leaf.of_array for leaf in f.structure.leaves) for f in evidence.scan.files)
     if meant and not held:
         yield _finding(Severity.ERROR, "it holds no tensors", meant[0].entry.key)
+
+
+def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
+    """Whether a whole file was to hold some, by its name, or by keys that are for weights (of which another rank may
+    have saved none). Settings and counters in a file of their own (``args_100.pt``) were not, nor what only happens
+    to be named .bin, nor the state of an optimizer that keeps none."""
+    stated = file_role(file.entry.key)
+    if file.structure.problems or stated not in ("", "model", "ema"):
+        return False
+    if begins_with_count(file.entry.name):
+        return True
+    if stated or not file.structure.leaves:
+        return bool(stated) or evidence.checkpoint.step is not None or not may_be_foreign(file.entry.key)
+    return any(key_role(c) in _STATE_ROLES for c in file.structure.containers)
 
 
 def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
@@ -57,7 +73,12 @@ def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
         for tensor in sorted(tensors, key=lambda t: -(t.span or 0)):
             if tensor.numbers is None or not tensor.numbers.zero:
                 break
-            if len(tensor.shape) >= 2 and (facts is None or tensor.name not in facts.constant):
+            # A moment is zero for as long as its weight gets no gradient: only weights tell.
+            if (
+                len(tensor.shape) >= 2
+                and tensor.role == "model"
+                and (facts is None or tensor.name not in facts.constant)
+            ):
                 tail.append(tensor.name)
         if tail and (facts is not None or len(tail) > 1):
             message = f"it ends in {len(tail)} matrices of zeros, as a killed writer leaves it"

@@ -36,9 +36,18 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
     yield from _degenerate(evidence, matrices)
     yield from _loose_numbers(evidence)
     for file in evidence.scan.files:
-        for name in file.structure.unread:
+        for name in _unread(evidence, file):
             message = "it may hold numbers in a form that is not read: whether they are finite is not known"
             yield Finding(check="finite", severity=Severity.WARNING, message=message, file=file.entry.key, tensor=name)
+
+
+def _unread(evidence: Evidence, file: ScannedFile) -> Iterator[str]:
+    """What the format's reader could not look into, and tensors of bytes that hold a layer's pickled state."""
+    yield from file.structure.unread
+    for tensor in evidence.tensors_of(file):
+        packed = tensor.dtype == "uint8" and tensor.name.endswith("_extra_state") and tensor.span is not None
+        if packed and tensor.role in _STATE_ROLES:
+            yield tensor.name
 
 
 def is_mask(numbers: Numbers) -> bool:
@@ -118,7 +127,7 @@ def _degenerate(evidence: Evidence, matrices: list[ScannedTensor]) -> Iterator[F
 
 
 def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
-    """Python numbers in optimizer, scheduler and scaler subtrees.
+    """Python numbers in model, optimizer, scheduler and scaler subtrees.
 
     An infinite `best` of ReduceLROnPlateau is as it should be, so infinity weighs only in a loss scale or a rate.
     A logged gradient norm that is not finite is a notice here; check_stale knows what it may mean. Notices about one
@@ -134,6 +143,7 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
             # An array of floats is state like a tensor, unless its place says otherwise.
             heavy = leaf.of_array and role in ("", *_STATE_ROLES)
             rated = role or key_role(leaf.name.partition(".")[0])  # of a flat file: heavy if its name says so
+            heavy |= role in ("model", "ema") and math.isnan(leaf.value)  # of a layer's extra state
             parts = leaf.name.split(".")
             heavy |= rated in ("optimizer", "scheduler", "scaler") and (
                 math.isnan(leaf.value)

@@ -27,8 +27,13 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
     something says why, or where it is so for the second time in a row.
 
     Weights alone may rest for good reasons (a learning rate of 0 in warm-up, a frozen module), moments do not: only
-    with moments does the second time count.
+    with moments does the second time count. A loss scale that fell to nothing is an error: no update will ever go
+    through again.
     """
+    for file, name, value, _ in _dynamic_scales(evidence):
+        if value <= 0:
+            message = f"the loss scale is {value:g}: no update can go through any more"
+            yield Finding(check="stale", severity=Severity.ERROR, message=message, file=file, tensor=name)
     before = evidence.previous
     if before is None or not _unchanged(evidence):
         return
@@ -108,17 +113,19 @@ def _reasons(evidence: Evidence) -> Iterator[str]:
 
 
 def _scale_at_floor(evidence: Evidence) -> float | None:
-    """A dynamic loss scale that cannot fall further, or fell to 1. A static one (bf16 trains with 1) has no floor."""
+    """A dynamic loss scale that cannot fall further, or fell to 1."""
+    scales = _dynamic_scales(evidence)
+    return next((float(value) for _, _, value, floor in scales if value <= max(floor, 1.0)), None)
+
+
+def _dynamic_scales(evidence: Evidence) -> Iterator[tuple[str, str, float, float]]:
+    """(file, name, scale, floor) of loss scales that adapt. A static one (bf16 trains with 1) has no floor."""
     for file in evidence.scan.files:
         values = {leaf.name: leaf.value for leaf in file.structure.leaves}
         for name, value in values.items():
             prefix, _, tail = name.rpartition(".")
             beside = f"{prefix}." if prefix else ""
-            floor = None
             if tail == "cur_scale" and beside + "scale_window" in values:  # DeepSpeed's dynamic scaler
-                floor = values.get(beside + "min_scale", 1.0)
+                yield file.entry.key, name, value, values.get(beside + "min_scale", 1.0)
             elif tail == "scale" and beside + "backoff_factor" in values:  # torch's GradScaler
-                floor = 1.0
-            if floor is not None and value <= max(floor, 1.0):
-                return float(value)
-    return None
+                yield file.entry.key, name, value, 1.0

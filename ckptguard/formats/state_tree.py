@@ -97,6 +97,8 @@ class _Walk:
                 attributes = self.tensor(name or "value", value)  # type: ignore[arg-type]
                 if attributes and self.enter(name, value, parents):
                     waiting.append((iter(attributes), _Parents(value, parents, parents.depth + 1 if parents else 1)))
+            elif kind is bytes and _is_file(value):
+                self.not_read(name)
             elif kind in _CONTAINERS and self.enter(name, value, parents):
                 below = _Parents(value, parents, parents.depth + 1 if parents else 1)
                 waiting.append((self.children(name, value), below))
@@ -172,6 +174,8 @@ class _Walk:
             for state in composite.states:
                 yield from _of_state(name, prefix, state)
             return
+        if _is_file(call):
+            self.not_read(name)
         if call.calls(*_WITHOUT_NUMBERS):
             return
         if hides_floats(call.args) or hides_floats(call.state) or _is_packed(call):
@@ -269,6 +273,16 @@ def _is_packed(call: Call) -> bool:
         return True
     args = call.args if type(call.args) is tuple else ()
     return call.calls("array._array_reconstructor") and len(args) > 1 and args[1] in ("f", "d")
+
+
+def _is_file(value: object) -> bool:
+    """Whether bytes, in either spelling, are a torch archive, or a pickle of protocol 2 or later."""
+    if type(value) is Call and value.calls("_codecs.encode") and type(value.args) is tuple and value.args:
+        text = value.args[0]
+        value = (text[:4] + text[-1:]).encode("latin-1", "replace") if type(text) is str else None
+    if type(value) is not bytes or len(value) < 4:
+        return False
+    return value.startswith(b"PK\3\4") or (value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1:] == b".")
 
 
 def _pairs(prefix: str, flat: list[object]) -> Iterator[tuple[str, object]]:

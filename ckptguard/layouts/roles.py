@@ -62,13 +62,15 @@ def place_role(name: str, containers: Collection[str]) -> str:
     """The role of the container that a dotted name lies in; "" where none states one.
 
     Without containers a dot is only a letter: ``scaler.weight`` of a flat state dict is a weight. A container that
-    only wraps all the others (``app.optim.state...``) is looked through.
+    only wraps all the others (``app.optim.state...``) is looked through, and an average of the weights is one
+    wherever it lies (``callbacks.EMA.weights...``).
     """
     first, _, rest = name.partition(".")
     if not rest or first not in containers:
         return ""
     inner = rest.partition(".")[0]
-    return key_role(first) or (key_role(inner) if first in _WRAPPERS and inner != rest else "")
+    role = key_role(first) or (key_role(inner) if first in _WRAPPERS and inner != rest else "")
+    return "ema" if role == "other" and inner != rest and key_role(inner) == "ema" else role
 
 
 def number_role(key: str, name: str, containers: Collection[str]) -> str:

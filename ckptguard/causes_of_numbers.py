@@ -35,7 +35,7 @@ def fp16_overflow(clues: Clues) -> LikelyCause | None:
         if falls >= 2:
             because.append(f"the loss scale fell {falls} times without rising again, to {clues.scales[-1]:g}")
     if near:
-        weight += 0.3
+        weight += 0.3 if clues.fp16 else 0.2
         because.append(f"a weight of the last good checkpoint uses {headroom:.0%} of fp16's range")
     if any(v is not None and math.isinf(v) for v in (norm, clues.loss)):
         weight += 0.2

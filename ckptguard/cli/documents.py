@@ -149,7 +149,7 @@ def status_document(status: Status) -> Document:
         known_good_age_seconds=status.known_good_age_seconds,
         pending=status.pending,
         outcomes=status.outcomes,
-        last_incident=status.last_incident,
+        last_incident=status.last_incident and msgspec.structs.replace(status.last_incident, details=msgspec.UNSET),
         daemon=status.daemon,
         kept_kinds=status.kept_kinds,
     )

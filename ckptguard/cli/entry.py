@@ -23,6 +23,8 @@ COMMANDS = {
     "show": "show",
     "diff": "diff",
     "bisect": "bisect",
+    "incidents": "incidents",
+    "incident": "incident",
     "sums": "sums",
     "known-good": "known_good",
     "restore": "restore",

@@ -1,0 +1,33 @@
+"""``ckptguard incidents``: what happened to a run, and what was done about it."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say
+
+
+@click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))
+@click.argument("run", type=Place())
+@json_option
+@settings_options
+def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
+    """List the incidents of RUN, oldest first: when training or a save turned sick, and what was done."""
+    from ckptguard.cli.documents_of_incidents import incidents_document
+    from ckptguard.cli.render import table
+    from ckptguard.records.incidents import list_incidents
+    from ckptguard.records.run import open_run
+
+    settings = settings_from(config, records)
+    opened = open_run(run, records=settings.records)
+    found = list_incidents(opened)
+    if as_json:
+        emit(incidents_document(opened.url, found))
+        return
+    if not found:
+        say("there are no incidents")
+        return
+    rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
+    table(("incident", "step", "cause", "state", "what was done"), rows)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+import ckptguard
 from ckptguard.config import Settings
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.verify import verify_checkpoint
@@ -101,3 +103,48 @@ def load_and_go_on(kind: str, folder: str, step: int) -> list[object]:
     before = digest(model, optimizer) if step else ""
     train(model, optimizer, scheduler, step + 1, step + 2)
     return [before, digest(model, optimizer), extra.get("mine")]
+
+
+def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, object]:
+    """A guarded training; at step 6 something happens, on rank 1 only."""
+    model, optimizer, scheduler = make(kind)
+    happened, steps = dist.get_rank() != 1, []
+    data = [torch.full((8, 6), float(i)).sin() + torch.arange(8.0)[:, None] for i in range(16)]
+    guard = ckptguard.TrainingGuard(
+        folder,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        daemon="off",
+        settings=Settings(settle=0),
+        check_every=1,
+        rank_timeout=20,
+        policy=ckptguard.RollbackPolicy(skip=False),
+    )
+    try:
+        for step, batch in guard.steps(data, total=total, save_every=2):
+            steps.append(step)
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            if step == 6 and not happened:
+                happened = True
+                harm(model, trouble)
+            guard.observe(loss=loss)
+        return {"steps": steps, "digest": digest(model, optimizer)}
+    except ckptguard.CkptguardError as error:
+        return {"steps": steps, "error": error.kind, "message": error.message}
+
+
+def harm(model: nn.Module, trouble: str) -> None:
+    """Poison what this rank holds of a model, or end this rank."""
+    if trouble == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    with torch.no_grad():
+        if trouble == "nan buffer":
+            next(b for name, b in model.named_buffers() if name.endswith("running_mean"))[0] = torch.nan
+        if trouble == "nan weight":
+            weight = next(model.parameters())
+            (weight.to_local() if hasattr(weight, "to_local") else weight).view(-1)[0] = torch.nan

@@ -114,6 +114,11 @@ def incident_key(incident_id: str, revision: int) -> str:
     return f"{FOLDER}/{incident_id}.{revision:04d}.json"
 
 
+def report_key(incident_id: str, suffix: str) -> str:
+    """Where the report for people lies: its text (`txt`) or its page (`html`)."""
+    return f"{FOLDER}/{incident_id}.{suffix}"
+
+
 def _write(run: Run, incident: Incident) -> None:
     # msgspec writes NaN as null; evidence is for reading, so non-finite numbers go out as words.
     spoken = msgspec.structs.replace(incident, evidence=_spoken(incident.evidence))

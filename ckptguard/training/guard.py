@@ -10,12 +10,14 @@ from typing import Any, Self
 
 from ckptguard.config import Settings
 from ckptguard.errors import SettingsError, SickTrainingError
+from ckptguard.incident import Resumed
 from ckptguard.names import MAX_STEP
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.records.run import open_run
 from ckptguard.storage import normalise_url
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
+from ckptguard.training.evidence import Evidence
 from ckptguard.training.going_back import load_newest_good
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
@@ -98,7 +100,15 @@ class TrainingGuard:
         self._progress = Progress(parts)
         self._watch = Watch(parts, self._settings, policy, check_every=check_every)
         self._saving = Saving(self._store)
-        self._rollbacks = Rollbacks(self._run, self._settings, self._store, policy, ask_seconds=ask_seconds)
+        self._evidence = Evidence(parts, self._watch.recent, allow=self._settings.allow_nonfinite)
+        self._rollbacks = Rollbacks(
+            self._run,
+            self._settings,
+            self._store,
+            policy,
+            ask_seconds=ask_seconds,
+            evidence=self._evidence.gather,
+        )
         self._looping = False
         self._resumed = False
         self._save_every = 1
@@ -180,6 +190,7 @@ class TrainingGuard:
             self._saving.last = loaded.step
             self._watch.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
+            self._evidence.resumed = Resumed(step=loaded.step, id=loaded.id, path=loaded.path)
         return self.step
 
     def rollback(self, reason: str = "asked by the caller") -> int | None:
@@ -200,6 +211,7 @@ class TrainingGuard:
         """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent."""
         self._saving.drain(self._deadline)
         self._tell_failed_saves()
+        self._evidence.close()
         child, self._child = self._child, None
         self._progress.position = None
         if child is not None:

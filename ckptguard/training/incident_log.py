@@ -4,60 +4,65 @@ from __future__ import annotations
 
 import logging
 
-from ckptguard.errors import CkptguardError, ObjectExistsError
+import msgspec
+
+from ckptguard.errors import CkptguardError
+from ckptguard.incident import Details
+from ckptguard.operations.incident_report import report_of
+from ckptguard.operations.leave_report import leave_report
 from ckptguard.records.incidents import Incident, open_incident, read_incident, update_incident
-from ckptguard.records.run import Run, create_record
+from ckptguard.records.run import Run
 from ckptguard.training.client import report_incident
 
 _log = logging.getLogger("ckptguard")
 
 
 def begin_incident(
-    run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, object]
+    run: Run,
+    *,
+    step: int | None,
+    cause: str,
+    reason: str,
+    evidence: dict[str, object],
+    details: Details | None = None,
+    source: str = "guard",
 ) -> Incident | None:
-    """Record an incident, through the daemon if one answers (it tells people), else directly. None, and a warning in
-    the log, if it cannot be recorded: that must not stop a rollback."""
+    """Record an incident, through the daemon if one answers (it tells people), else directly. With `details` it is
+    being handled. None, and a warning in the log, if it cannot be recorded: that must not stop a rollback."""
     try:
-        told = report_incident(run, step=step, cause=cause, reason=reason, evidence=evidence)
+        told = report_incident(run, step=step, cause=cause, reason=reason, evidence=evidence, source=source)
         incident = read_incident(run, told) if told is not None else None
         if incident is None:
-            incident = open_incident(
-                run, step=step, cause=cause, reason=reason, evidence=dict(evidence), source="guard"
-            )
-        return incident
+            incident = open_incident(run, step=step, cause=cause, reason=reason, evidence=dict(evidence), source=source)
+        return update_incident(run, incident, state="handling", details=details) if details is not None else incident
     except CkptguardError as error:
         _log.warning("an incident could not be recorded: %s (it was: %s)", error.message, reason)
         return None
 
 
 def end_incident(run: Run, incident: Incident | None, *, action: str, known_good: str | None = None) -> str | None:
-    """Say what was done, and write the report; returns the report's path."""
+    """Say what was done, and leave the report; returns the path of its text."""
     if incident is None:
         return None
     try:
-        incident = update_incident(run, incident, state="closed", action=action, known_good=known_good)
-        key = f"incidents/{incident.id}.txt"
-        try:
-            create_record(run, key, _report(run, incident).encode())
-        except ObjectExistsError:
-            pass  # a report is written once; what came later is in the revisions
-        return run.usable_record(key)
+        incident = update_incident(
+            run,
+            incident,
+            state="closed",
+            action=action,
+            known_good=known_good,
+            details=_concluded(run, incident, known_good),
+        )
+        return leave_report(run, incident)
     except CkptguardError as error:
         _log.warning("the incident %s could not be updated: %s", incident.id, error.message)
         return None
 
 
-def _report(run: Run, incident: Incident) -> str:
-    lines = [
-        f"Incident {incident.id} of {run.url}",
-        "",
-        f"opened:     {incident.opened_at}",
-        f"step:       {'-' if incident.step is None else incident.step}",
-        f"cause:      {incident.cause}",
-        f"reason:     {incident.reason}",
-        *(f"evidence:   {key} = {value}" for key, value in sorted(incident.evidence.items())),
-        *(f"done:       {action}" for action in incident.actions),
-        f"known-good: {incident.known_good or '-'}",
-        "",
-    ]
-    return "\n".join(lines)
+def _concluded(run: Run, incident: Incident, known_good: str | None) -> Details | None:
+    """The details with what the records add to them now, and the likely causes."""
+    try:
+        return report_of(run, msgspec.structs.replace(incident, known_good=known_good or incident.known_good)).details
+    except Exception as error:  # a report is worth having, and never worth a rollback
+        _log.warning("the report of incident %s is not complete: %r", incident.id, error)
+        return None

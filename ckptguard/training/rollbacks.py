@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RollbackExhausted
+from ckptguard.incident import Details
 from ckptguard.records.run import Run
 from ckptguard.training.client import ask_known_good
 from ckptguard.training.going_back import Loaded, go_back, newest_good_step
@@ -30,13 +32,21 @@ class WentBack:
 
 class Rollbacks:
     """Goes back and remembers it. `ask_seconds`: how long the daemon may take to verify what is pending; None: it is
-    not asked."""
+    not asked. `evidence(onset, cause)` is what can be said for the incident's report; it must not raise."""
 
     def __init__(
-        self, run: Run, settings: Settings, store: Store, policy: RollbackPolicy, *, ask_seconds: float | None
+        self,
+        run: Run,
+        settings: Settings,
+        store: Store,
+        policy: RollbackPolicy,
+        *,
+        ask_seconds: float | None,
+        evidence: Callable[[int | None, str], Details] | None = None,
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
         self._ask_seconds = ask_seconds
+        self.evidence = evidence
         self._past: list[PastRollback] = []
 
     def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> WentBack:
@@ -47,7 +57,12 @@ class Rollbacks:
         cause = diagnosis.cause or "asked"
         _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
         incident = begin_incident(
-            self._run, step=diagnosis.step, cause=cause, reason=diagnosis.reason, evidence=diagnosis.evidence
+            self._run,
+            step=diagnosis.step,
+            cause=cause,
+            reason=diagnosis.reason,
+            evidence=diagnosis.evidence,
+            details=self.evidence(onset, cause) if self.evidence is not None else Details(onset=onset),
         )
         decision = decide(self._policy, self._past, cause=cause, onset_step=onset, save_every=save_every)
         if decision.give_up:

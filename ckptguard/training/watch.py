@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +12,11 @@ from ckptguard.training.device_signals import DeviceSignals, on_device
 from ckptguard.training.health import Diagnosis, Health, Limits, Signal, overdue
 from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
+from ckptguard.training.recent import Recent
 from ckptguard.training.scaler import loss_scale
 from ckptguard.training.weights import PendingLook, first_of, model_tensors, state_tensors
 
 _log = logging.getLogger("ckptguard")
-_REMEMBERED = 512
 
 
 class Watch:
@@ -35,7 +34,7 @@ class Watch:
         self._looking: tuple[int, PendingLook] | None = None
         self._warned = False
         self.sick: Diagnosis | None = None
-        self.recent: deque[Signal] = deque(maxlen=_REMEMBERED)
+        self.recent = Recent(parts.optimizer)
 
     def observe(
         self,
@@ -103,6 +102,7 @@ class Watch:
         self._last_look = step
         self._health = self._health.restarted(step)
         self._delayed.forget()
+        self.recent.restart(step)
         self._looking = None
         self.sick = None
 

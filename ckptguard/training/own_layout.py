@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,11 +16,14 @@ import msgspec
 from ckptguard.errors import ObjectMissingError, SettingsError, StateError
 from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
 from ckptguard.manifest import File, Manifest
+from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.quarantine import quarantine
+from ckptguard.operations.quarantine import mark_suspect, quarantine
 from ckptguard.operations.seal import seal_written
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import translated
+from ckptguard.training.at_once import at_once
+from ckptguard.training.background_save import Abandoned, Gate
 from ckptguard.training.parts import Captured, Parts
 from ckptguard.training.safetensors_file import read_file, write_file
 from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
@@ -28,12 +33,20 @@ _LEFTOVER = "tmp-step-"
 _LEFTOVER_AGE = 900.0  # seconds without a write after which a temporary folder belongs to a killed save
 
 
-def write_checkpoint(run: Run, step: int, captured: Captured, extra: Mapping[str, Any]) -> Manifest:
-    """Write and seal the checkpoint of a step; returns its manifest.
+def state_text(step: int, captured: Captured, extra: Mapping[str, Any]) -> bytes:
+    """What is saved beside the tensors, as it is now; StateError if a part of it cannot be saved exactly."""
+    state = {"ckptguard_state": STATE_FORMAT, "step": step, **captured.sections}
+    return to_text(state | {key: encode_state(value, path=key) for key, value in extra.items()})
+
+
+def write_checkpoint(run: Run, step: int, captured: Captured, text: bytes, gate: Gate | None = None) -> Manifest:
+    """Write and seal the checkpoint of a step, with its `state_text`; returns its manifest.
 
     A name is never overwritten: what lies there is moved to quarantine first. On any failure (StorageFullError: the
-    disk is full) nothing is left under the final name, and no temporary folder either.
+    disk is full) nothing is left under the final name, and no temporary folder either. Once it is abandoned at the
+    gate it raises Abandoned; where that comes too late the checkpoint is quarantined as SUSPECT.
     """
+    gate = gate if gate is not None else Gate()
     root = local_root(run)
     name = folder_name(step)
     temporary = f"tmp-{name}-{uuid.uuid4().hex[:8]}"
@@ -41,13 +54,10 @@ def write_checkpoint(run: Run, step: int, captured: Captured, extra: Mapping[str
     try:
         with translated(temporary, root):
             os.makedirs(folder)
-        files = [_write_tensors(folder, name, MODEL_FILE, captured.model, role="model")]
-        if captured.others:
-            files.append(_write_tensors(folder, name, OPTIMIZER_FILE, captured.others, role="optimizer"))
-        state = {"ckptguard_state": STATE_FORMAT, "step": step, **captured.sections}
-        state |= {key: encode_state(value, path=key) for key, value in extra.items()}
-        files.append(write_state(folder, name, to_text(state)))
+        files = _write_tensors(folder, name, captured, gate)
+        files.append(write_state(folder, name, text))
         sync_folder(folder)
+        gate.go_on()
         make_room(run, name)
         run.storage.move(temporary, name)
     except BaseException:
@@ -56,11 +66,16 @@ def write_checkpoint(run: Run, step: int, captured: Captured, extra: Mapping[str
     files.sort(key=lambda f: f.path)
     try:
         stored = tuple(as_stored(run, f) for f in files)
-        return seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored)
+        gate.go_on()
+        manifest = seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored)
     except Exception:
         # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
         run.storage.remove(name)
         raise
+    if not gate.end():
+        _distrust(run, manifest)
+        raise Abandoned
+    return manifest
 
 
 def read_checkpoint(run: Run, manifest: Manifest, parts: Parts) -> tuple[dict[str, Any], str | None]:
@@ -117,13 +132,45 @@ def remove_leftovers(run: Run) -> None:
                 shutil.rmtree(os.path.join(root, entry.key), ignore_errors=True)
 
 
-def _write_tensors(folder: str, name: str, file: str, tensors: Mapping[str, Any], *, role: str) -> File:
-    with translated(f"{name}/{file}", folder):
-        descriptor = os.open(os.path.join(folder, file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate) -> list[File]:
+    """The files of tensors, written at the same time."""
+    parts = [(MODEL_FILE, captured.model, "model"), (OPTIMIZER_FILE, captured.others, "optimizer")]
+    stop = threading.Event()
+
+    def go_on() -> None:
+        gate.go_on()
+        if stop.is_set():
+            raise Abandoned  # the other file failed
+
+    def write(file: str, tensors: Mapping[str, Any], role: str) -> File:
+        try:
+            with translated(f"{name}/{file}", folder):
+                descriptor = os.open(
+                    os.path.join(folder, file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
+                )
+            try:
+                return write_file(descriptor, tensors, key=f"{name}/{file}", where=folder, role=role, go_on=go_on)
+            finally:
+                os.close(descriptor)
+        except BaseException:
+            stop.set()
+            raise
+
     try:
-        return write_file(descriptor, tensors, key=f"{name}/{file}", where=folder, role=role)
+        return at_once([functools.partial(write, *part) for part in parts if part[1] or part[0] == MODEL_FILE])
     finally:
-        os.close(descriptor)
+        stop.set()  # an interrupted caller waits for nobody
+
+
+def _distrust(run: Run, manifest: Manifest) -> None:
+    """A save that was sealed after it had been abandoned: training went back before it, it must never be chosen."""
+    reason = "the save was abandoned before it was sealed"
+    key = (manifest.step, manifest.generation)
+    history = load_history(run)
+    if history.current(manifest.series, manifest.step, manifest.path) == key:
+        quarantine(run, manifest.path, reason=reason)
+    else:
+        mark_suspect(run, history, manifest.series, key, reason)
 
 
 def write_state(folder: str, name: str, text: bytes) -> File:

@@ -7,7 +7,8 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StateError
 from ckptguard.layouts.own import FOLDER, folder_name
@@ -17,7 +18,16 @@ from ckptguard.names import is_safe_path, is_temporary, series_folder, series_of
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.training.own_layout import local_root, make_room, read_checkpoint, remove_leftovers, write_checkpoint
+from ckptguard.training.background_save import Gate
+from ckptguard.training.host_copy import HostCopy
+from ckptguard.training.own_layout import (
+    local_root,
+    make_room,
+    read_checkpoint,
+    remove_leftovers,
+    state_text,
+    write_checkpoint,
+)
 from ckptguard.training.parts import Parts
 from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
 
@@ -42,6 +52,24 @@ class Store(Protocol):
         wrong with its bytes, if loading found that."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Copied:
+    """A copy of everything that belongs to one step, not written yet. `write` seals it under `path` in the run; any
+    thread may call it, once."""
+
+    path: str
+    write: Callable[[Gate], object]
+
+
+@runtime_checkable
+class CopyingStore(Store, Protocol):
+    """A store that can take a copy now and write it later."""
+
+    def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
+        """Copy everything that a save of this step needs. The copy before it must have been written or given up: its
+        memory is used again. MemoryError if there is no room."""
+
+
 class OwnStore:
     """Our own layout: hashed while it is written and while it is loaded."""
 
@@ -49,6 +77,7 @@ class OwnStore:
 
     def __init__(self, run: Run, parts: Parts) -> None:
         self._run, self._parts = run, parts
+        self._host = HostCopy()
         self.series = series_of(folder_name(1))
         local_root(run)
         parts.check()
@@ -56,7 +85,15 @@ class OwnStore:
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`."""
-        return write_checkpoint(self._run, step, self._parts.capture(), extra).path
+        captured = self._parts.capture()
+        return write_checkpoint(self._run, step, captured, state_text(step, captured, extra)).path
+
+    def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
+        """See `CopyingStore`."""
+        captured = self._parts.capture()
+        text = state_text(step, captured, extra)
+        copied = self._host.take(captured)
+        return Copied(path=folder_name(step), write=lambda gate: write_checkpoint(self._run, step, copied, text, gate))
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
         """See `Store`."""

@@ -6,5 +6,7 @@ from __future__ import annotations
 def main() -> None:
     """Run the command line and exit with its code (`exit_codes`)."""
     from ckptguard.cli.entry import commands
+    from ckptguard.cli.output import open_closed_streams
 
+    open_closed_streams()
     commands.main(prog_name="ckptguard")

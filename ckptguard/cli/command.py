@@ -31,7 +31,11 @@ class Command(click.Command):
 
 
 class Place(click.Path):
-    """A path or URL. An empty one is refused: it is an unset variable of a script, and would mean this folder."""
+    """A path or URL. An empty one is refused: it is an unset variable of a script, and would mean this folder. What
+    cannot be read is no wrong usage: the command says so, with its own exit code."""
+
+    def __init__(self) -> None:
+        super().__init__(readable=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The text as it was given."""
@@ -46,7 +50,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 def settings_options(command: _Decorated) -> _Decorated:
     """Add the options of which `settings_from` makes the settings."""
     config = click.option(
-        "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path()
+        "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
     )
     records = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
     return config(records(command))

@@ -52,6 +52,15 @@ class Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Click's own, which prints help and version before any command is invoked."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            discard_stdout()
+            trouble(f"error: the output cannot be written: {error.strerror}")
+            sys.exit(ExitCode.FAILED)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command. Nothing but click's own exits comes out."""
         prepare_streams()

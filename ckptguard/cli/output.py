@@ -14,6 +14,19 @@ from ckptguard.errors import CkptguardError
 from ckptguard.names import escape
 
 
+def open_closed_streams() -> None:
+    """Let what the caller closed (``>&-``) lead nowhere. Left closed, its number would be that of the next file to be
+    opened, which would get our text."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - for the process's whole life
+            setattr(sys, name, stream)
+
+
 def prepare_streams() -> None:
     """Make writing to stdout and stderr total: what their encoding cannot say is written as an escape."""
     for stream in (sys.stdout, sys.stderr):

@@ -18,8 +18,9 @@ _MAX_PROBLEMS = 200
 
 
 def matches(path: str, head: bytes) -> bool:
-    """By a tensor suffix (or a pickle's) and the magic of a zip archive."""
-    return head.startswith(MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path))
+    """By the magic of a zip archive, and a tensor suffix, a pickle's, or the record that torch begins with: the user
+    may have called a checkpoint anything."""
+    return head.startswith(MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path) or b"/data.pkl" in head)
 
 
 class Room:

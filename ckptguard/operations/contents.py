@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptguard.config import Settings
-from ckptguard.errors import CouldNotTellError, NotFoundError, RefusedError
+from ckptguard.errors import CouldNotTellError, RefusedError
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.layouts import Checkpoint
 from ckptguard.manifest import File, Manifest
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.examine import roles_of
 from ckptguard.operations.history import load_history
-from ckptguard.operations.target import resolve_target
+from ckptguard.operations.target import resolve_target, several_checkpoints
 from ckptguard.scan import Progress, Scanner, ScanOptions
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import Storage
@@ -67,10 +67,10 @@ class Contents:
 
 def find_source(target: str, settings: Settings) -> Source:
     """The one checkpoint that a path or URL means, of a run or stray. NotFoundError for a run."""
-    resolved = resolve_target(target, records=settings.records)
+    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
     checkpoint = resolved.checkpoint
     if checkpoint is None:
-        raise NotFoundError(f"{target} is a run, not one checkpoint", hint=f"ckptguard list {target}")
+        raise several_checkpoints(resolved, target)
     if resolved.run is None:
         return Source(resolved.url, resolved.storage, checkpoint)
     history = load_history(resolved.run)

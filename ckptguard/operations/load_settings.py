@@ -9,6 +9,7 @@ from ckptguard.config import Settings, parse_settings, with_environment
 from ckptguard.errors import SettingsError
 
 SETTINGS_FILE = "ckptguard.toml"
+_LONGEST = 1 << 20
 
 
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
@@ -18,7 +19,11 @@ def load_settings(config: str | None, environ: Mapping[str, str], **flags: objec
     settings = Settings()
     try:
         if config is not None or path.is_file():
-            settings = parse_settings(path.read_text(encoding="utf-8"), str(path))
+            with path.open("rb") as file:
+                text = file.read(_LONGEST + 1)
+            if len(text) > _LONGEST:
+                raise SettingsError(f"{path} is too large for a settings file")
+            settings = parse_settings(text.decode("utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path} is not UTF-8 text") from error
     except OSError as error:

@@ -9,14 +9,13 @@ import msgspec
 
 from ckptguard.checks.headroom import FP16_LIMIT
 from ckptguard.config import Settings
-from ckptguard.errors import NotFoundError
 from ckptguard.formats.dtypes import DTYPES, SAFETENSORS_DTYPES
 from ckptguard.known_good import parse_verdict_name
 from ckptguard.manifest import File, Manifest, Tensor
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.operations.history import load_history
-from ckptguard.operations.target import resolve_target
+from ckptguard.operations.target import resolve_target, several_checkpoints
 from ckptguard.records.run import Run
 from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
 from ckptguard.verdict import Finding, Outcome, Verdict
@@ -60,10 +59,10 @@ def show(
     With `magnitudes` the files are read once if the manifest does not know how large the numbers are, as where the
     writer sealed it and nobody verified it yet.
     """
-    resolved = resolve_target(target, records=settings.records)
+    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
     checkpoint = resolved.checkpoint
     if checkpoint is None:
-        raise NotFoundError(f"{target} is a run", hint=f"ckptguard list {target}")
+        raise several_checkpoints(resolved, target)
     run: Run | None = resolved.run
     if run is not None:
         history = load_history(run)

@@ -85,6 +85,13 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
 
 
+def several_checkpoints(target: Target, name: str) -> NotFoundError:
+    """The error of what needs one checkpoint, for a target that is a run or a hub cache."""
+    if target.run is None:
+        return NotFoundError(f"{name} holds several downloads", hint=f"ckptguard verify {name} lists them")
+    return NotFoundError(f"{name} is a run, not one checkpoint", hint=f"ckptguard list {name}")
+
+
 def _in_hub(url: str, place: HubPlace) -> Target:
     try:
         found = hub_checkpoints(place)

@@ -9,6 +9,7 @@ from ckptguard.errors import (
     DeniedError,
     NotFoundError,
     SettingsError,
+    StorageFullError,
 )
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.manifest import Manifest
@@ -65,13 +66,13 @@ def verify_target(
         except CouldNotTellError as error:
             notes.append(f"the pattern could not be kept in the run's settings: {error.message}")
     results = []
-    could_not_tell = False
+    could_not_tell = unrecorded = False
     for checkpoint in chosen:
         checked, trouble, unsure = _in_run(
             resolved,
             checkpoint,
             settings,
-            record=record,
+            record=record and not unrecorded,
             reference=schema,
             wait=wait,
             scanner=scanner,
@@ -80,6 +81,7 @@ def verify_target(
         results.append(relative_to(checked, resolved.prefix) if resolved.checkpoint else checked)
         notes += trouble
         could_not_tell = could_not_tell or unsure
+        unrecorded = unrecorded or bool(trouble)
     if resolved.checkpoint is None:
         notes += pointer_notes(resolved.run, list_checkpoints(resolved.run), {c.path: c.outcome for c in results})
     return Report(
@@ -164,8 +166,8 @@ def _in_run(
                 run, quiet, settings, scanner=scanner, record=record, reference=reference, progress=progress
             )
             return checked, [], False
-        except DeniedError as error:
-            # Reading is allowed and recording is not: a read-only run still gets its answer.
+        except (DeniedError, StorageFullError) as error:
+            # Reading works and recording does not: a read-only run, or one on a full disk, still gets its answer.
             checked = verify_checkpoint(
                 run, quiet, settings, scanner=scanner, record=False, reference=reference, progress=progress
             )

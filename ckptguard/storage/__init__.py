@@ -18,6 +18,13 @@ _LOCAL = ("file://", "local://")
 def normalise_url(url: str | os.PathLike[str]) -> str:
     """One spelling for one place: an absolute path (links are not resolved), or a URL without a trailing slash."""
     text = os.fspath(url)
+    try:
+        return _normal(text)
+    except FileNotFoundError as error:  # of a relative path
+        raise NotFoundError("the current folder is gone", hint="change to one that exists") from error
+
+
+def _normal(text: str) -> str:
     for scheme in _LOCAL:
         if text.startswith(scheme):
             text = text.removeprefix(scheme)
@@ -48,9 +55,9 @@ def open_storage(url: str | os.PathLike[str], *, must_exist: bool = True) -> Sto
         storage = LocalStorage(place)
     if must_exist:
         try:
-            found = storage.stat("").kind == "folder"
-        except ObjectMissingError:
-            found = False
-        if not found:
-            raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path or URL")
+            found = storage.stat("").kind
+        except ObjectMissingError as error:
+            raise NotFoundError(f"there is no folder {escape(place)}", hint="check the path or URL") from error
+        if found != "folder":
+            raise NotFoundError(f"{escape(place)} is no folder", hint="name the folder that it lies in")
     return storage

@@ -34,9 +34,8 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
         reason = os.strerror(code) if code is not None else "no permission"
         return DeniedError(f"{place}: {reason.lower()}", key=key, hint="check the owner and the mode of this path")
     if code in _FULL:
-        return StorageFullError(
-            f"{place}: no space left ({os.strerror(code or 0).lower()})", key=key, hint="free some space and try again"
-        )
+        why = "no space left on device" if code == errno.ENOSPC else f"no space left ({os.strerror(code or 0).lower()})"
+        return StorageFullError(f"{place}: {why}", key=key, hint="free some space and try again")
     reason = os.strerror(code).lower() if code is not None else f"{type(error).__name__}: {escape(str(error))}"
     return StorageError(f"{place}: {reason}", key=key)
 

@@ -198,3 +198,18 @@ def test_json_has_no_nan(process, turned):
     done = process("diff", turned / "x-1.pt", turned / "x-2.pt", "--json")
     found = json.loads(done.stdout, parse_constant=pytest.fail)
     assert found["changes"][0]["difference"]["relative_l2"] is None
+
+
+def test_patterns_count_in_every_command(root, invoke):
+    """What only the settings call a checkpoint can be shown, summed, compared and bisected too."""
+    for step in (1, 2):
+        write_torch(root, step, seed=step)
+        (root / f"net-{step}.pt").rename(root / f"it{step}k.weights")
+    (root.parent / "ckptguard.toml").write_text('[[patterns]]\npath = "it*k.weights"\nstep = "it(\\\\d+)k"\n')
+    assert "2 good" in invoke("verify", root).stdout
+    first, second = root / "it1k.weights", root / "it2k.weights"
+    assert "1.1" in invoke("show", first).stdout
+    assert "1.1, good" in invoke("diff", first, second).stdout
+    assert '"id": "2.1"' in invoke("sums", second, "--json").stdout
+    result = invoke("bisect", root)
+    assert (result.exit_code, "all are good" in result.stdout) == (0, True)

@@ -45,6 +45,31 @@ def test_an_unexpected_error_is_a_sentence(invoke, verified, monkeypatch):
     assert "report" in result.stderr
 
 
+def test_a_current_folder_that_is_gone_is_a_sentence(process, root, monkeypatch):
+    """A shell may stand in a folder that somebody removed."""
+    gone = root / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    command = f"rmdir {gone} && {sys.executable} -m ckptguard list ."
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (10, "")
+    assert done.stderr.startswith("error: the current folder is gone")
+
+
+def test_settings_without_an_end_are_refused(process, three):
+    """What --config names is read up to a bound."""
+    done = process("verify", three, "--config", "/dev/zero")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "too large" in done.stderr
+
+
+def test_a_file_is_no_run(invoke, three):
+    """What needs a run says so of a file."""
+    result = invoke("list", three / "net-100.pt")
+    assert result.exit_code == 10
+    assert "is no folder" in result.stderr
+
+
 def test_an_interruption_ends_with_130(invoke, verified, monkeypatch):
     """Ctrl-C is no failure and no verdict."""
 

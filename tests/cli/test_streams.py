@@ -97,6 +97,27 @@ def test_a_full_output_is_a_failure_and_not_a_traceback(three):
     assert "mistake in ckptguard" not in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_that_cannot_be_written(option, root):
+    """Nor is it one for what is printed before any command runs."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    command = f"{sys.executable} -m ckptguard {option} > /dev/full"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: the output cannot be written")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_no_answer(three, flip, closed):
+    """As under some schedulers: the exit code still tells, and no file of ours takes a stream's number."""
+    command = f"{sys.executable} -m ckptguard verify {three} {closed}"
+    for code in (0, 3):
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (code, "")
+        flip(three / "net-200.pt")
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3.0 TiB")]
 )

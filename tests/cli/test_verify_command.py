@@ -3,6 +3,7 @@
 import fractions
 import hashlib
 import os
+import resource
 import shutil
 
 import pytest
@@ -215,3 +216,22 @@ def test_a_stray_pickle_names_only_what_is_trusted(document, tmp_path, root):
     assert code == 3
     assert any("fractions.Fraction" in f["message"] for f in found["checkpoints"][0]["findings"])
     assert document("verify", path, "--trust-global", "fractions.Fraction")[0] == 0
+
+
+def test_a_full_disk_hides_no_verdict(three, invoke, flip):
+    """Where verdicts cannot be recorded for want of space, they are still given, with one warning."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    corrupt = three / "net-200.pt"
+    corrupt.write_bytes(corrupt.read_bytes()[:-100])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # EFBIG is handled as ENOSPC is
+    try:
+        result = invoke("verify", three)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert result.exit_code == 3
+    assert [line.split()[0] for line in result.stdout.splitlines() if "net-" in line and ".pt  " in line] == [
+        "good",
+        "bad",
+        "good",
+    ]
+    assert result.stderr.count("could not be recorded") == 1

@@ -15,6 +15,7 @@ from ckptguard.names import MAX_STEP
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.records.run import open_run
 from ckptguard.storage import normalise_url
+from ckptguard.training.background_save import EXIT_SECONDS
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
 from ckptguard.training.evidence import Evidence
@@ -49,6 +50,9 @@ class TrainingGuard:
     starts a daemon for the run where none answers; with "off" or None checkpoints are verified when they are needed.
     Weights, buffers and optimizer state are read every `check_every` steps and before every save: a poisoned state
     is never saved.
+    `blocking=False`: the automatic saves copy the state to host memory, which needs room for it once more, and go on
+    behind training, at most one at a time: when the next is due before that it waits, or with `when_busy="skip"` is
+    left out (never the last one). One that fails is logged and recorded as an incident when it happens.
     `deadline` is how many seconds the daemon may take to verify what is pending before this process does it.
     """
 
@@ -67,6 +71,8 @@ class TrainingGuard:
         policy: RollbackPolicy | None = None,
         settings: Settings | None = None,
         check_every: int = 50,
+        blocking: bool = True,
+        when_busy: str = "wait",
         deadline: float = 30.0,
         rank_timeout: float = 600.0,
     ) -> None:
@@ -76,6 +82,8 @@ class TrainingGuard:
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         if check_every < 1:
             raise SettingsError("check_every must be at least 1")
+        if when_busy not in ("wait", "skip"):
+            raise SettingsError(f'when_busy must be "wait" or "skip", not {when_busy!r}')
         self._ranks = ranks_of_training(rank_timeout)
         self._settings = settings if settings is not None else load_settings(None, os.environ)
         url = normalise_url(run)
@@ -99,7 +107,10 @@ class TrainingGuard:
         self._deadline = deadline
         self._progress = Progress(parts)
         self._watch = Watch(parts, self._settings, policy, check_every=check_every)
-        self._saving = Saving(self._store)
+        self._saving = Saving(self._store, self._tell_failed_save)
+        self._blocking, self._skips = blocking, when_busy == "skip"
+        if not blocking:
+            self._saving.must_copy()
         self._evidence = Evidence(parts, self._watch.recent, allow=self._settings.allow_nonfinite)
         self._rollbacks = Rollbacks(
             self._run,
@@ -157,10 +168,17 @@ class TrainingGuard:
         self._progress.observed = self._progress.now
         return self._watch.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
-    def save(self, step: int | None = None) -> str:
+    def save(self, step: int | None = None, *, blocking: bool = True) -> str:
         """Save now; returns the checkpoint's path. Inside of `steps`, call it after the update: the checkpoint is
         named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
-        else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is."""
+        else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is.
+
+        `blocking=False` returns as soon as the state is copied, so that training may change it; hashing and writing
+        go on in a thread. What goes wrong there is logged and recorded as an incident at once, and raised by the
+        next `save`, `wait_for_save` or `close`, which then has done nothing else. One save at a time: the next one
+        waits. At the end of the interpreter it gets up to a minute.
+        """
+        self._saving.raise_unheard()
         if step is None:
             if self._progress.position is None:
                 raise SettingsError("outside of steps(), save(step=...) must say how many updates are done")
@@ -171,16 +189,24 @@ class TrainingGuard:
         sick = self._agreed(self._watch.sick)
         if sick is not None:
             raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
-        path = self._saving.begin(step, self._progress.extra())
+        path = self._saving.begin(step, self._progress.extra(), blocking=blocking, asked=True)
         if not self._looping:
             self._progress.step = step
         return self._run.usable(path)
+
+    def wait_for_save(self, seconds: float | None = None) -> bool:
+        """Whether no save is in flight any more, after it had `seconds` to end (None: as long as it takes). Raises
+        what went wrong with a `save(blocking=False)`."""
+        over = self._saving.wait(seconds)
+        self._saving.raise_unheard()
+        return over
 
     def resume(self) -> int:
         """Load the newest known-good checkpoint, verified, if there is one; returns the updates completed.
 
         `steps` does this by itself. The data's position and the RNG are put back when `steps` begins.
         """
+        self._saving.drain(self._deadline)
         loaded = load_together(
             self._ranks, self._store, lambda: load_newest_good(self._run, self._settings, self._store)
         )
@@ -208,9 +234,16 @@ class TrainingGuard:
         return self.step
 
     def close(self) -> None:
-        """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent."""
-        self._saving.drain(self._deadline)
-        self._tell_failed_saves()
+        """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent.
+
+        A save in flight gets a minute, then it is abandoned. Raises what went wrong with a `save(blocking=False)` and
+        was not raised before.
+        """
+        self._close()
+        self._saving.raise_unheard()
+
+    def _close(self) -> None:
+        self._saving.drain(EXIT_SECONDS)
         self._evidence.close()
         child, self._child = self._child, None
         self._progress.position = None
@@ -225,7 +258,9 @@ class TrainingGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close()
+        if error is None:
+            self._saving.raise_unheard()
 
     def _loop(self, total: int) -> Iterator[tuple[int, Any]]:
         self._looping = True
@@ -241,14 +276,13 @@ class TrainingGuard:
                 if sick is not None:
                     self._go_back(sick)
                 elif due:
-                    self._save_automatically(self.step)
+                    self._save_automatically(self.step, final=self.step >= total)
                     self._tell_if_unsaved()
                 if self.step >= total:
                     break
                 batch = self._progress.next_batch()
                 yield self._progress.current, batch
                 step = self._progress.made()
-                self._tell_failed_saves()
                 due = (step % self._save_every == 0 or step == total) and self._saving.last != step
                 if self._watch.sick is None:
                     self._watch.after_step(step, must_know=due)
@@ -268,14 +302,13 @@ class TrainingGuard:
             raise SickTrainingError(f"training cannot begin: {sick.reason}", known_good=None)
         self._save_automatically(self.step)
 
-    def _save_automatically(self, step: int) -> None:
+    def _save_automatically(self, step: int, *, final: bool = False) -> None:
+        if self._skips and not final and self._saving.busy:
+            _log.warning("step %s is not saved: the save before it is still being written", step)
+            return
         try:
-            self._saving.begin(step, self._progress.extra())
+            self._saving.begin(step, self._progress.extra(), blocking=self._blocking)
         except Exception as error:  # a failed save must not end training; the next one may succeed
-            self._tell_failed_save(step, error)
-
-    def _tell_failed_saves(self) -> None:
-        for step, error in self._saving.failed():
             self._tell_failed_save(step, error)
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
@@ -297,7 +330,6 @@ class TrainingGuard:
 
     def _go_back(self, diagnosis: Diagnosis) -> None:
         self._saving.drain(self._deadline)
-        self._tell_failed_saves()
         went = go_back_together(
             self._ranks, self._store, lambda: self._rollbacks.go_back(diagnosis, save_every=self._save_every)
         )

@@ -42,4 +42,7 @@ def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
                 time.sleep(_POLL)
         yield
     finally:
+        # Closing alone does not free it: a process that was forked meanwhile (a data loader's worker) has it open too.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)

@@ -12,7 +12,7 @@ from ckptguard.layouts.adapters import adapter_gaps
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
 from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import shard_gaps
-from ckptguard.layouts.step_names import step_from_name
+from ckptguard.layouts.step_names import counts_by_word, step_from_name
 
 _ALONE = re.compile(r"(?:last|latest|best|final|init)(?:[-_.=].*)?\.(?:ckpt|pth?(?:\.tar)?)", re.IGNORECASE)
 
@@ -43,8 +43,19 @@ def is_loose(file_name: str) -> bool:
 
 
 def _accepts(folder: Folder) -> bool:
+    """A folder of files that were saved together; not one in which each file is a save (``seed-1/ckpt-500.pt``)."""
     state = [f for f in folder.files if holds_state(f)]
-    return bool(state) and (step_from_name(folder.name) is not None or not any(is_loose(f) for f in state))
+    step = step_from_name(folder.name)
+    counted = {step_from_name(f) for f in state if counts_by_word(f)}
+    if not state or len(counted) > 1:
+        return False
+    if step is None:
+        return not any(is_loose(f) for f in state)
+    if counts_by_word(folder.name):
+        return True
+    # "seed-1" may count anything: then its files must not tell of other steps.
+    stated = counted if folder.name.isdigit() else {n for f in state if (n := step_from_name(f)) is not None}
+    return stated <= {step} and not any(_ALONE.fullmatch(f) for f in state)
 
 
 LAYOUT = Layout(name="folder", gaps=_gaps, accepts=_accepts)

@@ -41,7 +41,12 @@ def counts_steps(name: str) -> bool:
     a number at the end of another word (``lora-8``) may be anything."""
     if is_part(name):
         return False
-    return name.isdigit() or _STEP.search(name) is not None or _COUNTED.search(name) is not None
+    return name.isdigit() or counts_by_word(name)
+
+
+def counts_by_word(name: str) -> bool:
+    """Whether a name says by a word what it counts."""
+    return not is_part(name) and (_STEP.search(name) is not None or _COUNTED.search(name) is not None)
 
 
 def begins_with_count(name: str) -> bool:

@@ -119,3 +119,28 @@ def test_roles_come_from_file_names_then_keys():
     assert assign_roles("x-1.pt", mixed, containers=("model", "optimizer")) == ["model", "optimizer", "other", "model"]
     flat = [place("encoder.w"), place("logit_scale", ())]
     assert assign_roles("x-1.pt", flat, containers=()) == ["model", "model"]
+
+
+@pytest.mark.parametrize("folder", ["seed-42", "exp_1", "12-30-00", "0", "version_0"])
+@pytest.mark.parametrize("files", [("ckpt-100.pt", "ckpt-200.pt"), ("ckpt-100.pt",), ("last.ckpt", "best.ckpt")])
+def test_a_numbered_folder_of_saves_is_no_checkpoint(folder, files):
+    """The runs of a sweep: each file is one save, and comes and goes by itself."""
+    found = summary(*(f"{folder}/{name}" for name in files))
+    assert set(found) == {f"{folder}/{name}" for name in files}
+
+
+@pytest.mark.parametrize(
+    ("folder", "files"),
+    [
+        ("epoch_3", ("model.pt", "optimizer.pt")),
+        ("iter_3", ("G_3.pt", "D_3.pt")),
+        ("exp-500", ("net-500.pth", "disc-500.pth")),
+        ("500", ("part-0.pt", "part-1.pt")),
+        ("step_100", ("layer-1.pt", "layer-2.pt")),
+        ("global_step100", ("epoch_2.pt",)),
+        ("model-100", ("model.safetensors",)),
+    ],
+)
+def test_a_numbered_folder_of_parts_is_one_checkpoint(folder, files):
+    """Files that were saved together, whatever digits they carry."""
+    assert list(summary(*(f"{folder}/{name}" for name in files))) == [folder]

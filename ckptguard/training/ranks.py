@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -102,8 +103,9 @@ class GlooRanks:
         try:
             exchange()
         except (RuntimeError, ValueError) as error:
+            said = re.sub(r"^\[[^]]*\] *", "", str(error)).partition("\n")[0].partition(". ")[0]
             raise RanksError(
-                f"rank {self.rank} of {self.size} did not hear from the others: {error}",
+                f"rank {self.rank} of {self.size} did not hear from the others: {said}",
                 hint="see which rank ended; all must be started again",
             ) from error
 

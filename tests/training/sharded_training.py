@@ -17,6 +17,7 @@ from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
+from ckptguard.training import dcp_writer
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import ranks_of_training
 from ckptguard.training.sharded_store import ShardedStore
@@ -139,12 +140,23 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
 
 
 def harm(model: nn.Module, trouble: str) -> None:
-    """Poison what this rank holds of a model, or end this rank."""
+    """Poison what this rank holds of a model, or end this rank: now, in the next save, or in the next load."""
     if trouble == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
+    if trouble == "killed in a save":
+        dcp_writer._HashingStream.write = die
+    if trouble == "killed in a rollback":
+        ShardedStore._load_shards = die
+        trouble = "nan weight"
     with torch.no_grad():
         if trouble == "nan buffer":
             next(b for name, b in model.named_buffers() if name.endswith("running_mean"))[0] = torch.nan
         if trouble == "nan weight":
             weight = next(model.parameters())
             (weight.to_local() if hasattr(weight, "to_local") else weight).view(-1)[0] = torch.nan
+
+
+def die(*_: object) -> int:
+    """End this process as the kernel does when memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0

@@ -29,12 +29,14 @@ def test_sickness_of_one_rank_takes_all_back(kind, trouble, undisturbed, tmp_pat
         assert answer == {"steps": [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9], "digest": undisturbed[kind]}, err
 
 
-def test_a_rank_that_dies_ends_all(tmp_path):
+@pytest.mark.parametrize("when", ["killed", "killed in a save", "killed in a rollback"])
+def test_a_rank_that_dies_ends_all(when, tmp_path):
     """kill -9 of rank 1: rank 0 raises and says so; the next start resumes at the known-good step on both."""
-    (code, answer, err), (killed, _, _) = run_ranks(guarded, "local", str(tmp_path / "run"), 9, "killed")
+    (code, answer, err), (killed, _, _) = run_ranks(guarded, "local", str(tmp_path / "run"), 9, when)
     assert killed == -signal.SIGKILL
     assert code == 0, err
-    assert (answer["error"], answer["steps"]) == ("ranks", [1, 2, 3, 4, 5, 6])
+    assert (answer["error"], answer["steps"]) == ("ranks", [1, 2, 3, 4, 5, 6]), answer
+    assert not (tmp_path / "run" / "step-000000006").exists()
     for code, answer, err in run_ranks(guarded, "local", str(tmp_path / "run"), 9, ""):
         assert code == 0, err
         assert answer["steps"] == [5, 6, 7, 8, 9]

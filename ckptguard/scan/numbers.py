@@ -13,7 +13,7 @@ import numpy as np
 
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.scan.result import Numbers
-from ckptguard.scan.squares import Decode, SquareSum, rms_of
+from ckptguard.scan.squares import FEW, Decode, SquareSum, rms_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,10 +58,15 @@ class Tally:
         layout = reading.layout
         if self.first_bits is None:
             self.first_bits = int(bits[0])
-        # Without a temporary: the largest with a clear sign bit, and the largest with a set one.
-        highest, positive = int(bits.max()), int(bits.view(reading.signed).max())
-        top = max(positive, highest ^ layout.sign if highest & layout.sign else 0)
-        if top >= layout.bad or (layout.negative_zero_is_nan and highest & layout.sign):
+        if len(bits) <= FEW:
+            few = bits.tolist()
+            highest, top = max(few), max([b & ~layout.sign for b in few])
+        else:
+            # Without a temporary: the largest with a clear sign bit, and the largest with a set one.
+            highest, positive = int(bits.max()), int(bits.view(reading.signed).max())
+            top = max(positive, highest ^ layout.sign if highest & layout.sign else 0)
+        clean = top < layout.bad and not (layout.negative_zero_is_nan and highest & layout.sign)
+        if not clean:
             self._add_suspicious(bits)
         else:
             self.largest = max(self.largest, top)
@@ -70,7 +75,8 @@ class Tally:
             if self.single_finite:
                 self.single_finite = _all_equal(bits, self.bits_of_finite)
         if self.constant:
-            self.constant = _all_equal(bits, self.first_bits)
+            asked = clean and self.bits_of_finite == self.first_bits
+            self.constant = self.single_finite if asked else _all_equal(bits, self.first_bits)
         self.squares.add(bits)
         self.count += len(bits)
 
@@ -117,30 +123,43 @@ class Reading:
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
     """The numbers of a tensor from those of its segments, in order."""
-    layout = tallies[0].reading.layout
-    count = 0
-    first_bad: int | None = None
-    for tally in tallies:
-        if tally.first_bad is not None and first_bad is None:
-            first_bad = count + tally.first_bad
-        count += tally.count
-    finite = {t.bits_of_finite for t in tallies if t.bits_of_finite is not None}
-    largest = max(t.largest for t in tallies)
+    one = tallies[0] if len(tallies) == 1 else _as_one(tallies)
+    largest = one.reading.layout.magnitude(one.largest)
     return Numbers(
-        count=count,
-        nan=sum(t.nan for t in tallies),
-        posinf=sum(t.posinf for t in tallies),
-        neginf=sum(t.neginf for t in tallies),
-        first_bad=first_bad,
-        largest=layout.magnitude(largest),
+        count=one.count,
+        nan=one.nan,
+        posinf=one.posinf,
+        neginf=one.neginf,
+        first_bad=one.first_bad,
+        largest=largest,
         rms=rms_of([t.squares for t in tallies]),
-        constant=count > 0 and all(t.constant for t in tallies) and len({t.first_bits for t in tallies}) == 1,
-        zero=count > 0 and first_bad is None and layout.magnitude(largest) == 0,
-        single_finite=len(finite) == 1 and all(t.single_finite for t in tallies),
+        constant=one.count > 0 and one.constant,
+        zero=one.count > 0 and one.first_bad is None and largest == 0,
+        single_finite=one.bits_of_finite is not None and one.single_finite,
     )
 
 
+def _as_one(tallies: Sequence[Tally]) -> Tally:
+    """All that one tally of the segments in a row would know, but for the squares."""
+    whole = Tally(tallies[0].reading)
+    for tally in tallies:
+        if whole.first_bad is None and tally.first_bad is not None:
+            whole.first_bad = whole.count + tally.first_bad
+        whole.count += tally.count
+        whole.nan += tally.nan
+        whole.posinf += tally.posinf
+        whole.neginf += tally.neginf
+        whole.largest = max(whole.largest, tally.largest)
+    finite = {t.bits_of_finite for t in tallies if t.bits_of_finite is not None}
+    whole.bits_of_finite = min(finite, default=None)
+    whole.single_finite = len(finite) == 1 and all(t.single_finite for t in tallies)
+    whole.constant = all(t.constant for t in tallies) and len({t.first_bits for t in tallies}) == 1
+    return whole
+
+
 def _all_equal(bits: Bits, value: int) -> bool:
+    if len(bits) <= FEW:
+        return bool(bits.tolist().count(value) == len(bits))
     if int(bits[-1]) != value or int(bits[len(bits) // 2]) != value or int(bits[0]) != value:
         return False  # nearly always the end of it
     return bool((bits == bits.dtype.type(value)).all())

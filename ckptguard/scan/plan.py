@@ -110,8 +110,11 @@ def _cut(
         )
         return len(segments) - 1
 
+    if len(ranges) == 1:  # nearly always
+        pieces[tensors[0]] = (add(*ranges[0]),)
+        return room - 1
     distinct = sorted(set(ranges))
-    if len(distinct) == 1 or all(a[1] <= b[0] for a, b in itertools.pairwise(distinct)):
+    if all(a[1] <= b[0] for a, b in itertools.pairwise(distinct)):
         numbered = {place: (add(*place),) for place in distinct}
         for tensor, place in zip(tensors, ranges, strict=True):
             pieces[tensor] = numbered[place]

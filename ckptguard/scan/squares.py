@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _STRETCH = 4 << 10
 _HEAD = 16 * _STRETCH
 _STEP = 31 * _STRETCH
+FEW = 16  # elements, up to which plain numbers are faster than arrays
 _LARGE = 2.0**900  # sums of squares from here on are kept scaled, so that none is ever infinite
 _SCALE = 2.0**-540
 
@@ -67,11 +68,14 @@ class SquareSum:
             self._begun.append(bits[first : first + stretch].copy())
 
     def _finish_stretch(self) -> None:
-        row = self._begun[0] if len(self._begun) == 1 else np.concatenate(self._begun)
+        row = self._begun[0] if len(self._begun) == 1 else np.concatenate(self._begun, dtype=self._begun[0].dtype)
         self._begun.clear()
         self._add_rows(row.reshape(1, -1))
 
     def _add_rows(self, rows: Bits) -> None:
+        if rows.size <= FEW:
+            self._add_few(rows)
+            return
         with np.errstate(all="ignore"):
             values = self._decode(rows)
             for number, total in enumerate(np.einsum("ij,ij->i", values, values).tolist()):
@@ -80,6 +84,15 @@ class SquareSum:
                     self._count += values.shape[1]
                 else:
                     self._add_with_care(values[number])
+
+    def _add_few(self, rows: Bits) -> None:
+        finite = [value for value in self._decode.few(rows.reshape(-1)) if math.isfinite(value)]
+        total = sum([value * value for value in finite])
+        if total < _LARGE:
+            self._total += total
+            self._count += len(finite)
+        else:
+            self._add_with_care(np.array(finite))
 
     def _add_with_care(self, row: Values) -> None:
         """A stretch that holds what is not finite, or whose squares are huge."""
@@ -122,6 +135,17 @@ class Decode:
         if self._float is not None:
             return bits.view(self._float).astype(np.float64)
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+
+    def few(self, bits: Bits) -> list[float]:
+        """The same of a few bits, without a warning for any."""
+        values: list[float]
+        if self._table is not None:
+            values = self._table[bits].tolist()
+        elif self._float is not None:
+            values = bits.view(self._float).tolist()
+        else:
+            values = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).tolist()
+        return values
 
 
 def rms_of(sums: Sequence[SquareSum]) -> float | None:

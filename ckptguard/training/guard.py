@@ -310,6 +310,7 @@ class TrainingGuard:
             self._saving.begin(step, self._progress.extra(), blocking=self._blocking)
         except Exception as error:  # a failed save must not end training; the next one may succeed
             self._tell_failed_save(step, error)
+            self._ranks.any(False)  # but a rank that is gone ends it, here and not a batch later
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         _log.error("step %s could not be saved: %s", step, error, exc_info=error)

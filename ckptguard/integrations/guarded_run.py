@@ -42,6 +42,7 @@ class Target:
     step: int
     skip: tuple[int, int] | None = None
     lr_factor: float = 1.0
+    reset_scale: float | None = None
 
 
 class FrameworkStore:
@@ -110,8 +111,8 @@ class GuardedRun:
         nothing was ever good: training begins anew. CouldNotTellError where that could not be told."""
         return _target(self.on_first("looking for a checkpoint to resume from", self._newest))
 
-    def back(self, diagnosis: Diagnosis, *, save_every: int, last: int | None = None) -> Target:
-        """Go back as the policy says; `last` is the last update that may have done the harm, where that is known.
+    def back(self, diagnosis: Diagnosis, *, save_every: int) -> Target:
+        """Go back as the policy says: what is newer is quarantined, and an incident recorded.
 
         RollbackExhausted when the budget is spent, NoKnownGoodError when there is nothing to go back to.
         """
@@ -119,12 +120,13 @@ class GuardedRun:
         def work() -> dict[str, Any]:
             assert self._rollbacks is not None
             went = self._rollbacks.go_back(diagnosis, save_every=save_every)
-            skip = (went.onset, min(went.last, last or went.last)) if went.decision.skip else None
+            decided = went.decision
             return {
                 "path": went.loaded.path,
                 "step": went.loaded.step,
-                "skip": skip,
-                "lr_factor": went.decision.lr_factor,
+                "skip": (went.onset, went.last) if decided.skip else None,
+                "lr_factor": decided.lr_factor,
+                "reset_scale": decided.reset_scale,
             }
 
         self.wait_for_protection()
@@ -179,7 +181,7 @@ class GuardedRun:
             return None
         if found.quarantined:
             _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
-        return {"path": found.known_good.path, "step": found.known_good.step or 0, "skip": None, "lr_factor": 1.0}
+        return {"path": found.known_good.path, "step": found.known_good.step or 0}
 
     def _protect(self) -> None:
         try:
@@ -203,5 +205,5 @@ def open_guarded(url: str, **arguments: Any) -> GuardedRun | None:
 def _target(told: dict[str, Any] | None) -> Target | None:
     if told is None:
         return None
-    skip = (int(told["skip"][0]), int(told["skip"][1])) if told["skip"] is not None else None
-    return Target(path=told["path"], step=told["step"], skip=skip, lr_factor=told["lr_factor"])
+    first_and_last = told.get("skip")
+    return Target(**{**told, "skip": tuple(first_and_last) if first_and_last is not None else None})

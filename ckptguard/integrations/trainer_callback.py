@@ -57,7 +57,6 @@ class GuardCallback(TrainerCallback):
         policy = policy if policy is not None else RollbackPolicy()
         self.sick: SickTrainingError | None = None
         self.diagnosis: Diagnosis | None = None
-        self.skips = 0  # updates in a row that a loss scaler or DeepSpeed skipped
         self.guarded: GuardedRun | None = None
         self.left_out: LeftOut | None = None
         self._url = run
@@ -66,15 +65,15 @@ class GuardCallback(TrainerCallback):
         self._open_with: dict[str, Any] = {"settings": settings, "daemon": daemon, "deadline": deadline}
         self._allowed = settings.allow_nonfinite if settings is not None else ()
         self._deadline = deadline
-        self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips)
+        self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
         self._health = Health()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the run, have it guarded, and see that training begins with a healthy state."""
-        self.sick, self.diagnosis, self.skips = None, None, 0
-        self._health = Health(healthy_through=state.global_step)
+        self.sick, self.diagnosis = None, None
+        self._health = self._health.restarted(state.global_step)
         self.open(self._url or args.output_dir or ".")
         self._look(state, control, kwargs)
         if self.diagnosis is not None and self._raises:
@@ -90,16 +89,22 @@ class GuardCallback(TrainerCallback):
     ) -> None:
         """Look at the gradient norm, which is told before the save of the same step."""
         norm, loss = _number(logs, "grad_norm"), _number(logs, "loss")
-        if (norm is None and loss is None) or self.skips or self._is_left_out(state.global_step):
-            return  # what overflowed did no harm
+        if (norm is None and loss is None) or self._is_left_out(state.global_step):
+            return
         signal = Signal(step=state.global_step, loss=loss, grad_norm=norm)
-        self._take_in(state, control, signal)
-        if self._health.wants_look(signal):
+        wants_look = self._health.wants_look(signal)
+        if not self._health.skips:  # the norm of an update that was skipped did no harm
+            self._take_in(state, control, signal)
+        if wants_look and self.diagnosis is None:
             self._look(state, control, kwargs)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count skipped updates; look at weights and buffers before each save, and now and then."""
-        self._count_skips(state, control, kwargs.get("optimizer"))
+        if self.left_out is not None and self._is_left_out(state.global_step):
+            self.left_out.after_update(state.global_step)
+        else:
+            skipped = bool(getattr(kwargs.get("optimizer"), "step_was_skipped", False))
+            self._take_in(state, control, Signal(step=state.global_step, skipped=skipped))
         if control.should_save or state.global_step % self._check_every == 0:
             self._look(state, control, kwargs)
             self._before_save(control)
@@ -145,30 +150,13 @@ class GuardCallback(TrainerCallback):
             self._end_sick(diagnosis)
         self._close()
 
-    def last_harmful(self, diagnosis: Diagnosis) -> int | None:
-        """The last update that can have done the harm, as the losses of all ranks tell; None: they do not."""
-        if self.guarded is None or self.left_out is None:
-            return None
-        healthy = (diagnosis.onset_step or diagnosis.step) - 1
-        first = [f for f in self.guarded.ranks.gather(self.left_out.first_bad_loss(after=healthy)) if f is not None]
-        return min(first, default=None)
+    def judge_error(self, error: Exception, *, step: int) -> Diagnosis | None:
+        """The sickness that an exception out of the training loop tells of; None if it is any other one."""
+        self._health, found = self._health.after(Signal(step=step, error=str(error)), self._limits)
+        return found if found.sick else None
 
     def _is_left_out(self, update: int) -> bool:
         return self.left_out is not None and update in self.left_out.updates
-
-    def _count_skips(self, state: TrainerState, control: TrainerControl, optimizer: Any) -> None:
-        step = state.global_step
-        if self._is_left_out(step):
-            assert self.left_out is not None
-            self.left_out.after_update(step)
-            return
-        self.skips = self.skips + 1 if bool(getattr(optimizer, "step_was_skipped", False)) else 0
-        if self.skips >= self._limits.scale_skips:
-            reason = f"{self.skips} updates in a row were skipped for gradients that are not finite"
-            onset = step - self.skips + 1
-            evidence: dict[str, object] = {"in_a_row": self.skips}
-            found = Diagnosis(step=step, cause="loss_scale", onset_step=onset, reason=reason, evidence=evidence)
-            self._stop(state, control, found)
 
     def _look(self, state: TrainerState, control: TrainerControl, kwargs: Mapping[str, Any]) -> None:
         """Read the tensors. Of several ranks all look at the same steps, and one that finds something stops all."""

@@ -11,6 +11,7 @@ each save.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,12 +21,12 @@ from ckptguard.config import Settings
 from ckptguard.errors import SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, Target
 from ckptguard.integrations.left_out import LeftOut
-from ckptguard.integrations.loss_scale import floor_reached
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.parts import scale_learning_rate
 from ckptguard.training.policy import RollbackPolicy
+from ckptguard.training.scaler import raise_loss_scale
 
 __all__ = ["GuardCallback", "train"]
 
@@ -53,7 +54,7 @@ def train(
 
     RollbackExhausted when the policy's budget is spent, NoKnownGoodError when training turns sick before a good
     checkpoint exists, SickTrainingError when even the state that training begins with is sick. Of several ranks, all
-    call it.
+    call it. Under DeepSpeed the Trainer must have made the optimizer itself.
     """
     guarded = GuardedRun(
         run or trainer.args.output_dir or ".",
@@ -77,6 +78,7 @@ def train(
                 if diagnosis is None:
                     return output
                 rounds.go_back(diagnosis, save_every=_save_every(trainer))
+                _unwrap(trainer)
     finally:
         guarded.close()
 
@@ -94,7 +96,12 @@ class _Rounds(GuardCallback):
     def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> None:
         """Choose the next target, and what is to be left out on the way from there."""
         assert self.left_out is not None
-        target = self._rollbacks.back(diagnosis, save_every=save_every, last=self.last_harmful(diagnosis))
+        healthy = (diagnosis.onset_step or diagnosis.step) - 1
+        told = self._rollbacks.ranks.gather(self.left_out.first_bad_loss(after=healthy))
+        first = min((update for update in told if update is not None), default=None)
+        if first is not None:  # every later loss was computed from what it had harmed
+            diagnosis = dataclasses.replace(diagnosis, suspect_through=first)
+        target = self._rollbacks.back(diagnosis, save_every=save_every)
         if target.skip is not None:
             self.left_out.updates |= set(range(target.skip[0], target.skip[1] + 1))
         self.left_out.forget()
@@ -104,9 +111,11 @@ class _Rounds(GuardCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Everything is loaded now: see that it is healthy, and scale the learning rate."""
+        """Everything is loaded now: see that it is healthy, and lower the rate or raise the loss scale as decided."""
         saved = self._lr_factors.get(state.global_step, 1.0)
         scale_learning_rate(kwargs.get("optimizer"), kwargs.get("lr_scheduler"), self._lr_factor / saved)
+        if self.target is not None and self.target.reset_scale is not None:
+            raise_loss_scale(getattr(kwargs.get("optimizer"), "scaler", None), self.target.reset_scale)
         super().on_train_begin(args, state, control, **kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -127,8 +136,7 @@ def _one_round(
     try:
         output = trainer.train(resume_from_checkpoint=start, **arguments)
     except Exception as error:
-        step = trainer.state.global_step + 1
-        diagnosis = floor_reached(error, step=step, skips=rounds.skips + 1)
+        diagnosis = rounds.judge_error(error, step=trainer.state.global_step + 1)
         if diagnosis is None:
             raise
         return None, diagnosis
@@ -148,6 +156,14 @@ def _instead_of_other_guards(trainer: Trainer, rounds: GuardCallback) -> Iterato
         trainer.remove_callback(rounds)
         for other in others:
             trainer.add_callback(other)
+
+
+def _unwrap(trainer: Trainer) -> None:
+    """DeepSpeed's engine ends with its ``trainer.train``; for the next one the Trainer must make all of it anew."""
+    if trainer.is_deepspeed_enabled:
+        assert trainer.model is not None
+        trainer.model_wrapped = trainer.model
+        trainer.optimizer = trainer.lr_scheduler = None
 
 
 def _refuse_used(guarded: GuardedRun) -> None:

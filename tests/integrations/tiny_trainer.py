@@ -90,4 +90,4 @@ def same(one, other) -> bool:
         return isinstance(other, dict) and one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+    return bool(one == other) or (hasattr(one, "__dict__") and same(vars(one), vars(other)))

@@ -1,0 +1,43 @@
+"""``train`` over sharded weights, PEFT, trl, several ranks and DeepSpeed: each replays as if nothing had been."""
+
+from pathlib import Path
+
+import pytest
+from contracts.writers.launch import launch
+
+from ckptguard.config import Settings
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+
+pytestmark = [pytest.mark.writers, pytest.mark.timeout(400)]
+
+SCRIPT = Path(__file__).with_name("train_hf.py")
+
+
+def check(root, kind):
+    """One incident, and every checkpoint that is left is good."""
+    run = root / kind / "struck"
+    assert len(list_incidents(open_run(str(run)))) == 1
+    assert verify_target(str(run), Settings(settle=0.0)).outcome is Outcome.GOOD
+
+
+def test_sharded_weights_adapters_and_trl(tmp_path):
+    """In one process after the other; the comparison bit for bit is made there."""
+    kinds = ("sharded", "lora", "sft")
+    launch(str(SCRIPT), ",".join(kinds), tmp_path)
+    for kind in kinds:
+        check(tmp_path, kind)
+
+
+def test_two_ranks_go_back_together(tmp_path):
+    """Only one rank's weights are struck; both go back to the same step, and end as without it."""
+    launch(str(SCRIPT), "ddp", tmp_path, ranks=2)
+    check(tmp_path, "ddp")
+
+
+def test_deepspeed_inside(tmp_path):
+    """ZeRO-2, one rank: on a CPU the Trainer knows of no more."""
+    launch(str(SCRIPT), "deepspeed", tmp_path, ranks=1)
+    check(tmp_path, "deepspeed")

@@ -28,15 +28,26 @@ def progress_bar(title: str, total: int | None = None) -> Iterator[Advance | Non
 
 
 def bytes_below(target: str) -> int | None:
-    """An estimate for the bar alone: the bytes of a local file or folder; None where that is not known."""
+    """An estimate for the bar alone: the bytes of a local file or folder; None where that is not known.
+
+    What links lead to counts once, as it is read once: in a hub cache the links are the files.
+    """
     if "://" in target or not sys.stderr.isatty():
         return None
     if os.path.isfile(target):
         return os.path.getsize(target)
     total = 0
+    own: set[tuple[int, int]] = set()
+    linked: dict[tuple[int, int], int] = {}
     for folder, folders, names in os.walk(target):
         folders[:] = [f for f in folders if f != RECORDS_FOLDER]
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_size
-    return total
+                path = os.path.join(folder, name)
+                info = os.stat(path)
+                if os.path.islink(path):
+                    linked[info.st_dev, info.st_ino] = info.st_size
+                else:
+                    own.add((info.st_dev, info.st_ino))
+                    total += info.st_size
+    return total + sum(size for place, size in linked.items() if place not in own)

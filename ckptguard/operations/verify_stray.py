@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,6 +13,7 @@ from ckptguard.checks import run_checks
 from ckptguard.checks.hub_cache import check_hub_cache
 from ckptguard.config import Settings
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, SettingsError
+from ckptguard.formats import FORMATS
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_cache import HubFacts
 from ckptguard.manifest import Manifest
@@ -25,8 +27,23 @@ from ckptguard.operations.report import Checked, Report, pending, relative_to
 from ckptguard.operations.target import Target
 from ckptguard.records.run import Run
 from ckptguard.scan import Progress, Scan, Scanner, ScanOptions
-from ckptguard.storage.hub_cache import HubCacheStorage
+from ckptguard.scan.result import ScannedFile
+from ckptguard.storage import Entry
+from ckptguard.storage.hub_cache import HubCacheStorage, blob_of
 from ckptguard.verdict import judge, limit_findings
+
+
+class Blob(NamedTuple):
+    """A file of a repository's snapshots that need not be read twice: the same bytes under the same name."""
+
+    repository: str
+    name: str
+    key: str
+    signature: tuple[object, ...]
+
+
+ScannedBlobs = dict[Blob, ScannedFile]
+_EXPLAINED_BESIDE = {row.name for row in FORMATS if row.read_beside is not None}  # not by their own bytes alone
 
 
 def verify_strays(
@@ -44,6 +61,7 @@ def verify_strays(
     if sums is not None and len(checkpoints) != 1:
         raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
     results, unsure = [], bool(target.unread)
+    blobs: ScannedBlobs = {}
     for checkpoint in checkpoints:
         relist = functools.partial(_relist, target, checkpoint)
         quiet = wait_until_quiet(checkpoint, relist, settle=settings.settle, limit=wait)
@@ -52,7 +70,7 @@ def verify_strays(
                 checked = pending(checkpoint, "it is still being written")
             else:
                 checked = _judged(
-                    target, quiet, settings, sums=sums, reference=reference, scanner=scanner, progress=progress
+                    target, quiet, settings, blobs, sums=sums, reference=reference, scanner=scanner, progress=progress
                 )
         except CouldNotTellError as error:
             unsure = unsure or not isinstance(error, ChangedWhileReadError)
@@ -81,6 +99,7 @@ def _judged(
     target: Target,
     checkpoint: Checkpoint,
     settings: Settings,
+    blobs: ScannedBlobs,
     *,
     sums: CheckSums | None,
     reference: Manifest | None,
@@ -96,7 +115,7 @@ def _judged(
     if isinstance(target.storage, HubCacheStorage):
         facts = hub_facts(target.storage, checkpoint)
         options = msgspec.structs.replace(options, md5=stated)
-        scan = _scan_by_digest(target, checkpoint, options, facts, scanner, progress)
+        scan = _scan_by_digest(target, checkpoint, options, facts, blobs, scanner, progress)
         checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
     else:
         scan = scan_checkpoint(target.storage, checkpoint, options, scanner=scanner, progress=progress)
@@ -130,23 +149,43 @@ def _judged(
     )
 
 
+def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
+    repository = checkpoint.path.partition("/")[0]
+    return Blob(
+        repository, checkpoint.inside(entry.key), blob_of(entry.key, entry.target) or entry.key, entry.signature
+    )
+
+
 def _scan_by_digest(
     target: Target,
     checkpoint: Checkpoint,
     options: ScanOptions,
     facts: HubFacts,
+    blobs: ScannedBlobs,
     scanner: Scanner,
     progress: Progress | None,
 ) -> Scan:
-    """One pass over the files of a snapshot, each with the digest that its own blob is named by."""
+    """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
+    snapshot has under the same name, and that were not touched since, were read for that one."""
     groups: dict[str | None, list[str]] = {}
-    for key in checkpoint.files:
-        groups.setdefault(facts.sums[key][0] if key in facts.sums else None, []).append(key)
+    repository = checkpoint.path.partition("/")[0]
+    for place in [p for p in blobs if p.repository != repository]:
+        del blobs[place]
+    known: list[ScannedFile] = []
+    for entry in checkpoint.entries:
+        before = blobs.get(_blob(checkpoint, entry))
+        if before is not None:
+            known.append(msgspec.structs.replace(before, entry=entry))
+        else:
+            algorithm = facts.sums[entry.key][0] if entry.key in facts.sums else None
+            groups.setdefault(algorithm, []).append(entry.key)
     scans = []
     for algorithm, keys in groups.items():
         sums = dict.fromkeys((*options.sums, *((algorithm,) if algorithm else ())))
         scans.append(scanner(target.storage, keys, msgspec.structs.replace(options, sums=tuple(sums)), progress))
-    files = sorted((f for scan in scans for f in scan.files), key=lambda f: f.entry.key)
+    read = [f for scan in scans for f in scan.files]
+    files = sorted([*known, *read], key=lambda f: f.entry.key)
+    blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
     return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
 
 

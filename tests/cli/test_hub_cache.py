@@ -8,6 +8,10 @@ import sys
 import pytest
 from hub_caches import COMMIT, LATER, Hub, flip, git_sha1, sharded_files
 
+from ckptguard.cli.progress import bytes_below
+from ckptguard.config import Settings
+from ckptguard.operations.verify_target import verify_target
+
 SHARD = "model-00002-of-00003.safetensors"
 REPOSITORY = "models--org--tiny"
 
@@ -312,3 +316,23 @@ def test_a_checksum_file_goes_with_a_snapshot(document, invoke, hub, snapshot):
     assert (code, heavy(found)) == (3, {("digests", SHARD)})
     hub.download(sharded_files(2), repository="models--other")
     assert invoke("verify", hub.folder, "--check-sums", sums).exit_code == 2
+
+
+def test_blobs_that_snapshots_share_are_read_once(tmp_path, monkeypatch):
+    """A second snapshot reads what is its own; what it shares is judged all the same, and the bar knows the total."""
+    hub = Hub(tmp_path / "hub")
+    files = sharded_files()
+    hub.download(files)
+    hub.download({**files, "config.json": b'{"hidden_size": 49}'}, commit=LATER, ref="later")
+    repository = hub.repository()
+    held = sum(p.stat().st_size for p in (repository / "blobs").iterdir())
+    read = []
+    report = verify_target(str(repository), Settings(settle=0.0), progress=read.append)
+    assert [c.outcome.value for c in report.checkpoints] == ["good", "good"]
+    assert sum(read) == held
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    assert bytes_below(str(repository / "snapshots")) == held
+    flip(next((repository / "snapshots" / COMMIT).glob("*-00002-*")).resolve())
+    report = verify_target(str(repository), Settings(settle=0.0))
+    assert [c.outcome.value for c in report.checkpoints] == ["bad", "bad"]
+    assert all(f.file.startswith(c.path) for c in report.checkpoints for f in c.findings if f.file)

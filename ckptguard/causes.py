@@ -24,16 +24,17 @@ RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
     loading.optimizer_not_loaded,
     loading.world_size_differs,
 )
-_NO_SICKNESS = ("asked", "crash")
+_NOTHING_WRONG = ("asked", "crash")
+_NOT_SAVED = ("storage", "unsaved")
 
 
 def likely_causes(report: Report) -> tuple[LikelyCause, ...]:
     """What may have caused the incident, the likeliest first; never empty, except where nothing was wrong (training
     was asked to go back)."""
-    if report.cause in _NO_SICKNESS:
+    if report.cause in _NOTHING_WRONG:
         return ()
     clues = Clues(report)
-    rules = (loading.storage_failed,) if report.cause == "storage" else RULES
+    rules = (loading.storage_failed,) if report.cause in _NOT_SAVED else RULES
     found = [cause for rule in rules if (cause := rule(clues)) is not None]
     ordered = sorted(found, key=lambda cause: -cause.weight)
     return tuple(ordered) or (numbers.unknown(clues),)

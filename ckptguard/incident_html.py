@@ -14,6 +14,7 @@ from ckptguard.curves import curve_svg
 from ckptguard.incident import LikelyCause, Magnitude, Number, Report, Sample, number
 from ckptguard.incident_style import STYLE
 from ckptguard.incident_words import (
+    NO_SICKNESS,
     evidence_pairs,
     known_facts,
     next_commands,
@@ -27,7 +28,7 @@ from ckptguard.incident_words import (
 from ckptguard.names import escape
 from ckptguard.version import __version__
 
-_MOST_ROWS = 20
+_MOST_ROWS = 12
 _SMALLEST_BAR = 1e-3  # the magnitude at which a bar begins
 
 _CURVES: tuple[tuple[str, Callable[[Sample], Number], bool, bool], ...] = (
@@ -71,7 +72,7 @@ def _text(value: object) -> str:
 
 def _head(report: Report, heading: str) -> str:
     state = report.state if report.state in ("open", "handling", "closed") else "open"
-    mended = state == "closed" and (report.known_good is not None or report.cause == "storage")
+    mended = state == "closed" and (report.known_good is not None or report.cause in NO_SICKNESS)
     return (
         f'<header class="{"mended" if mended else state}">'
         f'<p class="over"><span class="pill {state}">{_text(report.state)}</span> '

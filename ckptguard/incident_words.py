@@ -15,10 +15,13 @@ CAUSES = {
     "spike": "Loss or gradients spiked",
     "damage": "A checkpoint is damaged",
     "storage": "A checkpoint could not be saved",
+    "unsaved": "No checkpoint was saved for too long",
     "crash": "Training crashed",
     "asked": "Training was asked to go back",
     "numeric": "The numbers turned sick",
 }
+
+NO_SICKNESS = ("storage", "unsaved", "asked")  # training itself is well
 
 
 def title(report: Report) -> str:
@@ -91,6 +94,8 @@ def tensor_line(tensor: SickTensor) -> str:
     """What is wrong with a tensor."""
     if tensor.what is not None:
         return tensor.what
+    if tensor.elements is not None and tensor.elements in (tensor.nan, tensor.inf):
+        return f"all {tensor.elements:,} are {'NaN' if tensor.nan else 'Inf'}"
     counts = [f"{n:,} {name}" for n, name in ((tensor.nan, "NaN"), (tensor.inf, "Inf")) if n]
     of = f" of {tensor.elements:,}" if tensor.elements is not None else ""
     return (", ".join(counts) or "not finite") + of
@@ -108,7 +113,7 @@ def next_commands(report: Report) -> list[tuple[str, str]]:
     """What to run next, and what for."""
     run = shlex.quote(report.run)
     commands = [(f"ckptguard status {run}", "am I protected now?")]
-    if report.state == "open" and report.cause not in ("storage", "asked"):
+    if report.state == "open" and report.cause not in NO_SICKNESS:
         commands.insert(0, (f"ckptguard rollback {run}", "make the last known-good checkpoint the newest"))
     bad = report.details.first_bad
     if bad is not None:

@@ -9,6 +9,7 @@ import msgspec
 from ckptguard.causes import likely_causes
 from ckptguard.errors import NotFoundError
 from ckptguard.incident import CheckpointFacts, Details, Magnitude, Report, SickTensor
+from ckptguard.incident_words import NO_SICKNESS
 from ckptguard.names import checkpoint_id, parse_id
 from ckptguard.operations.contents import Source
 from ckptguard.operations.culprits import Culprit, find_culprits
@@ -25,7 +26,6 @@ MOST_TENSORS = 50
 _MOST_SAMPLES = 2000
 _MOST_ERRORS = 20
 _KINDS = {"model": "weight", "optimizer": "optimizer"}
-_NO_CHECKPOINT = ("storage", "asked")  # causes that are not about what a checkpoint holds
 
 
 def choose_incident(run: Run, incident_id: str | None) -> Incident:
@@ -54,7 +54,7 @@ def report_of(
     """The report of an incident. What was concluded when it was closed stays; what is missing is made up for from the
     records, and with `read` from the bytes of the last good and the first bad checkpoint, where they still are."""
     details = _bounded(incident.known_details())
-    if incident.cause not in _NO_CHECKPOINT:
+    if incident.cause not in NO_SICKNESS:
         history = load_history(run)
         good = _last_good(history, incident, details)
         bad = _first_bad(history, incident, good)

@@ -39,14 +39,14 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(ended: Ended, *, restarts: int, most: int) -> tuple[Then, str]:
-    """What follows, and why, in words for people. `restarts` were made so far, of at most `most`."""
+    """What follows, and why, in words that follow "the command". `restarts` were made so far, of at most `most`."""
     if ended.asked:
-        return Then.END, "it was asked to end"
+        return Then.END, "was asked to end"
     if not ended.stopped and ended.status == 0:
         if not ended.sick:
-            return Then.END, "it ended well"
-        return Then.GO_BACK if most else Then.SPENT, "it ended with exit code 0, but its newest save is sick"
-    why = "its saves are sick" if ended.sick else f"it {describe(ended.status)}"
+            return Then.END, "ended well"
+        return Then.GO_BACK if most else Then.SPENT, "ended with exit code 0, but its newest save is sick"
+    why = "has sick saves" if ended.sick else describe(ended.status)
     if not ended.sick:
         if not ended.saved and ended.status in _USAGE:
             return Then.END, f"{why}: it cannot be run like this"

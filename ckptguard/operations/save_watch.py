@@ -26,7 +26,7 @@ from ckptguard.operations.sick_saves import SickSave, find_sick_saves, sick_with
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.scan import Scanner
-from ckptguard.verdict import Outcome
+from ckptguard.verdict import Outcome, Severity
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
 _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
@@ -86,6 +86,7 @@ class SaveWatch:
             began = time.monotonic()
             done = self._pass(until)
             found = self.sick()
+            self._tell_of(done, found)
             if found and not self._guards_incidents():
                 return found
             until.wait(self._pause(done, time.monotonic() - began))
@@ -93,8 +94,10 @@ class SaveWatch:
 
     def last_look(self) -> list[SickSave]:
         """The command has ended and writes no more: verify what it left, and say what is sick."""
-        self._pass(threading.Event(), assume_quiet=True)
-        return self.sick()
+        done = self._pass(threading.Event(), assume_quiet=True)
+        found = self.sick()
+        self._tell_of(done, found)
+        return found
 
     def sick(self) -> list[SickSave]:
         """The sick saves, from the records as they are; none if they cannot be read."""
@@ -189,13 +192,18 @@ class SaveWatch:
             )
             for sentence in done.could_not_tell:
                 self._tell_once(sentence)
-            for checked in done.checked:
-                if checked.outcome in _TROUBLE:
-                    self._news(run, checked)
             return done
         except Exception as error:
             self._complain(error)
             return None
+
+    def _tell_of(self, done: Pass | None, sick: list[SickSave]) -> None:
+        """What turned bad, but is no reason to stop anything."""
+        acted_upon = {s.path for s in sick}
+        for checked in done.checked if done is not None else ():
+            if checked.outcome in _TROUBLE and checked.path not in acted_upon:
+                self._tell(f"{checked.path} is {checked.outcome.value}: {_reason_of(checked)}")
+                self._news(self._open(), checked)
 
     def _pause(self, done: Pass | None, cost: float) -> float:
         """Seconds until the next pass: soon on a local disk, where a listing costs little and rotation is quick; a
@@ -247,3 +255,11 @@ class SaveWatch:
         if sentence not in self._told:
             self._told.add(sentence)
             self._tell(sentence)
+
+
+def _reason_of(checked: Checked) -> str:
+    for finding in checked.findings:
+        if finding.severity in (Severity.ERROR, Severity.SICKNESS):
+            about = finding.tensor or finding.file
+            return f"{about}: {finding.message}" if about else finding.message
+    return "it did not finish"

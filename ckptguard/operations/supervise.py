@@ -178,15 +178,18 @@ class _Supervisor:
             return Supervised(status=ended.status)
         if then is Then.SPENT:
             action = f"not started again: the budget of {self._most} rollbacks is spent"
-            self._beside(lambda: self._recovery.give_up(sick, why, ended.status, action), None)
+            self._beside(lambda: self._recovery.give_up(sick, f"the command {why}", ended.status, action), None)
             hint = f"ckptguard rollback {self._url}" if sick else None
-            message = f"the command is not started again ({why}): the budget of {self._most} rollbacks is spent"
+            message = f"the command {why}, and is not started again: the budget of {self._most} rollbacks is spent"
             return Supervised(status=ended.status, error=RollbackExhausted(message, hint=hint))
-        error = self._go_back(sick, f"the command {why}" if not sick else why, ended.status)
+        error = self._go_back(sick, f"the command {why}", ended.status)
+        if error is not None and not sick:  # it would have ended like this without us
+            self._tell(f"it is not started again, because going back failed: {error.message}")
+            return Supervised(status=ended.status)
         if error is not None:
             return Supervised(status=ended.status, error=error)
         if then is Then.GO_BACK:
-            self._tell(f"{why}; it is not started again")
+            self._tell("the command is not started again, because it said that it is done")
             return Supervised(status=ended.status, sick_end=True)
         if self._asked is None:
             self._tell(f"starting the command again ({self._restarts} of {self._most})")

@@ -1,0 +1,272 @@
+"""Supervise: a command whose saves turn sick, or that dies, goes on from the known-good checkpoint."""
+
+import json
+
+import pytest
+from supervised_training import newest, starts
+
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+
+SICK_ONCE = """
+if start(run) == 1:
+    train(run, 3)
+    save(run, 4, nan=True)
+    signal.pause()
+train(run, 6)
+"""
+
+
+def only_incident(run):
+    """The one incident of a run."""
+    [incident] = list_incidents(open_run(str(run)))
+    return incident
+
+
+def test_a_command_whose_save_is_sick_goes_on_from_the_known_good_one(supervise, run):
+    """A script that resumes from the highest number finds the good one, and ends well, and the record says it."""
+    done = supervise(SICK_ONCE)
+    assert done.code == 0, done.stderr
+    assert starts(run) == ["0", "3"]
+    assert newest(run) == 6
+    assert [p.name for p in run.glob("_ckptguard/quarantine/*/*/net-*")] == ["net-4.safetensors"]
+    incident = only_incident(run)
+    assert (incident.step, incident.cause, incident.state, incident.source) == (4, "numeric", "closed", "supervise")
+    assert incident.known_good == "3.1"
+    assert "quarantined net-4.safetensors" in incident.actions[-1]
+    assert "net-4.safetensors is sick: model.w" in done.stderr
+
+
+def test_without_supervision_the_same_command_goes_on_from_the_poisoned_one(plainly, run):
+    """The case is genuine: started again by hand, the script resumes from the save with NaN in it."""
+    plainly("if start(run) == 1:\n    save(run, 3)\n    save(run, 4, nan=True)\n")
+    plainly("start(run)")
+    assert starts(run) == ["0", "4 sick"]
+
+
+def test_a_torch_script_that_resumes_from_the_highest_number(supervise, run):
+    """The same with torch's own saving, where the weights become NaN by themselves."""
+    done = supervise(
+        """
+import torch
+first, begin = start(run) == 1, newest(run)
+w = torch.load(run / f"net-{begin}.pt", weights_only=True)["w"] if begin else torch.full((4, 4), 2.0)
+for step in range(begin + 1, 7):
+    w = w * 1.5
+    if step == 4 and first:
+        w[0, 0] = (w[0, 0] * 1e38 * 1e38) * 0.0
+    run.mkdir(exist_ok=True)
+    torch.save({"w": w}, run / f"net-{step}.pt")
+    if w.isnan().any():
+        signal.pause()
+    await_verdict(run, step)
+"""
+    )
+    assert done.code == 0, done.stderr
+    assert starts(run) == ["0", "3"]
+    import torch
+
+    assert torch.equal(torch.load(run / "net-6.pt", weights_only=True)["w"], torch.full((4, 4), 2.0 * 1.5**6))
+
+
+def test_a_command_that_is_stopped_and_says_that_all_is_well_is_started_again(supervise, run):
+    """Exit code 0 in answer to our SIGTERM means nothing: many trainers catch whatever ends them."""
+    done = supervise("signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n" + SICK_ONCE)
+    assert (done.code, starts(run)) == (0, ["0", "3"])
+
+
+def test_a_command_that_ends_with_0_over_a_sick_save_is_not_called_good(supervise, run):
+    """It is not started again, but its saves are put right, and the exit code says so."""
+    done = supervise("start(run)\ntrain(run, 3)\nsave(run, 4, nan=True)\n")
+    assert (done.code, starts(run)) == (3, ["0"])
+    assert newest(run) == 3
+    assert only_incident(run).state == "closed"
+
+
+def test_a_command_that_ends_with_0_is_not_started_again(supervise, run):
+    """Exit code 0 with good saves is the end, and nothing was recorded against it."""
+    done = supervise("start(run)\nsave(run, 1)\nsave(run, 2)\n")
+    assert (done.code, starts(run)) == (0, ["0"])
+    assert list_incidents(open_run(str(run))) == []
+    assert "good" in "".join(p.name for p in run.glob("_ckptguard/ledger/*/*"))
+
+
+def test_a_command_that_was_killed_goes_on_without_what_it_left_half_written(supervise, run):
+    """After SIGKILL in the middle of a save, the torn file is out of the way of the next start."""
+    done = supervise(
+        """
+if start(run) == 1:
+    train(run, 2)
+    (run / "net-3.safetensors").write_bytes((run / "net-2.safetensors").read_bytes()[:-40])
+    os.kill(os.getpid(), signal.SIGKILL)
+train(run, 4)
+"""
+    )
+    assert done.code == 0, done.stderr
+    assert starts(run) == ["0", "2"]
+    assert "was killed by signal 9" in done.stderr
+    incident = only_incident(run)
+    assert (incident.cause, incident.evidence, incident.known_good) == ("crash", {"exit_status": 137}, "2.1")
+
+
+def test_what_a_first_save_that_was_torn_leaves_is_out_of_the_way_too(supervise, run):
+    """Nothing good is there to go back to, but the half file must not stop the next start."""
+    done = supervise(
+        """
+if start(run) == 1:
+    save(run, 1)
+    half = (run / "net-1.safetensors").read_bytes()[:-40]
+    (run / "net-1.safetensors").write_bytes(half)
+    os.kill(os.getpid(), signal.SIGKILL)
+train(run, 2)
+"""
+    )
+    assert (done.code, starts(run)) == (0, ["0", "0"]), done.stderr
+
+
+def test_the_budget_is_spent(supervise, run):
+    """A command that turns sick every time is started again so often and no more; the records and the code say so."""
+    done = supervise("start(run)\ntrain(run, 2)\nsave(run, 3, nan=True)\nsignal.pause()\n", "--max-rollbacks", "1")
+    assert (done.code, starts(run)) == (12, ["0", "2"])
+    assert "budget of 1 rollbacks is spent" in done.stderr
+    last = list_incidents(open_run(str(run)))[-1]
+    assert last.state == "closed"
+    assert "budget" in last.actions[-1]
+
+
+def test_sickness_that_comes_again_goes_back_one_further(supervise, run):
+    """The checkpoint that led to NaN twice is perhaps not as good as it looks."""
+    done = supervise(
+        """
+if start(run) <= 2:
+    train(run, 3)
+    save(run, 4, nan=True)
+    signal.pause()
+train(run, 5)
+"""
+    )
+    assert (done.code, starts(run)) == (0, ["0", "3", "2"]), done.stderr
+
+
+def test_without_anything_good_the_command_is_stopped_and_the_code_says_why(supervise, run):
+    """A first save with NaN leaves nothing to go back to."""
+    done = supervise("start(run)\nsave(run, 1, nan=True)\nsignal.pause()\n")
+    assert (done.code, starts(run)) == (13, ["0"])
+    assert only_incident(run).state == "closed"
+
+
+def test_a_run_that_is_sick_already_is_put_right_before_the_command_starts(supervise, run):
+    """What the records know to be sick is never resumed from."""
+    supervise("start(run)\ntrain(run, 2)\nsave(run, 3, nan=True)\n", "--max-rollbacks", "0")
+    assert newest(run) == 3
+    done = supervise("start(run)\ntrain(run, 3)\n")
+    assert (done.code, starts(run)) == (0, ["0", "2"]), done.stderr
+
+
+def test_damage_of_an_old_checkpoint_stops_nothing(supervise, run):
+    """It is told of, and the command runs on."""
+    done = supervise(
+        """
+start(run)
+train(run, 3)
+path = run / "net-1.safetensors"
+data = bytearray(path.read_bytes())
+data[-3] ^= 64
+path.write_bytes(data)
+await_verdict(run, 1, "bad")
+train(run, 5)
+"""
+    )
+    assert (done.code, starts(run)) == (0, ["0"]), done.stderr
+    assert "net-1.safetensors is bad" in done.stderr
+    assert newest(run) == 5
+
+
+def test_damage_of_the_newest_and_another_schema_stop_nothing(supervise, run):
+    """Neither is the fault of training."""
+    done = supervise(
+        """
+start(run)
+train(run, 2)
+path = run / "net-2.safetensors"
+path.write_bytes(path.read_bytes().replace(b"model.w", b"model.v"))
+await_verdict(run, 2, "bad")
+data = bytearray(save(run, 3).read_bytes())
+await_verdict(run, 3)
+data[-3] ^= 64
+(run / "net-3.safetensors").write_bytes(data)
+await_verdict(run, 3, "bad")
+train(run, 4)
+"""
+    )
+    assert (done.code, starts(run)) == (0, ["0"]), done.stderr
+
+
+def test_an_incident_that_a_guard_deals_with_is_left_to_it(supervise, run):
+    """While a guard inside the command has it in hand, a sick save is no reason to stop anything."""
+    done = supervise(
+        """
+from ckptguard.config import Settings
+from ckptguard.operations.roll_back import roll_back
+from ckptguard.records.incidents import open_incident, update_incident
+from ckptguard.records.run import open_run
+
+start(run)
+train(run, 2)
+opened = open_run(str(run))
+incident = open_incident(opened, step=3, cause="numeric", reason="NaN", evidence={}, source="guard")
+incident = update_incident(opened, incident, state="handling")
+save(run, 3, nan=True)
+await_verdict(run, 3, "bad")
+save(run, 4, nan=True)
+await_verdict(run, 4, "bad")  # whoever judged it has passed over 3
+roll_back(opened, Settings(settle=0.0), reason="guard", check_writing=False)
+update_incident(opened, incident, state="closed", action="went back")
+train(run, 4)
+"""
+    )
+    assert (done.code, starts(run)) == (0, ["0"]), done.stderr
+    assert newest(run) == 4
+    assert only_incident(run).source == "guard"
+
+
+def test_a_guard_that_ended_with_its_incident_open_no_longer_deals_with_it(supervise, run):
+    """What a dead guard left open is closed, and the command goes on from the good one."""
+    done = supervise(
+        """
+from ckptguard.records.incidents import open_incident
+from ckptguard.records.run import open_run
+
+if start(run) == 1:
+    train(run, 2)
+    open_incident(open_run(str(run)), step=3, cause="numeric", reason="NaN", evidence={}, source="guard")
+    save(run, 3, nan=True)
+    sys.exit(1)
+train(run, 3)
+"""
+    )
+    assert (done.code, starts(run)) == (0, ["0", "2"]), done.stderr
+    assert {i.state for i in list_incidents(open_run(str(run)))} == {"closed"}
+
+
+@pytest.mark.parametrize("trouble", ["(run / '_ckptguard').write_text('')", "(run / '_ckptguard').symlink_to('/')"])
+def test_trouble_of_ours_does_not_touch_the_command(supervise, run, trouble):
+    """Without usable records nothing can be judged; the command runs on to its own end and keeps its exit code."""
+    done = supervise(f"start(run)\nrun.mkdir()\n{trouble}\nsave(run, 1)\nsave(run, 2)\nsys.exit(5)\n")
+    assert (done.code, starts(run)) == (5, ["0"])
+    assert "_ckptguard" in done.stderr or "records" in done.stderr
+
+
+def test_stdin_and_stdout_are_the_commands_own(supervise):
+    """Nothing of ours is in the output, and the command reads what we are given."""
+    done = supervise("print(sys.stdin.read().upper(), end='')", stdin="some text\n")
+    assert (done.code, done.stdout, done.stderr) == (0, "SOME TEXT\n", "")
+
+
+def test_records_that_are_too_new_are_refused_before_the_command_starts(supervise, run):
+    """What cannot be supervised is not started as if it were."""
+    (run / "_ckptguard").mkdir(parents=True)
+    (run / "_ckptguard" / "format.json").write_text(json.dumps({"format": 99}))
+    done = supervise("start(run)")
+    assert (done.code, starts(run)) == (1, [])
+    assert "upgrade ckptguard" in done.stderr

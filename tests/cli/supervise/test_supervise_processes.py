@@ -1,0 +1,240 @@
+"""Supervise: signals, exit codes, and every process that the command leaves behind."""
+
+import os
+import pty
+import signal
+
+import pytest
+from supervised_training import newest, starts, until
+
+TWO_AND_SICK = "train(run, 2)\nsave(run, 3, nan=True)\n"
+NOTE = "def note(name):\n    Path(f'{run}.{name}').touch()\n"
+# A child in a session of its own whose parent is gone: nothing but /proc says whose it is.
+LEFT_BEHIND = """
+def leave_behind():
+    ready = Path(f"{run}.left")
+    code = ("import os, signal, sys; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN)\\n"
+            "if os.fork(): os._exit(0)\\n"
+            "open(sys.argv[1] + '.new', 'w').write(str(os.getpid())); os.rename(sys.argv[1] + '.new', sys.argv[1])\\n"
+            "while True: signal.pause()\\n")
+    subprocess.Popen([sys.executable, "-c", code, str(ready)], stdout=subprocess.DEVNULL)
+    until(ready.exists, "the child")
+    return int(ready.read_text())
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+"""
+
+
+def noted(run, name):
+    """Wait until the command has noted something."""
+    until(lambda: os.path.exists(f"{run}.{name}"), name)
+
+
+def test_descendants_in_sessions_of_their_own_are_gone_before_the_next_start(supervise, run):
+    """What was left by a sick command, in another session and deaf to SIGTERM, no longer runs beside the next one."""
+    done = supervise(
+        LEFT_BEHIND
+        + """
+if start(run) == 1:
+    leave_behind()
+    train(run, 2)
+    save(run, 3, nan=True)
+    signal.pause()
+sys.exit(7 if is_there(int(Path(f"{run}.left").read_text())) else 0)
+""",
+        "--stop-seconds",
+        "0.2",
+    )
+    assert (done.code, starts(run)) == (0, ["0", "2"]), done.stderr
+
+
+def test_what_a_command_that_died_leaves_behind_is_gone_too(supervise, run):
+    """Workers of a launcher that was killed must not write beside those of the next one."""
+    done = supervise(
+        LEFT_BEHIND
+        + """
+if start(run) == 1:
+    leave_behind()
+    train(run, 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(7 if is_there(int(Path(f"{run}.left").read_text())) else 0)
+""",
+        "--stop-seconds",
+        "0.2",
+    )
+    assert (done.code, starts(run)) == (0, ["0", "2"]), done.stderr
+
+
+def test_what_a_command_that_ended_well_leaves_behind_is_not_ours(supervise, run):
+    """It may have started a service on purpose."""
+    done = supervise(LEFT_BEHIND + "leave_behind()\n")
+    left = int(run.with_name("run.left").read_text())
+    os.kill(left, signal.SIGKILL)  # ProcessLookupError if it were gone
+    assert done.code == 0
+
+
+def test_a_command_that_ignores_sigterm_is_killed(supervise, run):
+    """Politely first, then firmly."""
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif start(run) == 1:\n    train(run, 2)\n"
+    text += "    save(run, 3, nan=True)\n    while True: signal.pause()\n"
+    done = supervise(text, "--stop-seconds", "0.2")
+    assert (done.code, starts(run)) == (0, ["0", "2"]), done.stderr
+
+
+def test_a_command_is_asked_before_it_is_killed(supervise, run):
+    """It gets SIGTERM and the time to answer it."""
+    text = NOTE + "signal.signal(signal.SIGTERM, lambda *_: (note('asked'), sys.exit(0)))\n"
+    done = supervise(text + "if start(run) == 1:\n    train(run, 2)\n    save(run, 3, nan=True)\n    signal.pause()\n")
+    assert done.code == 0
+    assert run.with_name("run.asked").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_us_is_passed_on_and_ends_it(supervising, run, number):
+    """The command ends in its own way, its exit code is ours, and it is not started again."""
+    text = NOTE + f"start(run)\nsignal.signal({number}, lambda *_: sys.exit(42))\nnote('ready')\nsignal.pause()\n"
+    one = supervising(text)
+    process = one.start()
+    noted(run, "ready")
+    process.send_signal(number)
+    assert (one.finish().code, starts(run)) == (42, ["0"])
+
+
+def test_a_command_that_a_signal_of_ours_killed_has_the_code_of_shells(supervising, run):
+    """128 + n."""
+    one = supervising(NOTE + "start(run)\nsave(run, 1)\nnote('ready')\nsignal.pause()\n")
+    process = one.start()
+    noted(run, "ready")
+    process.send_signal(signal.SIGTERM)
+    assert (one.finish().code, starts(run)) == (143, ["0"])
+
+
+def test_the_second_signal_is_firm(supervising, run):
+    """A command that does not listen, and what is below it, is killed."""
+    one = supervising(
+        LEFT_BEHIND + NOTE + "leave_behind()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: note('told'))\nnote('ready')\nwhile True: signal.pause()\n"
+    )
+    process = one.start()
+    noted(run, "ready")
+    process.send_signal(signal.SIGTERM)
+    noted(run, "told")
+    process.send_signal(signal.SIGTERM)
+    assert one.finish().code == 137
+    left = int(run.with_name("run.left").read_text())
+    until(lambda: not os.path.exists(f"/proc/{left}"), "the end of what was below it")
+
+
+def test_other_signals_reach_the_command_and_end_nothing(supervising, run):
+    """Schedulers tell trainers by SIGUSR1 to save."""
+    text = NOTE + "signal.signal(signal.SIGUSR1, lambda *_: None)\nnote('ready')\nsignal.pause()\nsave(run, 1)\n"
+    one = supervising(text)
+    process = one.start()
+    noted(run, "ready")
+    process.send_signal(signal.SIGUSR1)
+    assert one.finish().code == 0
+    assert newest(run) == 1
+
+
+def test_a_key_of_the_terminal_reaches_the_command_once(supervising, run):
+    """Ctrl-C goes to all processes in the foreground: passed on as well, it would be a second, firmer one."""
+    one = supervising(
+        NOTE
+        + """
+count = []
+signal.signal(signal.SIGINT, lambda *_: (count.append(1), note("told")))
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(40 + len(count)))
+note("ready")
+while True: signal.pause()
+"""
+    )
+    ours, theirs = pty.openpty()
+    try:
+        process = one.start(stdin=theirs, stdout=theirs, preexec_fn=lambda: _take_terminal(theirs))
+        noted(run, "ready")
+        os.write(ours, b"\x03")
+        noted(run, "told")
+        process.send_signal(signal.SIGUSR1)  # is looked at after SIGINT, and passed on after it
+        assert process.wait(30) == 41
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_signals_that_were_ignored_stay_ignored(supervising, run):
+    """Under nohup neither we nor the command end with the terminal."""
+    one = supervising(
+        NOTE + "note('ready')\nuntil(Path(f'{run}.go').exists, 'go')\nsys.exit(9 if newest(run) else 0)\n"
+    )
+    process = one.start(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    noted(run, "ready")
+    os.killpg(process.pid, signal.SIGHUP)
+    run.with_name("run.go").touch()
+    assert one.finish().code == 0
+
+
+def test_the_command_starts_with_the_signals_that_we_were_started_with(supervise):
+    """Nothing that we hold back or ignore for ourselves is held back or ignored in it."""
+    done = supervise(
+        "lines = Path('/proc/self/status').read_text().splitlines()\n"
+        "print([line.split()[1] for line in lines if line.startswith('SigBlk')])\n"
+        "print(signal.pthread_sigmask(signal.SIG_BLOCK, []))\n"
+    )
+    assert done.stdout == "['0000000000000000']\nset()\n"
+
+
+def test_wrong_usage_is_not_tried_again(supervise, run):
+    """Exit code 2, or a failure at once, with nothing saved: the same command would fail again."""
+    for code in (2, 1):
+        done = supervise(f"start(run)\nsys.exit({code})\n")
+        assert done.code == code
+        assert "not started again" in done.stderr
+    assert starts(run) == ["0", "0"]
+
+
+def test_a_command_that_cannot_be_found_or_run(process, root, tmp_path):
+    """The codes are those of shells, and the usage of supervise itself is checked."""
+    assert process("supervise", root, "--", "no-such-command-anywhere").returncode == 127
+    (tmp_path / "plain").write_text("text")
+    assert process("supervise", root, "--", tmp_path / "plain").returncode == 126
+    assert process("supervise", root).returncode == 2
+    assert process("supervise", root, "--max-rollbacks", "-1", "--", "true").returncode == 2
+
+
+def test_two_deaths_without_a_save_are_the_end(supervise, run):
+    """A command that only dies is started a second time, and no third."""
+    done = supervise("start(run)\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    assert (done.code, starts(run)) == (137, ["0", "0"])
+    assert "for the second time without a new good save" in done.stderr
+    assert not run.exists()
+
+
+def test_deaths_with_saves_between_them_go_on_within_the_budget(supervise, run):
+    """Each start that got further deserves the next."""
+    text = "start(run)\ntrain(run, newest(run) + 1)\nif newest(run) < 4:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    done = supervise(text)
+    assert (done.code, starts(run)) == (0, ["0", "1", "2", "3"]), done.stderr
+    done = supervise(text.replace("< 4", "< 9"), "--max-rollbacks", "2")
+    assert (done.code, starts(run)[4:]) == (12, ["4", "5", "6"]), done.stderr
+
+
+def test_a_signal_while_nothing_runs_ends_us_too(supervising, run):
+    """Asked to end while the sick command takes its time to stop, we do not start it again."""
+    text = NOTE + "start(run)\nsignal.signal(signal.SIGTERM, lambda *_: note('asked'))\n"
+    text += "signal.signal(signal.SIGINT, lambda *_: sys.exit(3))\ntrain(run, 2)\nsave(run, 3, nan=True)\n"
+    one = supervising(text + "while True: signal.pause()\n")
+    process = one.start()
+    noted(run, "asked")
+    process.send_signal(signal.SIGINT)
+    assert (one.finish().code, starts(run)) == (3, ["0"])
+
+
+def _take_terminal(terminal):
+    import fcntl
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)  # preexec_fn runs after setsid

@@ -49,11 +49,15 @@ def roll_back(
     dry_run: bool = False,
     force: bool = False,
     check_writing: bool = True,
+    read_back: bool = True,
     scanner: Scanner = scan_files,
 ) -> RolledBack:
     """Go back to the newest known-good checkpoint (before `before_step`, or to `to_id`), which is read and verified
     first: one that fails is recorded BAD and the next older one is taken. Newer checkpoints without a verdict are
     verified before that, newest first, until one is GOOD.
+
+    Without `read_back` one that lies in place is taken at its verdict: for a caller that reads it next and holds
+    every byte against the manifest.
 
     Newer checkpoints of the series are quarantined, the GOOD ones as SUSPECT. The known-good is put back from its
     kept copy with fresh times where it is not in place. BusyError if training is still writing (`check_writing`, not
@@ -66,7 +70,14 @@ def roll_back(
             run, settings, before_step=before_step, series=series, dry_run=dry_run or to_id is not None, scanner=scanner
         )
         chosen = _choose(
-            run, settings, before_step=before_step, to_id=to_id, series=series, dry_run=dry_run, scanner=scanner
+            run,
+            settings,
+            before_step=before_step,
+            to_id=to_id,
+            series=series,
+            dry_run=dry_run,
+            read_back=read_back,
+            scanner=scanner,
         )
         history = load_history(run)
         newer = _newer(run, history, chosen)
@@ -135,6 +146,7 @@ def _choose(
     to_id: str | None,
     series: str | None,
     dry_run: bool,
+    read_back: bool,
     scanner: Scanner,
 ) -> Candidate:
     """The best candidate whose bytes are right now. Damage found on the way is recorded."""
@@ -151,6 +163,8 @@ def _choose(
                 raise unsure
             raise NoKnownGoodError(f"{run.url} has no known-good checkpoint{wanted} to go back to")
         candidate = found[0]
+        if candidate.in_place and not read_back and find_checkpoint(run, candidate.manifest.path) is not None:
+            return candidate
         try:
             usable = _usable(run, settings, candidate, dry_run=dry_run, scanner=scanner)
         except CouldNotTellError as error:

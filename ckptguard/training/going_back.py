@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ckptguard.config import Settings
@@ -32,13 +33,15 @@ class Loaded:
     extra: Extra
 
 
-def load_newest_good(run: Run, settings: Settings, store: Store) -> Loaded | None:
+def load_newest_good(run: Run, settings: Settings, store: Store, *, refused: Iterable[str] = ()) -> Loaded | None:
     """Load the newest known-good checkpoint for a resume; None if there is none and nothing was touched.
 
     Checkpoints without a verdict are verified first, newest first. Newer ones that are not good stay where they are.
+    Ids in `refused` do not count. NoKnownGoodError if there are some and none could be loaded.
     """
-    verify_pending(run, settings, series=store.series)
-    refused: set[str] = set()
+    refused = set(refused)
+    oldest = min((p[0] for p in map(parse_id, refused) if p is not None and p[0] is not None), default=None)
+    verify_pending(run, settings, before_step=oldest, series=store.series)
     damaged: set[str] = set()
     while True:
         found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
@@ -59,11 +62,16 @@ def load_newest_good(run: Run, settings: Settings, store: Store) -> Loaded | Non
 def go_back(run: Run, settings: Settings, store: Store, *, before_step: int, reason: str) -> Loaded:
     """Roll the run back and load the known-good: newer checkpoints are quarantined. NoKnownGoodError if nothing good
     is left."""
+    read_back = not store.hashes_on_load
     while True:
-        loaded, tried = _roll_back_and_read(run, settings, store, before_step=before_step, to_id=None, reason=reason)
+        loaded, tried = _roll_back_and_read(
+            run, settings, store, before_step=before_step, to_id=None, reason=reason, read_back=read_back
+        )
         if loaded is not None:
             return loaded
-        before_step = tried
+        if read_back:
+            before_step = tried
+        read_back = True  # it is not what its verdict says: a copy of it that is may still be there
 
 
 def newest_good_step(run: Run, settings: Settings, store: Store, *, before_step: int) -> int | None:
@@ -97,7 +105,14 @@ def _use(run: Run, settings: Settings, store: Store, candidate: Candidate) -> Lo
 
 
 def _roll_back_and_read(
-    run: Run, settings: Settings, store: Store, *, before_step: int | None, to_id: str | None, reason: str
+    run: Run,
+    settings: Settings,
+    store: Store,
+    *,
+    before_step: int | None,
+    to_id: str | None,
+    reason: str,
+    read_back: bool = True,
 ) -> tuple[Loaded | None, int]:
     for attempt in range(_LOCK_TRIES):
         try:
@@ -109,6 +124,7 @@ def _roll_back_and_read(
                 to_id=to_id,
                 series=store.series,
                 check_writing=False,
+                read_back=read_back,
             )
             break
         except BusyError:

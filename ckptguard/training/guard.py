@@ -19,14 +19,15 @@ from ckptguard.training.background_save import EXIT_SECONDS
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
 from ckptguard.training.evidence import Evidence
-from ckptguard.training.going_back import load_newest_good
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
-from ckptguard.training.leading import go_back_together, load_together
+from ckptguard.training.leading import go_back_together
 from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
+from ckptguard.training.probe import Probe
 from ckptguard.training.progress import Progress
 from ckptguard.training.ranks import GlooRanks, agree, ranks_of_training
+from ckptguard.training.resuming import load_checked
 from ckptguard.training.rollbacks import Rollbacks
 from ckptguard.training.saving import Saving
 from ckptguard.training.stores import OwnStore, Store, UserStore
@@ -53,6 +54,7 @@ class TrainingGuard:
     `blocking=False`: the automatic saves copy the state to host memory, which needs room for it once more, and go on
     behind training, at most one at a time: when the next is due before that it waits, or with `when_busy="skip"` is
     left out (never the last one). One that fails is logged and recorded as an incident when it happens.
+    A checkpoint whose names do not all fit is refused, unless `strict` is off.
     `deadline` is how many seconds the daemon may take to verify what is pending before this process does it.
     """
 
@@ -74,6 +76,7 @@ class TrainingGuard:
         blocking: bool = True,
         when_busy: str = "wait",
         deadline: float = 30.0,
+        strict: bool = True,
         rank_timeout: float = 600.0,
     ) -> None:
         if (save is None) != (load is None):
@@ -90,7 +93,8 @@ class TrainingGuard:
         if "://" not in url:
             os.makedirs(url, exist_ok=True)
         self._run = open_run(url, records=self._settings.records, patterns=self._settings.patterns)
-        parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)
+        self._parts = parts
         self._store: Store
         if save is not None and load is not None:
             if self._ranks.size > 1:
@@ -101,11 +105,11 @@ class TrainingGuard:
 
             self._store = ShardedStore(self._run, parts, self._ranks)
         else:
-            self._store = OwnStore(self._run, parts)
+            self._store = OwnStore(self._run, parts, allow=self._settings.allow_nonfinite)
         policy = policy if policy is not None else RollbackPolicy()
         ask_seconds = deadline if daemon == "auto" else None
         self._deadline = deadline
-        self._progress = Progress(parts)
+        self._progress = Progress(parts, self._ranks.size)
         self._watch = Watch(parts, self._settings, policy, check_every=check_every)
         self._saving = Saving(self._store, self._tell_failed_save)
         self._blocking, self._skips = blocking, when_busy == "skip"
@@ -201,23 +205,34 @@ class TrainingGuard:
         self._saving.raise_unheard()
         return over
 
-    def resume(self) -> int:
+    def resume(self, probe: Probe | None = None) -> int:
         """Load the newest known-good checkpoint, verified, if there is one; returns the updates completed.
 
-        `steps` does this by itself. The data's position and the RNG are put back when `steps` begins.
+        `steps` does this by itself. The data's position and the RNG are put back when `steps` begins. `probe` computes
+        the loss of a small batch with the model (``lambda: loss_of(model, batch)``): a checkpoint counts only if that
+        loss and its gradients are finite, else the next older one is tried. It leaves no trace. NoKnownGoodError if
+        there are checkpoints and none can be used. What a resume lacks is said by `missing_for_exact_resume`.
         """
         self._saving.drain(self._deadline)
-        loaded = load_together(
-            self._ranks, self._store, lambda: load_newest_good(self._run, self._settings, self._store)
-        )
+        loaded = load_checked(self._run, self._settings, self._store, self._parts, self._ranks, probe)
         self._resumed = True
         if loaded is not None:
             _log.info("resumed at step %s from %s", loaded.step, loaded.path)
             self._saving.last = loaded.step
             self._watch.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            self._evidence.resumed = Resumed(step=loaded.step, id=loaded.id, path=loaded.path)
+            gap = self._progress.gap
+            self._evidence.resumed = Resumed(
+                step=loaded.step, id=loaded.id, path=loaded.path, world_size=gap.world_size, anew=gap.anew
+            )
+            for why in gap.sentences:
+                _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
+
+    @property
+    def missing_for_exact_resume(self) -> tuple[str, ...]:
+        """Why training goes on differently than without the interruption, after the last load; empty: it does not."""
+        return self._progress.gap.sentences
 
     def rollback(self, reason: str = "asked by the caller") -> int | None:
         """Go back to the newest known-good checkpoint and replay from there.

@@ -10,11 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ckptguard.training.parts import Captured
-from ckptguard.training.tensor_bytes import byte_size, dtype_word, is_writable_in_place
+from ckptguard.training.tensor_bytes import byte_size, dtype_word, is_writable_in_place, threads_for_memory
 
 _ALIGNMENT = 64
 _PIECE = 16 * 1024**2  # bytes that one thread copies at a time
-_THREADS = 8  # at most
 
 
 class HostCopy:
@@ -107,7 +106,7 @@ def _copy_all(pairs: Iterable[tuple[Any, Any]]) -> None:
         else:
             target.copy_(source, non_blocking=True)
             devices.add(source.device)
-    threads = min(_THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    threads = threads_for_memory()
     if sum(size for *_, size in pieces) > 4 * _PIECE and threads > 1:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda piece: ctypes.memmove(*piece), pieces))

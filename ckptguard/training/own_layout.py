@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,8 +25,9 @@ from ckptguard.storage.failures import translated
 from ckptguard.training.at_once import at_once
 from ckptguard.training.background_save import Abandoned, Gate
 from ckptguard.training.parts import Captured, Parts
-from ckptguard.training.safetensors_file import read_file, write_file
+from ckptguard.training.safetensors_file import fitting, read_file, write_file
 from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
+from ckptguard.training.weights import first_of
 
 STATE_FORMAT = 1
 _LEFTOVER = "tmp-step-"
@@ -78,21 +79,25 @@ def write_checkpoint(run: Run, step: int, captured: Captured, text: bytes, gate:
     return manifest
 
 
-def read_checkpoint(run: Run, manifest: Manifest, parts: Parts) -> tuple[dict[str, Any], str | None]:
+def read_checkpoint(
+    run: Run, manifest: Manifest, parts: Parts, *, allow: Sequence[str] = ()
+) -> tuple[dict[str, Any], str | None]:
     """Load a sealed checkpoint that lies in place into `parts`; every byte is hashed on the way.
 
-    Returns what else was saved (rng, data, ...), and what is wrong with the bytes: then the model may be half loaded
-    and nothing else was touched. StateError if the checkpoint does not fit.
+    Returns what else was saved (rng, data, ...), and what is wrong with the bytes: then model and optimizer may be
+    half loaded. NaN and infinity are wrong too, except in masks and in tensors that `allow` matches. StateError if
+    the checkpoint does not fit.
     """
     state, wrong = read_state(run, manifest)
     if wrong is not None:
         return {}, wrong
-    model, wrong = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors())
+    model, wrong = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors(), sick=_is_sick("", allow))
     if wrong is not None:
         return {}, wrong
     others: dict[str, Any] = {}
     if manifest.file(f"{manifest.path}/{OPTIMIZER_FILE}") is not None:
-        others, wrong = _read_tensors(run, manifest, OPTIMIZER_FILE, {})
+        sick = _is_sick("optimizer.", allow)
+        others, wrong = _read_tensors(run, manifest, OPTIMIZER_FILE, parts.other_tensors(), sick=sick, strict=False)
         if wrong is not None:
             return {}, wrong
     parts.restore(state, model, others)
@@ -222,14 +227,31 @@ def read_state(run: Run, manifest: Manifest) -> tuple[dict[str, Any], str | None
     return state, None
 
 
+def _is_sick(prefix: str, allow: Sequence[str]) -> Callable[[str, Any], bool]:
+    """What a guard would say of a tensor that holds NaN or infinity, as soon as it looks at it."""
+
+    def sick(name: str, tensor: Any) -> bool:
+        looked_at = not prefix or name.startswith("state.")
+        return looked_at and first_of([(prefix + name, tensor)], allow) is not None
+
+    return sick
+
+
 def _read_tensors(
-    run: Run, manifest: Manifest, file: str, into: Mapping[str, Any]
+    run: Run,
+    manifest: Manifest,
+    file: str,
+    into: Mapping[str, Any],
+    *,
+    sick: Callable[[str, Any], bool],
+    strict: bool = True,
 ) -> tuple[dict[str, Any], str | None]:
+    """Not `strict`: a tensor that is there and does not fit is no error, it is made anew."""
     sealed = manifest.file(f"{manifest.path}/{file}")
     if sealed is None:
         raise StateError(f"the manifest of {manifest.path} names no {file}")
     try:
         with run.storage.open(sealed.path) as reader:
-            return read_file(reader, sealed, into)
+            return read_file(reader, sealed, into if strict else fitting(sealed, into), sick=sick)
     except ObjectMissingError:
         return {}, f"{sealed.path} is not there"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from ckptguard.errors import StateError
 from ckptguard.training.safetensors_file import plan_file
 from ckptguard.training.state_json import decode_state, encode_state, to_text
+
+_log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True)
@@ -22,12 +25,14 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``."""
+    """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``. Not `strict`: what
+    does not match between a checkpoint and them is a warning, and the rest is loaded."""
 
     model: Any
     optimizer: Any = None
     scheduler: Any = None
     scaler: Any = None
+    strict: bool = True
 
     def capture(self) -> Captured:
         """The state now; StateError if a part of it cannot be saved exactly."""
@@ -63,23 +68,34 @@ class Parts:
 
         return {n: v for n, v in self.model.state_dict().items() if isinstance(v, torch.Tensor)}
 
+    def other_tensors(self) -> dict[str, Any]:
+        """The other tensors there are now, by the names under which they are saved."""
+        return {name: tensor.detach() for name, tensor in self.capture().others.items()}
+
     def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
-        """Put everything back, the model first. Names that do not match are a StateError: nothing is forgiven."""
+        """Put everything back, the model first. Names that do not match are a StateError, if `strict`."""
         missing = sorted(set(self.model_tensors()) - set(model))
         unexpected = sorted(set(model) - set(self.model_tensors()))
         if missing or unexpected:
             what = f"{missing[0]} is missing in it" if missing else f"{unexpected[0]} is not in the model"
-            raise StateError(
+            self._refuse(
                 f"the checkpoint does not fit the model: {what} ({len(missing)} missing, {len(unexpected)} unexpected)"
             )
-        self.model.load_state_dict({**model, **decode_state(sections["model"], others)})
+        loose = {} if self.strict else {"strict": False}
+        self.model.load_state_dict({**model, **decode_state(sections["model"], others)}, **loose)
         for name, part in self._others():
             if name not in sections:
-                raise StateError(f"the checkpoint holds no state of the {name}")
+                self._refuse(f"the checkpoint holds no state of the {name}")
+                continue
             state = decode_state(sections[name], others)
             part.load_state_dict(state)
             if name == "optimizer":
                 put_dtypes_back(part, state)
+
+    def _refuse(self, why: str) -> None:
+        if self.strict:
+            raise StateError(why, hint="strict=False loads what fits")
+        _log.warning("%s; what fits is loaded", why)
 
     def _others(self) -> list[tuple[str, Any]]:
         named = (("optimizer", self.optimizer), ("scheduler", self.scheduler), ("scaler", self.scaler))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,10 +19,17 @@ from ckptguard.errors import CouldNotTellError, StateError
 from ckptguard.manifest import File, Span, Tensor
 from ckptguard.storage.protocol import Reader
 from ckptguard.training.file_stream import FileStream
-from ckptguard.training.tensor_bytes import byte_size, dtype_word, in_memory, is_writable_in_place, view_of
+from ckptguard.training.tensor_bytes import (
+    byte_size,
+    dtype_word,
+    in_memory,
+    is_finite,
+    is_writable_in_place,
+    threads_for_memory,
+    view_of,
+)
 
 BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
-_LOADERS = 2  # threads that read and hash
 _NOT_ALIASES = ("format", "unread")
 
 
@@ -104,12 +112,15 @@ def write_file(
     )
 
 
-def read_file(reader: Reader, sealed: File, into: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Load a file, hashing every byte that is loaded.
+def read_file(
+    reader: Reader, sealed: File, into: Mapping[str, Any], *, sick: Callable[[str, Any], bool] = lambda *_: False
+) -> tuple[dict[str, Any], str | None]:
+    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float.
 
     Tensors named in `into` must fit (StateError) and get their elements in place; others are made anew on the CPU.
-    Returns all tensors by name, aliases too, and what is wrong with the bytes (None: they are those that were
-    sealed). After a mismatch tensors may be half loaded: load another checkpoint over them.
+    `sick(name, tensor)` is asked about each that holds NaN or infinity: whether that is wrong. Returns all tensors by
+    name, aliases too, and what is wrong (None: the bytes are those that were sealed). After that tensors may be half
+    loaded: load another checkpoint over them.
     """
     from blake3 import blake3
 
@@ -122,16 +133,19 @@ def read_file(reader: Reader, sealed: File, into: Mapping[str, Any]) -> tuple[di
         return {}, f"the header of {sealed.path} is not what was sealed"
     _check_fit(sealed, into)
 
-    def load(tensor: Tensor) -> tuple[Any, bool]:
+    def load(tensor: Tensor) -> tuple[Any, bool, bool]:
         span = sealed.spans[tensor.span] if tensor.span is not None else None
         return _load(reader, tensor, span, into.get(tensor.name))
 
     loaded: dict[str, Any] = {}
-    with ThreadPoolExecutor(_LOADERS) as pool:
-        for tensor, (value, intact) in zip(sealed.tensors, pool.map(load, sealed.tensors), strict=True):
+    with ThreadPoolExecutor(threads_for_memory()) as pool:
+        for tensor, (value, intact, finite) in zip(sealed.tensors, pool.map(load, sealed.tensors), strict=True):
             if not intact:
                 pool.shutdown(cancel_futures=True)
                 return {}, f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed"
+            if not finite and sick(tensor.name, value):
+                pool.shutdown(cancel_futures=True)
+                return {}, f"{tensor.name} in {sealed.path} holds NaN or infinity"
             loaded[tensor.name] = value
     for alias, name in _aliases(header).items():
         target = into.get(alias)
@@ -142,7 +156,8 @@ def read_file(reader: Reader, sealed: File, into: Mapping[str, Any]) -> tuple[di
     return loaded, None
 
 
-def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tuple[Any, bool]:
+def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tuple[Any, bool, bool]:
+    """The tensor, whether its bytes are those that were sealed, and whether they are finite."""
     import torch
     from blake3 import blake3
 
@@ -153,16 +168,36 @@ def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tup
     if len(view) != (span.length if span else 0):
         raise CouldNotTellError(f"the manifest gives {tensor.name} another size than its shape")
     hasher = blake3()
+    finite = True
     for start in range(0, len(view), BLOCK):
         block = view[start : start + BLOCK]
         reader.read_into((span.offset if span else 0) + start, block)
         hasher.update(block)
+        finite = finite and is_finite(block, tensor.dtype)
     if span is not None and hasher.hexdigest() != span.blake3:
-        return memory, False
+        return memory, False, finite
     if target is not None and memory is not target:
         target.copy_(memory)
-        return target, True
-    return memory, True
+        return target, True, finite
+    return memory, True, finite
+
+
+def fitting(sealed: File, into: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `into` that can take what the file holds under their names: of its type and shape, without gaps, and
+    sharing no memory with each other."""
+    shared = Counter(tensor.data_ptr() for tensor in into.values())
+    found = {}
+    for tensor in sealed.tensors:
+        target = into.get(tensor.name)
+        if target is None or _kind(target) != (tensor.dtype, tensor.shape) or shared[target.data_ptr()] > 1:
+            continue
+        if target.is_contiguous() and not target.is_conj() and not target.is_neg():
+            found[tensor.name] = target
+    return found
+
+
+def _kind(tensor: Any) -> tuple[str, tuple[int, ...]]:
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
 def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
@@ -170,7 +205,7 @@ def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
         target = into.get(tensor.name)
         if target is None:
             continue
-        found = (str(target.dtype).removeprefix("torch."), tuple(target.shape))
+        found = _kind(target)
         if found != (tensor.dtype, tensor.shape):
             raise StateError(
                 f"{tensor.name} was saved as {tensor.dtype} {list(tensor.shape)}; "

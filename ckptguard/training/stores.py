@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -71,12 +71,13 @@ class CopyingStore(Store, Protocol):
 
 
 class OwnStore:
-    """Our own layout: hashed while it is written and while it is loaded."""
+    """Our own layout: hashed while it is written and while it is loaded. NaN and infinity are not loaded, except in
+    masks and in tensors that `allow` matches."""
 
     hashes_on_load = True
 
-    def __init__(self, run: Run, parts: Parts) -> None:
-        self._run, self._parts = run, parts
+    def __init__(self, run: Run, parts: Parts, *, allow: Sequence[str] = ()) -> None:
+        self._run, self._parts, self._allow = run, parts, allow
         self._host = HostCopy()
         self.series = series_of(folder_name(1))
         local_root(run)
@@ -97,7 +98,7 @@ class OwnStore:
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
         """See `Store`."""
-        return read_checkpoint(self._run, manifest, self._parts)
+        return read_checkpoint(self._run, manifest, self._parts, allow=self._allow)
 
 
 class UserStore:

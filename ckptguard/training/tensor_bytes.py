@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 from ckptguard.errors import StateError
-from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
+from ckptguard.formats.dtypes import DTYPES, SAFETENSORS_DTYPES
 
 _WORDS = {name: word for word, (name, bits) in SAFETENSORS_DTYPES.items() if bits % 8 == 0}
 
 _SMALL = 64 * 1024  # bytes, below which a plain copy is quicker
+_THREADS = 8  # more of them are not quicker at reading and writing memory
+
+
+def threads_for_memory() -> int:
+    """How many threads to use for work that only moves bytes through memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_THREADS, cores)
 
 
 def dtype_word(tensor: Any, path: str) -> str:
@@ -40,6 +48,26 @@ def in_memory(tensor: Any) -> Any:
 def is_writable_in_place(tensor: Any) -> bool:
     """Whether bytes written through `view_of` arrive in this tensor."""
     return bool(tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+
+
+def is_finite(block: memoryview, dtype: str) -> bool:
+    """Whether whole elements of a type (as torch calls it) hold neither NaN nor infinity. Exact; True for types that
+    can hold neither."""
+    import numpy
+
+    layout = DTYPES[dtype].float
+    if layout is None or not len(block):
+        return True
+    # Bits without the sign order as magnitudes do. Two extremes need no temporary, and a block in cache twice is cheap.
+    bits = numpy.frombuffer(block, f"<u{layout.size}")
+    highest = int(bits.max())
+    if not layout.signed:
+        return highest < layout.bad
+    positive = int(bits.view(f"<i{layout.size}").max())
+    negative = highest ^ layout.sign if highest & layout.sign else 0
+    if layout.negative_zero_is_nan and highest & layout.sign:
+        return positive < layout.bad and bool((bits != layout.sign).all())
+    return max(positive, negative) < layout.bad
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:

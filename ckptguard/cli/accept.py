@@ -14,7 +14,9 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 @click.command("accept", cls=Command, codes=CODES, short_help="Accept a deliberate change of the schema.")
 @click.argument("run", type=Place())
-@click.option("--step", type=click.IntRange(min=0), required=True, help="Whose tensors are right from now on.")
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", required=True, help="Whose tensors are right from now on."
+)
 @json_option
 @settings_options
 def command(run: str, step: int, as_json: bool, config: str | None, records: str | None) -> None:

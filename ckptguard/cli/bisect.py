@@ -49,7 +49,7 @@ def command(
     opened = open_run(run, records=settings.records, patterns=settings.patterns)
     with progress_bar("reading") as advance:
         found = bisect_run(opened, settings, series=series, record=not no_record, progress=advance)
-    for note in found.notes:
+    for note in dict.fromkeys(found.notes):
         trouble(f"warning: {note}")
     if as_json:
         emit(bisect_document(found, top))

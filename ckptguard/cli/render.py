@@ -5,6 +5,7 @@ Every name that came from a file goes through `escape` here, once.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -29,6 +30,9 @@ COLOURS = {
     "warning": "yellow",
     "notice": "cyan",
 }
+
+
+_LEAST_FOLDED = 20  # columns of the terminal
 
 
 def size(count: int | None) -> str:
@@ -63,9 +67,10 @@ def cell(value: object) -> str:
     return "-" if value is None or value == "" else escape(str(value))
 
 
-def finding_line(finding: Finding) -> str:
-    """One finding: how heavy, where, what."""
-    places = [p for p in (finding.file, finding.tensor) if p and p not in finding.message]
+def finding_line(finding: Finding, checkpoint: str) -> str:
+    """One finding: how heavy, where in the checkpoint of this path, what."""
+    file = finding.file and finding.file.removeprefix(f"{checkpoint}/")
+    places = [p for p in (file, finding.tensor) if p and p not in finding.message]
     text = ": ".join(escape(p) for p in (*places, finding.message))
     return f"  {word(finding.severity.value)} [{escape(finding.check)}] {text}"
 
@@ -78,13 +83,16 @@ def print_checked(checked: Checked, *, notices: bool = True) -> None:
     say(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{shown}  {size(checked.bytes)}{counted}")
     for finding in checked.findings:
         if finding not in quiet:
-            say(finding_line(finding))
+            say(finding_line(finding, checked.path))
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Rows under titles: a rich table on a terminal, else columns that pipes can cut, one row a line."""
-    if sys.stdout.isatty():
-        _rich_table(titles, [[cell(v) for v in row] for row in rows])
+    """Rows under titles: a rich table on a terminal that is wide enough to fold the last column alone, else columns
+    that pipes can cut, one row a line."""
+    cells = [[cell(v) for v in row] for row in rows]
+    firm = sum(3 + max(map(len, column)) for column in list(zip(titles, *cells, strict=True))[:-1])
+    if sys.stdout.isatty() and firm + _LEAST_FOLDED <= shutil.get_terminal_size().columns:
+        _rich_table(titles, cells)
     else:
         columns(titles, rows)
 
@@ -98,6 +106,12 @@ def columns(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         for row in ([t.upper() for t in titles], *cells)
     ]
     say("\n".join(lines))
+
+
+def some(names: Sequence[str], most: int = 10) -> str:
+    """The first of many names, and how many there are beside."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def facts(pairs: Sequence[tuple[str, object]]) -> None:
@@ -115,7 +129,7 @@ def _rich_table(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in titles:
-        drawn.add_column(title, overflow="fold")
+        drawn.add_column(title, overflow="fold", no_wrap=title != titles[-1])
     for row in cells:
         # Text, not markup: a name may contain brackets.
         drawn.add_row(*(Text(value, style=COLOURS.get(value, "")) for value in row))

@@ -15,7 +15,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 
 @click.command("restore", cls=Command, short_help="Copy a verified checkpoint out.", codes=CODES)
 @click.argument("run", type=Place())
-@click.option("--step", type=click.IntRange(min=0), help="This step instead of the known-good one.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="This step instead of the known-good one.")
 @click.option("--to", "dest", required=True, type=Place(), metavar="DEST", help="An absent or empty folder.")
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
 @json_option

@@ -32,6 +32,8 @@ def command(ckpt: str, tensors: bool, as_json: bool, config: str | None, records
     settings = settings_from(config, records)
     with progress_bar("reading", bytes_below(ckpt)) as advance:
         shown = show(ckpt, settings, magnitudes=tensors, progress=advance)
+    for name in shown.left_out:
+        trouble(f"warning: {name} is no regular file and was not read")
     for problem in shown.problems:
         trouble(f"warning: {problem}")
     if as_json:
@@ -66,7 +68,10 @@ def print_shown(shown: Shown) -> None:
         ]
     )
     say("")
-    rows = [(f.path, size(f.size), f.format, len(f.tensors), f.md5) for f in manifest.files]
+    rows = [
+        (f.path.removeprefix(f"{manifest.path}/"), size(f.size), f.format, len(f.tensors), f.md5)
+        for f in manifest.files
+    ]
     table(("file", "size", "format", "tensors", "md5"), rows)
     for finding in verdict.findings if verdict else ():
-        say(finding_line(finding))
+        say(finding_line(finding, manifest.path))

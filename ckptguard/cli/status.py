@@ -17,7 +17,7 @@ from ckptguard.names import escape
 def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
     """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon."""
     from ckptguard.cli.documents import status_document
-    from ckptguard.cli.render import age, facts
+    from ckptguard.cli.render import age, facts, some
     from ckptguard.operations.status import status
     from ckptguard.records.run import open_run
 
@@ -33,7 +33,7 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
                 ("known-good", known_good and f"{known_good.path} ({known_good.id})"),
                 ("age", age(found.known_good_age_seconds)),
                 ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
-                ("pending", ", ".join(found.pending)),
+                ("pending", some(found.pending)),
                 ("last incident", incident and f"step {incident.step}: {incident.reason} ({incident.state})"),
                 ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
                 ("kept copies", ", ".join(found.kept_kinds)),

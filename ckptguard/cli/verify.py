@@ -26,7 +26,7 @@ ORDER = ("bad", "incomplete", "suspect", "pending", "good")
 )
 @click.argument("target", type=Place())
 @json_option
-@click.option("--step", type=click.IntRange(min=0), help="Only the checkpoint of this step.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Only the checkpoint of this step.")
 @click.option("--newest", type=click.IntRange(min=1), metavar="N", help="Only the N newest checkpoints.")
 @click.option("--check-sums", metavar="FILE", help="Compare with this MD5SUMS or SHA256SUMS file too.")
 @click.option("--reference", metavar="FILE", help="Tensors, shapes and dtypes must be those of this checkpoint.")

@@ -33,7 +33,8 @@ class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint's manifest, its current verdict and its history. `sealed` is false for a stray one: then the
     manifest was made on the spot, by reading it, and there is no verdict; `problems` say what is wrong with it.
-    `nonfinite` names (file, tensor) of numbers that are not finite: those that the verdict lists, or that were read."""
+    `nonfinite` names (file, tensor) of numbers that are not finite: those that the verdict lists, or that were read.
+    `left_out` names what is no regular file."""
 
     target: str
     id: str | None
@@ -43,6 +44,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[VerdictLine, ...]
     problems: tuple[str, ...] = ()
     nonfinite: frozenset[tuple[str, str]] = frozenset()
+    left_out: tuple[str, ...] = ()
 
 
 def show(
@@ -63,6 +65,7 @@ def show(
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         raise several_checkpoints(resolved, target)
+    left_out = tuple(checkpoint.inside(e.key) for e in checkpoint.irregular)
     run: Run | None = resolved.run
     if run is not None:
         history = load_history(run)
@@ -87,6 +90,7 @@ def show(
                 manifest=manifest,
                 verdict=verdict,
                 history=tuple(VerdictLine(number=n, outcome=Outcome(o)) for n, o in lines),
+                left_out=left_out,
                 nonfinite=frozenset(
                     (f.file or "", f.tensor or "") for f in (verdict.findings if verdict else ()) if _tells_nonfinite(f)
                 ),
@@ -111,6 +115,7 @@ def show(
         manifest=manifest,
         verdict=None,
         history=(),
+        left_out=left_out,
         problems=tuple(
             f"{checkpoint.inside(f.entry.key)}: {p.message}" for f in scan.files for p in f.structure.problems
         ),

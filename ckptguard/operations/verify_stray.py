@@ -14,6 +14,7 @@ from ckptguard.checks.hub_cache import check_hub_cache
 from ckptguard.config import Settings
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, SettingsError
 from ckptguard.formats import FORMATS
+from ckptguard.formats.opaque import FORMAT as OPAQUE_FILE
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_cache import HubFacts
 from ckptguard.manifest import Manifest
@@ -119,6 +120,8 @@ def _judged(
         checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
     else:
         scan = scan_checkpoint(target.storage, checkpoint, options, scanner=scanner, progress=progress)
+        if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE_FILE.name:
+            raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
     sealed = _sealed_in(target.run, checkpoint) if target.run is not None else None
     evidence = collect_evidence(
         target.storage,

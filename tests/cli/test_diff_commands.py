@@ -213,3 +213,14 @@ def test_patterns_count_in_every_command(root, invoke):
     assert '"id": "2.1"' in invoke("sums", second, "--json").stdout
     result = invoke("bisect", root)
     assert (result.exit_code, "all are good" in result.stdout) == (0, True)
+
+
+def test_show_names_files_within_the_checkpoint(root, invoke):
+    """Paths are short, and what is no regular file is told."""
+    folder = root / "checkpoint-5"
+    folder.mkdir()
+    torch.save(state_dict(1), folder / "pytorch_model.bin")
+    (folder / "more.pt").symlink_to("/nowhere")
+    result = invoke("show", folder)
+    assert any(line.startswith("pytorch_model.bin ") for line in result.stdout.splitlines())
+    assert "more.pt is no regular file" in result.stderr

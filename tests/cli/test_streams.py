@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from ckptguard.cli.progress import bytes_below, progress_bar
-from ckptguard.cli.render import age, size
+from ckptguard.cli.render import age, size, some
 
 
-def on_a_terminal(arguments, *, stdout):
+def on_a_terminal(arguments, *, stdout, columns=80):
     """Run a command with stderr, and stdout if asked, on a pseudo-terminal: (code, piped stdout, terminal's text)."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "ckptguard", *map(str, arguments)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs if stdout else subprocess.PIPE, stderr=theirs, env=environment
     )
@@ -130,3 +130,16 @@ def test_sizes_read_well(count, text):
 def test_ages_read_well(seconds, text):
     """A span of time is told in the unit that people use."""
     assert age(seconds) == text
+
+
+def test_a_narrow_terminal_folds_no_names(verified):
+    """Where a table would break names into pieces, each row is a line of its own."""
+    _, _, shown = on_a_terminal(["list", verified], stdout=True, columns=50)
+    rows = [line for line in shown.splitlines() if "net-" in line]
+    assert [row.split()[:3] for row in rows] == [[f"net-{s}.pt", f"{s}.1", "good"] for s in (100, 200, 300)]
+
+
+def test_many_names_are_counted():
+    """A run of a thousand pending saves does not fill the screen."""
+    assert some(["a", "b"]) == "a, b"
+    assert some([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"

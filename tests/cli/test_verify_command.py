@@ -235,3 +235,14 @@ def test_a_full_disk_hides_no_verdict(three, invoke, flip):
         "good",
     ]
     assert result.stderr.count("could not be recorded") == 1
+
+
+def test_a_file_of_no_known_format_is_not_called_good(root, invoke):
+    """Nobody can tell, unless somebody states what its bytes must be."""
+    notes = root / "notes.txt"
+    notes.write_text("hello")
+    result = invoke("verify", notes)
+    assert (result.exit_code, result.stdout.split()[0]) == (1, "pending")
+    sums = root / "SHA256SUMS"
+    sums.write_text(f"{hashlib.sha256(b'hello').hexdigest()}  notes.txt\n")
+    assert invoke("verify", notes, "--check-sums", sums).exit_code == 0

@@ -47,7 +47,8 @@ class TrainingGuard:
             guard.observe(loss=loss, grad_norm=norm)
 
     `steps` resumes at known-good, saves, and after an incident rewinds model, data and step between two iterations.
-    With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`. `daemon="auto"`
+    With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`; of several ranks, all
+    call them. `daemon="auto"`
     starts a daemon for the run where none answers; with "off" or None checkpoints are verified when they are needed.
     Weights, buffers and optimizer state are read every `check_every` steps and before every save: a poisoned state
     is never saved.
@@ -98,8 +99,11 @@ class TrainingGuard:
         self._store: Store
         if save is not None and load is not None:
             if self._ranks.size > 1:
-                raise SettingsError("several ranks save in our own layout only: leave out save= and load=")
-            self._store = UserStore(self._run, save, load, name)
+                from ckptguard.training.collective_store import CollectiveStore  # only several ranks pay for it
+
+                self._store = CollectiveStore(self._run, save, load, name, self._ranks)
+            else:
+                self._store = UserStore(self._run, save, load, name)
         elif isinstance(self._ranks, GlooRanks):
             from ckptguard.training.sharded_store import ShardedStore  # only several ranks pay for it
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptguard.training.data_position import DataPosition, Draw
+from ckptguard.training.exact_resume import Gap, gap, saved_for_resume
 from ckptguard.training.parts import Parts, scale_learning_rate
 from ckptguard.training.rng import capture_rng, restore_rng
 from ckptguard.training.scaler import raise_loss_scale
@@ -13,10 +14,11 @@ _REMEMBERED_DRAWS = 10_000
 
 
 class Progress:
-    """`step`: updates completed. `now`: the update that the caller is making. `observed`: the last one it told of."""
+    """`step`: updates completed. `now`: the update that the caller is making. `observed`: the last one it told of.
+    `gap`: what the last load lacks for going on exactly."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, parts: Parts, world_size: int = 1) -> None:
+        self._parts, self._world_size = parts, world_size
         self.step = 0
         self.now: int | None = None
         self.observed: int | None = None
@@ -24,6 +26,7 @@ class Progress:
         self.position: DataPosition | None = None
         self._waiting: dict[str, Any] | None = None  # loaded before the loader was known
         self._draws: dict[int, Draw] = {}
+        self.gap = Gap()
 
     @property
     def current(self) -> int:
@@ -74,6 +77,7 @@ class Progress:
             "rng": capture_rng(),
             "data": self.position.state() if self.position is not None else None,
             "guard": {"lr_factor": self.lr_factor},
+            "saved": saved_for_resume(self._parts, self._world_size),
         }
 
     def arrive(
@@ -82,6 +86,7 @@ class Progress:
         """Take over what was loaded: rates, data, and the RNG last. `lr_factor`: instead of the one saved;
         `lowest_scale`: a loss scale that was saved collapsed is raised to it."""
         self.step = step
+        self.gap = gap(self._parts, extra, self._world_size)
         saved_factor = extra.get("guard", {}).get("lr_factor", 1.0)
         self.lr_factor = saved_factor if lr_factor is None else lr_factor
         scale_learning_rate(self._parts.optimizer, self._parts.scheduler, self.lr_factor / saved_factor)

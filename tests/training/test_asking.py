@@ -186,7 +186,7 @@ def test_a_child_that_cannot_start_is_a_warning(tmp_path, monkeypatch, caplog):
 def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
     """daemon="auto" starts a daemon that verifies the saves and takes the incident; close() ends it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(guard_module, "load_newest_good", wait_for_daemon(guard_module.load_newest_good))
+    monkeypatch.setattr(guard_module, "load_checked", wait_for_daemon(guard_module.load_checked))
     assert train(tmp_path / "run", {"daemon": "auto"}) == [1, 2, 3, 4, 5, 5, 6, 7]
     run = open_run(str(tmp_path / "run"))
     states = [s for s in survey(run) if s.in_place]
@@ -201,11 +201,11 @@ def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
 def wait_for_daemon(load):
     """Begin only when the child answers, so that it is there to take part."""
 
-    def waiting(run, settings, store):
+    def waiting(run, *others):
         end = time.monotonic() + 60
         while not is_alive(run):
             assert time.monotonic() < end, "the child never answered"
             os.sched_yield()
-        return load(run, settings, store)
+        return load(run, *others)
 
     return waiting

@@ -1,0 +1,65 @@
+"""Resuming: the newest known-good checkpoint that loads and, if a probe is given, still trains."""
+
+from __future__ import annotations
+
+import logging
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, NoKnownGoodError
+from ckptguard.operations.quarantine import quarantine
+from ckptguard.records.run import Run
+from ckptguard.training.going_back import Loaded, load_newest_good
+from ckptguard.training.incident_log import begin_incident, end_incident
+from ckptguard.training.leading import load_together
+from ckptguard.training.parts import Parts
+from ckptguard.training.probe import Probe, sick_because
+from ckptguard.training.ranks import Ranks, together
+from ckptguard.training.stores import Store
+
+_log = logging.getLogger("ckptguard")
+
+
+def load_checked(
+    run: Run, settings: Settings, store: Store, parts: Parts, ranks: Ranks, probe: Probe | None
+) -> Loaded | None:
+    """Load the newest known-good checkpoint with which the probe is finite on every rank; None if there is none.
+
+    What the probe refused is sick, for it was finite with an older one: it is quarantined. NoKnownGoodError if it
+    refused all; then nothing is moved, for the probe itself may be at fault.
+    """
+    refused: dict[str, tuple[Loaded, str]] = {}
+    while True:
+        try:
+            loaded = load_together(ranks, store, lambda: load_newest_good(run, settings, store, refused=refused))
+        except NoKnownGoodError as error:
+            if not refused:
+                raise
+            told = "; ".join(f"{found.path}: {why}" for found, why in refused.values())
+            raise NoKnownGoodError(
+                f"no checkpoint of {run.url} passes the probe ({told})",
+                hint="if this cannot be, look at the probe's own batch and precision",
+            ) from error
+        if loaded is None or probe is None:
+            return loaded
+        answers = together(ranks, "the probe", lambda: sick_because(parts.model, probe))
+        reasons = [f"rank {rank}: {why}" if ranks.size > 1 else why for rank, why in enumerate(answers) if why]
+        if not reasons:
+            break
+        _log.warning("%s is not resumed from: %s", loaded.path, reasons[0])
+        refused[loaded.id] = (loaded, reasons[0])
+    if ranks.rank == 0:
+        for found, why in refused.values():
+            _put_aside(run, found, why)
+    return loaded
+
+
+def _put_aside(run: Run, found: Loaded, why: str) -> None:
+    reason = f"a checked resume refused it: {why}"
+    incident = begin_incident(run, step=found.step, cause="probe", reason=reason, evidence={"checkpoint": found.id})
+    action = "quarantined; an older checkpoint with which the same batch is finite was taken"
+    try:
+        quarantine(run, found.path.removeprefix(run.url.rstrip("/") + "/"), reason=reason)
+    except CkptguardError as error:
+        action = f"an older one was taken; it could not be quarantined: {error.message}"
+        _log.warning("%s could not be quarantined: %s", found.path, error.message)
+    end_incident(run, incident, action=action)

@@ -29,26 +29,27 @@ class Evidence:
         self._parts, self._allow = parts, tuple(allow)
         self.recent = recent
         self.resumed: Resumed | None = None
-        self._autocast = AutocastProbe(parts.model)
+        self._autocast = _tried(lambda: AutocastProbe(parts.model), None)
 
     def gather(self, onset: int | None, cause: str) -> Details:
         """Everything that is known now, before anything is put back."""
         parts = self._parts
-        training = describe_training(parts, autocast=self._autocast.seen)
+        autocast = self._autocast.seen if self._autocast is not None else None
         return details_of(
             parts.model,
             parts.optimizer,
             onset=onset,
             cause=cause,
             samples=_tried(self.recent.samples, ()),
-            training=training,
+            training=_tried(lambda: describe_training(parts, autocast=autocast), None),
             resumed=self.resumed,
             allow=self._allow,
         )
 
     def close(self) -> None:
         """Leave the model as it was."""
-        self._autocast.remove()
+        if self._autocast is not None:
+            self._autocast.remove()
 
 
 def details_of(

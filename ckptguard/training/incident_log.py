@@ -53,9 +53,13 @@ def end_incident(run: Run, incident: Incident | None, *, action: str, known_good
             known_good=known_good,
             details=_concluded(run, incident, known_good),
         )
-        return leave_report(run, incident)
     except CkptguardError as error:
         _log.warning("the incident %s could not be updated: %s", incident.id, error.message)
+        return None
+    try:
+        return leave_report(run, incident)
+    except Exception as error:  # a report is worth having, and never worth a rollback
+        _log.warning("the report of incident %s could not be written: %r", incident.id, error)
         return None
 
 
@@ -63,6 +67,6 @@ def _concluded(run: Run, incident: Incident, known_good: str | None) -> Details 
     """The details with what the records add to them now, and the likely causes."""
     try:
         return report_of(run, msgspec.structs.replace(incident, known_good=known_good or incident.known_good)).details
-    except Exception as error:  # a report is worth having, and never worth a rollback
+    except Exception as error:
         _log.warning("the report of incident %s is not complete: %r", incident.id, error)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-_MODULES = ("transformers",)
+_MODULES = ("accelerate", "deepspeed", "lightning", "transformers")
 
 
 def __getattr__(name: str) -> object:

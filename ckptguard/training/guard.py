@@ -48,8 +48,8 @@ class TrainingGuard:
 
     `steps` resumes at known-good, saves, and after an incident rewinds model, data and step between two iterations.
     With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`; of several ranks, all
-    call them. `daemon="auto"`
-    starts a daemon for the run where none answers; with "off" or None checkpoints are verified when they are needed.
+    call them. `daemon="auto"` starts a daemon for the run where none answers; with "off" or None checkpoints are
+    verified when they are needed.
     Weights, buffers and optimizer state are read every `check_every` steps and before every save: a poisoned state
     is never saved.
     `blocking=False`: the automatic saves copy the state to host memory, which needs room for it once more, and go on

@@ -10,15 +10,16 @@ from fixtures_runs import QUICK, state_dict, write_torch
 
 from ckptguard.cli import documents
 from ckptguard.cli.entry import COMMANDS
+from ckptguard.incident import Details, Resumed, Sample, Training
 from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.records.incidents import open_incident
+from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.presence import DaemonRecord, write_daemon_record
 from ckptguard.records.run import open_run
 
 TEXT = (Path(documents.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS)}
-FREE = {"evidence"}  # whatever the one who noticed wrote down
+FREE = {"evidence", "dtypes", "versions"}  # whatever the one who noticed wrote down
 
 
 def shape(value):
@@ -86,6 +87,22 @@ def test_documents_of_one_checkpoint_are_as_shown(document, invoke, eventful):
         place = found["verdict"] if name == "show" else found["checkpoint"]
         example["verdict" if name == "show" else "checkpoint"]["findings"] = shape(place["findings"])
         assert ordered(shape(found)) == ordered(example)
+
+
+def test_documents_of_incidents_are_as_shown(document, invoke, eventful):
+    """incidents and incident print what DOCUMENTS.md shows, with all that a guard can tell."""
+    invoke("verify", eventful)
+    run = open_run(str(eventful))
+    details = Details(
+        onset=399,
+        samples=(Sample(400, "nan", "inf", 2048.0, 1e-4),),
+        training=Training(dtypes={"float16": 1}),
+        resumed=Resumed(step=200),
+    )
+    update_incident(run, list_incidents(run)[0], details=details)
+    for name in ("incidents", "incident"):
+        _, found = document(name, eventful)
+        assert ordered(shape(found)) == ordered(shape(EXAMPLES[name]))
 
 
 def test_the_outcome_words_are_the_contract(document, eventful):

@@ -79,9 +79,8 @@ def main() -> None:
             if torch.isfinite(norm):  # WeNet's own protection
                 optimizer.step()
             else:
-                print(
-                    f"step {step}: gradient norm {norm:g}, no update made; batch norm's mean: {model[1].norm.running_mean[0]:g}"
-                )
+                mean = model[1].norm.running_mean[0]
+                print(f"step {step}: gradient norm {norm:g}, no update made; batch norm's mean: {mean:g}")
             guard.observe(loss=loss, grad_norm=norm)
 
     model.eval()

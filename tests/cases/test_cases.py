@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from fixtures_runs import QUICK
 
 from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
 
 CASES = Path(__file__).resolve().parents[2] / "examples" / "cases"
 pytestmark = pytest.mark.torch
@@ -36,6 +39,12 @@ def test_wenet(tmp_path):
     assert "no update made; batch norm's mean: nan" in told
     assert "1.norm.running_mean is not finite" in told
     assert "finished at step 60: 100% of 320 recordings are recognised" in told
-    run = open_run(str(tmp_path / "run"))
-    assert find_known_good(run).step == 60
+    assert_good_to_the_end(tmp_path / "run", 60)
+
+
+def assert_good_to_the_end(path, step):
+    """Nothing bad is left in the run, the last step is known-good, and no incident is open."""
+    assert verify_target(str(path), QUICK).outcome is Outcome.GOOD
+    run = open_run(str(path))
+    assert find_known_good(run).step == step
     assert {i.state for i in list_incidents(run)} == {"closed"}

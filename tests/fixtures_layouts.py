@@ -246,12 +246,15 @@ def write_megatron(run: Path, step: int, seed: int) -> str:
     place = run / f"iter_{step:07d}"
     for rank in (0, 1):
         args = argparse.Namespace(tensor_model_parallel_size=2, pipeline_model_parallel_size=1, lr=1e-3)
+        optimizer = moments(seed * 10 + rank)
+        for own in optimizer["state"].values():  # type: ignore[attr-defined]
+            own["step"] = torch.tensor(float(step))
         state = {
             "args": args,
             "checkpoint_version": 3.0,
             "iteration": step,
             "model": {"language_model": weights(seed * 10 + rank)},
-            "optimizer": {"optimizer": moments(seed * 10 + rank)},
+            "optimizer": {"optimizer": optimizer},
             "opt_param_scheduler": {"max_lr": 1e-3, "num_steps": step},
             "rng_state": [rng_states(seed)],
         }

@@ -8,7 +8,7 @@ Source: deepspeed/runtime/engine.py, ``_get_ckpt_name`` and ``_get_zero_ckpt_nam
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ckptguard.formats.structure import Structure
 from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
@@ -39,8 +39,8 @@ def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str,
     optims = {name: match for name in names if (match := OPTIM_STATES.fullmatch(name))}
     if not models:
         return [Gap(message=f"there are no model states in {folder}" if folder else "there are no model states")]
-    known = [structures[prefix + name] for name in models if prefix + name in structures]
-    world = next((w for s in known if (w := stated_world(s)) is not None), None)
+    known = [structures[prefix + name] for name in sorted(models) if prefix + name in structures]
+    world = _stated_by_first(known)
     if world is None:
         if any(s.problems for s in known) or len(known) < len(models):
             return []  # the file that should say so is broken, which has a finding of its own
@@ -63,7 +63,40 @@ def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str,
     gaps = [Gap(message=what, file=prefix + name) for name in missing[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
         gaps.append(Gap(message=f"and {len(missing) - _MOST_NAMED} more files of other ranks are missing"))
-    return gaps
+    left = leftovers(names, known)
+    what = f"the model states tell of {data * model} ranks: it is left of a save by more"
+    gaps += [Gap(message=what, file=prefix + name, fatal=False) for name in sorted(left)[:_MOST_NAMED]]
+    return gaps + _disagreements(prefix, sorted(set(models) - left), structures)
+
+
+def leftovers(names: Collection[str], model_states: Sequence[Structure]) -> set[str]:
+    """Names of files of ranks that the last save (that of the first of the `model_states`) did not have."""
+    world = _stated_by_first(model_states)
+    matches = {n: m for n in names if (m := MODEL_STATES.fullmatch(n) or OPTIM_STATES.fullmatch(n)) and m["mp"]}
+    if world is None:
+        return set()
+    return {n for n, m in matches.items() if int(m["dp"] or 0) >= world[0] or int(m["mp"]) >= world[1]}
+
+
+def _stated_by_first(model_states: Sequence[Structure]) -> tuple[int, int] | None:
+    """What the first rank's model states tell: every save writes these, while others may be left of a former one."""
+    return next((world for s in model_states if (world := stated_world(s)) is not None), None)
+
+
+def _disagreements(prefix: str, models: Sequence[str], structures: Mapping[str, Structure]) -> list[Gap]:
+    """Model states of ranks that tell of another save than those of the first one."""
+    stated = {}
+    for name in models:
+        structure = structures.get(prefix + name)
+        if structure is not None and not structure.problems:
+            steps = next((leaf.value for leaf in structure.leaves if leaf.name == "global_steps"), None)
+            stated[name] = (steps, stated_world(structure))
+    first = next(iter(stated.values()), None)
+    return [
+        Gap(message=f"it states global_steps {told[0]}, other ranks {first[0]}: they are of two saves", file=prefix + n)
+        for n, told in stated.items()
+        if first is not None and told != first and told[0] is not None
+    ][:_MOST_NAMED]
 
 
 def _stage(structure: Structure) -> int:

@@ -16,17 +16,30 @@ if TYPE_CHECKING:
     from ckptguard.errors import SickTrainingError as SickTrainingError
     from ckptguard.training.guard import TrainingGuard as TrainingGuard
     from ckptguard.training.policy import RollbackPolicy as RollbackPolicy
+    from ckptguard.training.pretrained import check_pretrained as check_pretrained
+    from ckptguard.training.spike import Spikes as Spikes
 
 _WHERE = {
     "CkptguardError": "ckptguard.errors",
     "RollbackExhausted": "ckptguard.errors",
     "RollbackPolicy": "ckptguard.training.policy",
     "SickTrainingError": "ckptguard.errors",
+    "Spikes": "ckptguard.training.spike",
     "TrainingGuard": "ckptguard.training.guard",
+    "check_pretrained": "ckptguard.training.pretrained",
 }
 _SUBMODULES = ("integrations",)
 
-__all__ = ["CkptguardError", "RollbackExhausted", "RollbackPolicy", "SickTrainingError", "TrainingGuard", "__version__"]
+__all__ = [
+    "CkptguardError",
+    "RollbackExhausted",
+    "RollbackPolicy",
+    "SickTrainingError",
+    "Spikes",
+    "TrainingGuard",
+    "__version__",
+    "check_pretrained",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,72 @@
+"""What training starts from, verified before the first step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import CouldNotTellError, RefusedError
+from ckptguard.names import escape
+from ckptguard.operations.load_settings import load_settings
+from ckptguard.operations.report import Report
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.verdict import Finding, Outcome, Severity
+
+_SHOWN = 3
+_SERIOUS = (Severity.ERROR, Severity.SICKNESS)
+
+
+def check_pretrained(
+    path: str | os.PathLike[str],
+    *,
+    sums: str | os.PathLike[str] | None = None,
+    reference: str | os.PathLike[str] | None = None,
+    allow_nonfinite: Sequence[str] = (),
+    trust_globals: Sequence[str] = (),
+    settings: Settings | None = None,
+) -> Report:
+    """Read a pretrained file or folder (or a snapshot of the hub's cache) whole, and raise unless it is GOOD.
+
+    `sums` is a checksum file that came with it; without one, damage that leaves the file whole and its numbers finite
+    cannot be seen. `reference` is a checkpoint whose names, shapes and dtypes it must have. Nothing is written, and
+    nothing in the file is run. Several ranks should let one check and wait.
+
+    RefusedError (with `outcome`) if it is damaged, incomplete or holds NaN or Inf; CouldNotTellError if it could not
+    be read or is being written; NotFoundError if there is none; SettingsError if `sums` cannot be understood.
+    """
+    settings = settings if settings is not None else load_settings(None, os.environ)
+    settings = msgspec.structs.replace(
+        settings,
+        allow_nonfinite=(*settings.allow_nonfinite, *allow_nonfinite),
+        trust_globals=(*settings.trust_globals, *trust_globals),
+    )
+    report = verify_target(
+        os.fspath(path),
+        settings,
+        record=False,
+        check_sums=os.fspath(sums) if sums is not None else None,
+        reference=os.fspath(reference) if reference is not None else None,
+    )
+    if report.outcome is Outcome.GOOD and report.checkpoints and not report.could_not_tell:
+        return report
+    found = [f for c in report.checkpoints if c.outcome is report.outcome for f in c.findings]
+    serious = [f for f in found if f.severity in _SERIOUS] or found
+    told = "; ".join(_sentence(f) for f in serious[:_SHOWN]) or "it holds no checkpoint"
+    if len(serious) > _SHOWN:
+        told += f"; and {len(serious) - _SHOWN} more"
+    shown = escape(os.fspath(path))
+    if report.outcome in (Outcome.PENDING, Outcome.GOOD):
+        raise CouldNotTellError(f"{shown} could not be verified: {told}", hint="do not train from it before it is")
+    raise RefusedError(
+        f"{shown} is {report.outcome.value}, do not train from it: {told}",
+        outcome=report.outcome.value,
+        hint=f"fetch it again, then: ckptguard verify {shown}",
+    )
+
+
+def _sentence(finding: Finding) -> str:
+    where = [escape(name) for name in (finding.file, finding.tensor) if name]
+    return ": ".join((*where, escape(finding.message)))

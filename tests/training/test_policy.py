@@ -1,0 +1,75 @@
+"""Where to go back to, how often, and with what changed. Pure."""
+
+import pytest
+
+from ckptguard.errors import SettingsError
+from ckptguard.training.policy import PastRollback, RollbackPolicy, choose_target, decide
+
+
+def target(policy, steps, onset, past=()):
+    """The step that the policy goes back to, given the steps of known-good checkpoints."""
+    decision = decide(policy, past, cause="grad_norm", onset_step=onset, save_every=10)
+
+    def good_before(limit):
+        return max((step for step in steps if step < limit), default=None)
+
+    return choose_target(decision, good_before, onset_step=onset)
+
+
+STEPS = [0, 10, 20, 30, 40, 50]
+
+
+@pytest.mark.parametrize(
+    ("policy", "onset", "found"),
+    [
+        (RollbackPolicy(), 45, 40),
+        (RollbackPolicy(), 40, 30),
+        (RollbackPolicy(margin=5), 45, 30),
+        (RollbackPolicy(margin=4), 45, 40),
+        (RollbackPolicy(proven=20), 45, 20),
+        (RollbackPolicy(proven=20, margin=30), 45, 10),
+        (RollbackPolicy(proven=1000), 45, 40),  # a preference that nothing meets
+        (RollbackPolicy(margin=1000), 45, 0),
+        (RollbackPolicy(), 1, 0),
+    ],
+)
+def test_margin_and_proven(policy, onset, found):
+    """So many updates before the onset, and so many healthy updates beyond the checkpoint, where there is one."""
+    assert target(policy, STEPS, onset) == found
+
+
+def test_further_back_with_every_repeat():
+    """The second near incident goes one checkpoint further, the third two, and the oldest is the end of it."""
+    past = [PastRollback(onset_step=45, target_step=40)]
+    assert target(RollbackPolicy(budget=9), STEPS, 48, past) == 30
+    past.append(PastRollback(onset_step=48, target_step=30))
+    assert target(RollbackPolicy(budget=9), STEPS, 47, past) == 20
+    past += [PastRollback(onset_step=47, target_step=20)] * 4
+    assert target(RollbackPolicy(budget=9), STEPS, 47, past) == 0
+
+
+def test_a_row_of_repeats_ends_with_distance():
+    """An incident far from the last one is an incident of its own."""
+    past = [PastRollback(onset_step=5, target_step=0), PastRollback(onset_step=7, target_step=0)]
+    assert target(RollbackPolicy(), STEPS, 48, past) == 40
+
+
+def test_nothing_before_the_onset():
+    """Then there is nothing to go back to."""
+    assert target(RollbackPolicy(), [50, 60], 45) is None
+
+
+def test_only_a_collapsed_scale_is_reset():
+    """Other causes leave the scaler as it was saved."""
+    policy = RollbackPolicy(reset_scale=128.0)
+    assert decide(policy, [], cause="loss_scale", onset_step=9, save_every=2).reset_scale == 128.0
+    assert decide(policy, [], cause="weights", onset_step=9, save_every=2).reset_scale is None
+
+
+@pytest.mark.parametrize(
+    "nonsense", [{"margin": -1}, {"proven": -1}, {"reset_scale": 0.0}, {"reset_scale": float("nan")}, {"unsaved": 0}]
+)
+def test_nonsense_is_refused(nonsense):
+    """A policy that cannot be meant is a SettingsError."""
+    with pytest.raises(SettingsError):
+        RollbackPolicy(**nonsense)

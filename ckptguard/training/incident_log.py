@@ -26,29 +26,33 @@ def begin_incident(
     evidence: dict[str, object],
     details: Details | None = None,
     source: str = "guard",
+    state: str = "handling",
 ) -> Incident | None:
-    """Record an incident, through the daemon if one answers (it tells people), else directly. With `details` it is
-    being handled. None, and a warning in the log, if it cannot be recorded: that must not stop a rollback."""
+    """Record an incident, through the daemon if one answers (it tells people), else directly. With `details` its
+    `state` is noted too. None, and a warning in the log, if it cannot be recorded: that must not stop a rollback."""
     try:
         told = report_incident(run, step=step, cause=cause, reason=reason, evidence=evidence, source=source)
         incident = read_incident(run, told) if told is not None else None
         if incident is None:
             incident = open_incident(run, step=step, cause=cause, reason=reason, evidence=dict(evidence), source=source)
-        return update_incident(run, incident, state="handling", details=details) if details is not None else incident
+        return update_incident(run, incident, state=state, details=details) if details is not None else incident
     except CkptguardError as error:
         _log.warning("an incident could not be recorded: %s (it was: %s)", error.message, reason)
         return None
 
 
-def end_incident(run: Run, incident: Incident | None, *, action: str, known_good: str | None = None) -> str | None:
-    """Say what was done, and leave the report; returns the path of its text."""
+def end_incident(
+    run: Run, incident: Incident | None, *, action: str, known_good: str | None = None, state: str = "closed"
+) -> str | None:
+    """Say what was done, and leave the report; returns the path of its text. `state` is "open" where somebody else
+    has to go back."""
     if incident is None:
         return None
     try:
         incident = update_incident(
             run,
             incident,
-            state="closed",
+            state=state,
             action=action,
             known_good=known_good,
             details=_concluded(run, incident, known_good),

@@ -29,6 +29,11 @@ def network():
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
 
 
+def hooks(model):
+    """How many hooks its modules have."""
+    return sum(len(module._forward_pre_hooks) for module in model.modules())
+
+
 def stepped(model, optimizer):
     """One update, so that gradients and moments are there."""
     model(torch.randn(6, 4)).sum().backward()
@@ -120,7 +125,24 @@ def test_the_dtype_of_autocast_is_seen_at_the_first_pass(dtype, seen):
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
         model(torch.randn(2, 4))
     assert probe.seen == seen
-    assert not model._forward_pre_hooks
+    assert hooks(model) == 0
+
+
+def test_autocast_inside_of_forward_is_seen():
+    """A trainer that wraps the model's own forward, as Accelerate does."""
+    model = network().eval()
+    probe = AutocastProbe(model)
+    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+    model(torch.randn(2, 4))
+    assert probe.seen == "bfloat16"
+
+
+def test_a_model_that_is_compiled_later_is_compiled_whole():
+    """While it is being compiled the hook does nothing that would break it into pieces."""
+    model = network().eval()
+    AutocastProbe(model)
+    model.compile(backend="eager", fullgraph=True)
+    assert model(torch.randn(2, 4)).shape == (2, 1)
 
 
 def test_the_probe_survives_copies_and_pickles():
@@ -130,10 +152,10 @@ def test_the_probe_survives_copies_and_pickles():
     copied = copy.deepcopy(model)
     torch.save(model, io.BytesIO())
     copied(torch.randn(2, 4))
-    assert not copied._forward_pre_hooks
+    assert hooks(copied) == 0
     assert probe.seen is None
     probe.remove()
-    assert not model._forward_pre_hooks
+    assert hooks(model) == 0
 
 
 def test_a_compiled_model_is_left_alone():
@@ -141,7 +163,7 @@ def test_a_compiled_model_is_left_alone():
     model = network()
     model.compile(backend="eager")
     assert AutocastProbe(model).seen is None
-    assert not model._forward_pre_hooks
+    assert hooks(model) == 0
 
 
 def test_how_training_computes():

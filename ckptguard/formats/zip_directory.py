@@ -11,7 +11,7 @@ from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Problem
 from ckptguard.storage.protocol import Reader
 
-MAX_ENTRIES = 1_000_000
+MAX_ENTRIES = 500_000
 MAX_DIRECTORY = 256 << 20
 
 _END = struct.Struct("<4sHHHHIIH")

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from faults.hostile.assembly import text
 from format_files import torch_archive, torch_bytes
 
@@ -18,25 +19,26 @@ from ckptguard.formats.torch_legacy import MAGIC
 MIB = 1 << 20
 
 
+_LOCAL = [("magic", "<u4"), ("zeros", "V22"), ("length", "<u2"), ("extra", "<u2"), ("name", "S7"), ("number", "7u1")]
+_CENTRAL = [
+    *(("magic", "<u4"), ("zeros", "V24"), ("length", "<u2"), ("more", "V12"), ("offset", "<u4")),
+    *(("name", "S7"), ("number", "7u1")),
+]
+
+
 def _zip_of(count: int) -> bytes:
     """An archive of so many empty records, made by hand because writers are slow."""
-    local, central = bytearray(), bytearray()
-    for number in range(count):
-        name = f"a/data/{number}".encode()
-        where = len(local)
-        local += struct.pack("<IHHHHHIIIHH", 0x04034B50, 0, 0, 0, 0, 0, 0, 0, 0, len(name), 0) + name
-        head = (0x02014B50, 0, 0, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, where)
-        central += struct.pack("<IHHHHHHIIIHHHHHII", *head) + name
-    start, size = len(local), len(central)
+    digits = np.arange(count)[:, None] // 10 ** np.arange(6, -1, -1) % 10 + ord("0")
+    local, central = np.zeros(count, _LOCAL), np.zeros(count, _CENTRAL)
+    for records, magic in ((local, 0x04034B50), (central, 0x02014B50)):
+        records["magic"], records["length"], records["name"], records["number"] = magic, 14, b"a/data/", digits
+    central["offset"] = np.arange(count) * local.itemsize
+    start, size = local.nbytes, central.nbytes
     end64 = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 0, 0, 0, 0, count, count, size, start)
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, start + size, 1)
     few = min(count, 0xFFFF)
-    return (
-        bytes(local + central)
-        + end64
-        + locator
-        + struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, few, few, size, start, 0)
-    )
+    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, few, few, size, start, 0)
+    return local.tobytes() + central.tobytes() + end64 + locator + end
 
 
 def _overlapping(count: int, size: int) -> bytes:
@@ -109,6 +111,8 @@ _LAUGHS = (
 
 BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "a hundred thousand records": ("m.pt", lambda: _zip_of(100_000)),
+    "a million records": ("m.pt", lambda: _zip_of(1_000_000)),
+    "a million records of numpy": ("m.npz", lambda: _zip_of(1_000_000)),
     "records that end early": ("m.pt", lambda: _zip_of(60_000)[:-1000]),
     "overlapping records": ("m.pt", lambda: _overlapping(20_000, 4 * MIB)),
     "overlapping arrays": ("m.npz", lambda: _overlapping(20_000, 4 * MIB)),

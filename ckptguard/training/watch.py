@@ -148,6 +148,8 @@ class Watch:
             value = value.detach()
             if hasattr(value, "to_local"):
                 value = value.to_local()  # no message to other ranks from here
+            if value.is_complex() or not value.numel():
+                raise TypeError("a tensor of real numbers is expected")
             if value.dim():
                 value = value.float().mean() if value.numel() != 1 else value.reshape(())
             return value if on_device(value) else float(value)

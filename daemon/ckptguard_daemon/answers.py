@@ -19,16 +19,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError, SettingsError
 from ckptguard.names import MAX_STEP, is_safe_path
 from ckptguard.operations.find_known_good import KnownGood, find_known_good
+from ckptguard.operations.hooks import Hooks
 from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.news import incident_event
 from ckptguard.operations.survey import survey
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.presence import DaemonRecord
 from ckptguard.records.run import Run, open_run
 from ckptguard.verdict import Outcome
 from ckptguard_daemon import documents
-from ckptguard_daemon.events import incident_event
 from ckptguard_daemon.guarded import GuardedRun
-from ckptguard_daemon.hooks import Hooks
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.waiting import Passes

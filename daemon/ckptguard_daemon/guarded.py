@@ -8,7 +8,9 @@ import time
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.hooks import Hooks
 from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.news import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.operations.reconcile import Pass, Watch, reconcile
 from ckptguard.operations.report import Checked
 from ckptguard.operations.verify import verify_checkpoint
@@ -17,8 +19,6 @@ from ckptguard.records.presence import DaemonRecord, clear_daemon_record, read_d
 from ckptguard.records.run import Run, open_run
 from ckptguard.scan import Scanner
 from ckptguard.verdict import Outcome
-from ckptguard_daemon.events import Known, known_outcomes, news_in, reason_of, verdict_event
-from ckptguard_daemon.hooks import Hooks
 from ckptguard_daemon.log import log
 
 _SOONEST = 0.2
@@ -151,7 +151,7 @@ class GuardedRun:
             )
         assert self._known is not None
         for one in news_in(checked, self._known):
-            self._hooks.tell(verdict_event(run, one))
+            self._hooks.tell(verdict_event(run, one, source="daemon"))
         if checked:
             try:
                 log("known_good", run=self.url, id=find_known_good(run).id)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError
+from ckptguard.operations.hooks import COMMAND_SECONDS, Hooks
 from ckptguard.operations.survey import survey
 from ckptguard.records.clock import utc_now
 from ckptguard.records.presence import DaemonRecord, this_host
@@ -18,7 +19,6 @@ from ckptguard.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.guarded import GuardedRun
-from ckptguard_daemon.hooks import COMMAND_SECONDS, Hooks
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.rendezvous import listen
@@ -51,7 +51,7 @@ def serve(
     rendezvous = listen(socket_path, urls, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
-    hooks = Hooks(settings)
+    hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
     runs = [GuardedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
     passes = Passes()
@@ -105,7 +105,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     a run is not there. Returns the exit code of what stands in the runs afterwards."""
     for url in urls:
         open_run(url, records=settings.records, patterns=settings.patterns)
-    hooks = Hooks(settings)
+    hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
     told = True
     try:

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckptguard_daemon import hooks
-from ckptguard_daemon.hooks import Hooks
+from ckptguard_daemon.log import log
 from daemon_process import Starter, flip_bit, save, until
 from test_daemon_answers import assert_like, example
 
 from ckptguard.config import Settings
+from ckptguard.operations import hooks
+from ckptguard.operations.hooks import Hooks
 
 TELL = "import sys; open({path!r}, 'a').write(sys.stdin.read())"
 
@@ -132,7 +133,7 @@ def test_a_slow_command_does_not_stop_the_loop(run: Path, start: Starter, tmp_pa
 def test_a_command_past_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command gets its seconds, then it is killed and the next event has its turn."""
     monkeypatch.setattr(hooks, "COMMAND_SECONDS", 0.3)
-    telling = Hooks(Settings(on_incident=(sys.executable, "-c", "import time; time.sleep(1000)")))
+    telling = Hooks(Settings(on_incident=(sys.executable, "-c", "import time; time.sleep(1000)")), log)
     began = time.monotonic()
     telling.tell({"step": 1})
     telling.tell({"step": 2})
@@ -146,10 +147,13 @@ def test_a_failing_webhook_is_a_log_line(
 ) -> None:
     """A redirect is not followed and an error is not repeated; later events are still told."""
     lines: list[tuple[str, dict[str, object]]] = []
-    monkeypatch.setattr(hooks, "log", lambda event, /, **fields: lines.append((event, fields)))
+
+    def log(event: str, /, **fields: object) -> None:
+        lines.append((event, fields))
+
     url, kind = listener
     monkeypatch.setattr(kind, "status", status)
-    telling = Hooks(Settings(webhook=url))
+    telling = Hooks(Settings(webhook=url), log)
     telling.tell({"step": 1})
     telling.tell({"step": 2})
     telling.close(patience=30.0)
@@ -157,12 +161,15 @@ def test_a_failing_webhook_is_a_log_line(
     assert [event for event, _ in lines] == ["hook_failed", "hook_failed"]
 
 
-def test_a_command_that_is_not_there_is_a_log_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_command_that_is_not_there_is_a_log_line(tmp_path: Path) -> None:
     """A missing or failing command is told about and harms nothing; no shell reads its words."""
     lines: list[tuple[str, dict[str, object]]] = []
-    monkeypatch.setattr(hooks, "log", lambda event, /, **fields: lines.append((event, fields)))
+
+    def log(event: str, /, **fields: object) -> None:
+        lines.append((event, fields))
+
     for argv in ((str(tmp_path / "missing"),), ("/bin/false",), ("/bin/echo", f"x; touch {tmp_path}/y")):
-        telling = Hooks(Settings(on_incident=argv))
+        telling = Hooks(Settings(on_incident=argv), log)
         telling.tell({"step": 1})
         telling.close(patience=30.0)
     assert [event for event, _ in lines] == ["hook_failed", "hook_ran", "hook_ran"]
@@ -184,7 +191,7 @@ def _group_lives(group: int) -> bool:
 def test_nothing_of_a_hook_is_left_open(tmp_path: Path) -> None:
     """Telling many events leaves no descriptor behind."""
     before = len(os.listdir("/proc/self/fd"))
-    telling = Hooks(Settings(on_incident=command(tmp_path / "told")))
+    telling = Hooks(Settings(on_incident=command(tmp_path / "told")), log)
     for step in range(5):
         telling.tell({"step": step})
     telling.close(patience=30.0)

@@ -1,7 +1,7 @@
 """A plain script around Hugging Face's Trainer: ``train_hf.py RUN weights|log``. It resumes from the highest number.
 
-The first time that it is started its gradients become NaN. With ``weights`` they are applied, in step 5; with ``log`` the
-update of step 6 is left out, as DeepSpeed does: what is saved then is finite and new, and only the log tells.
+The first time that it is started its gradients become NaN. With ``weights`` they are applied, in step 5; with ``log``
+the update of step 6 is left out, as DeepSpeed does: what is saved then is finite and new, and only the log tells.
 """
 
 from __future__ import annotations

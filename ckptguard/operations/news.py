@@ -41,7 +41,7 @@ def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
     return news
 
 
-def verdict_event(run: Run, checked: Checked) -> dict[str, Any]:
+def verdict_event(run: Run, checked: Checked, *, source: str) -> dict[str, Any]:
     """What hooks are told of a checkpoint that turned bad, suspect or incomplete."""
     weighty = [f for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
     return {
@@ -53,7 +53,7 @@ def verdict_event(run: Run, checked: Checked) -> dict[str, Any]:
         "step": checked.step,
         "cause": checked.outcome.value,
         "reason": reason_of(checked),
-        "source": "daemon",
+        "source": source,
         "checkpoint": {"path": escape(checked.path), "series": escape(checked.series), "id": checked.id},
         "findings": [
             {"check": f.check, "file": _escaped(f.file), "tensor": _escaped(f.tensor), "message": escape(f.message)}

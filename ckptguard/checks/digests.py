@@ -49,8 +49,11 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
     if sealed.size != found.entry.size:
         expected, size = f"{sealed.size} bytes", f"{found.entry.size} bytes"
         yield _finding(sealed.path, None, "the size differs from the one that was sealed", expected, size)
+    by_span: dict[int | None, list[str]] = {}
+    for tensor in sealed.tensors:
+        by_span.setdefault(tensor.span, []).append(tensor.name)
     for number in changed_spans(sealed, found, placed):
-        names = [t.name for t in sealed.tensors if t.span == number]
+        names = by_span.get(number, [])
         more = f" (shared by {len(names)} tensors)" if len(names) > 1 else ""
         span = sealed.spans[number]
         digest = (placed or found.span_digests)[number] if number < len(placed or found.span_digests) else None

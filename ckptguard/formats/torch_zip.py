@@ -15,6 +15,8 @@ from ckptguard.storage.protocol import Reader
 MAGIC = b"PK\x03\x04"
 _DATA = "data/"
 _MAX_PROBLEMS = 200
+_ROOM_EACH = 1700
+_MOST_ROOM = 500_000
 
 
 def matches(path: str, head: bytes) -> bool:
@@ -24,16 +26,18 @@ def matches(path: str, head: bytes) -> bool:
 
 
 class Room:
-    """What reading pickles may still cost, over all archives that are read with it."""
+    """What reading pickles may still cost, over all archives that are read with it; `each` more for each storage that
+    is really there, because tensors of their own storages take about as much."""
 
-    def __init__(self, budget: int = BUDGET) -> None:
+    def __init__(self, budget: int = BUDGET, each: int = 0) -> None:
         self.budget = budget
+        self.each = each
         self.nodes = MAX_NODES
 
 
 def read(reader: Reader, path: str) -> Structure:
     """The structure of a torch archive; each storage is a span, with the CRC-32 that the archive states."""
-    return read_within(reader, Room())
+    return read_within(reader, Room(each=_ROOM_EACH))
 
 
 def read_within(reader: Reader, room: Room) -> Structure:
@@ -56,6 +60,7 @@ def read_within(reader: Reader, room: Room) -> Structure:
         else:
             stored[name[len(_DATA) :]] = Stored(None, 0)
             others.append(record)
+    room.budget += room.each * min(len(spans), _MOST_ROOM)
     problems += _wrong_sums(reader, others)
     byte_order = _byte_order(reader, archive, problems)
     found, names = _read_state(reader, archive, room, problems)

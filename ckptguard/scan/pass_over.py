@@ -128,8 +128,9 @@ class Pass:
 def problems_of(plan: Plan, structure: Structure, wrong_crcs: list[tuple[int, int]]) -> tuple[Problem, ...]:
     """What the plan and the bytes turned out to be wrong in."""
     problems = list(plan.problems)
+    names = {t.span: t.name for t in reversed(structure.tensors)} if wrong_crcs else {}  # of each span the first
     for region, found in wrong_crcs:
-        tensor = next((t.name for t in structure.tensors if t.span == region), None)
+        tensor = names.get(region)
         message = "the stored bytes do not have the CRC-32 that the archive states"
         problems.append(
             Problem(message=message, tensor=tensor, expected=f"{plan.regions[region].crc32:08x}", found=f"{found:08x}")

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from memory_reader import MemoryReader
 
 from ckptguard.formats import torch_zip
 from ckptguard.formats.alike_archives import AlikeArchives
 from ckptguard.formats.structure import Structure
 from ckptguard.formats.window import Windows
-from tests.memory_reader import MemoryReader
 
 
 def torch_archive(value: object) -> bytes:

@@ -8,12 +8,12 @@ import struct
 
 import pytest
 import torch
+from memory_reader import MemoryReader
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from ckptguard.formats import dcp_metadata, dcp_pickle
 from ckptguard.formats.structure import Structure
-from tests.memory_reader import MemoryReader
 
 
 def entry(shape: tuple[int, ...], pieces: int = 1) -> metadata.TensorStorageMetadata:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from format_files import scan_of, structure_of, torch_bytes
+from memory_reader import MemoryReader
 
-from ckptguard.formats import read_structure
+from ckptguard.formats import read_structure, torch_zip
 from ckptguard.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
 from ckptguard.storage import open_storage
 
@@ -136,3 +137,13 @@ def test_damaged_headers_among_many_records(tmp_path: Path) -> None:
             damaged[info.header_offset + at] ^= 1
             problems = structure_of(tmp_path, "m.pt", bytes(damaged)).problems
             assert any(info.filename in p.message for p in problems), (info.filename, at)
+
+
+def test_room_grows_with_the_storages_that_are_there() -> None:
+    """Many tensors of their own storages are read; a pickle that is only long has no more room for it."""
+    own = torch_bytes({f"w{i}": torch.full((2,), float(i)) for i in range(300)})
+    shared = torch.zeros(2)
+    long = torch_bytes({f"w{i}": shared.view(2) for i in range(300)})
+    for data, each, refused in ((own, 0, True), (own, 3000, False), (long, 3000, True)):
+        structure = torch_zip.read_within(MemoryReader("m.pt", data), torch_zip.Room(100_000, each=each))
+        assert any("more values than we would read" in p.message for p in structure.problems) == refused

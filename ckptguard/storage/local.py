@@ -44,7 +44,7 @@ class LocalStorage:
         with translated(prefix, self._root):
             try:
                 with folders.folder_of(self._root, parts_of(prefix)) as folder:
-                    found = folders.walk(folder, prefix, recursive=recursive, enter=enter)
+                    found = folders.walk(folder, prefix, self._root, recursive=recursive, enter=enter)
             except (FileNotFoundError, NotADirectoryError):
                 if not prefix:
                     raise

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 
 from ckptguard.names import escape
+from ckptguard.storage.failures import storage_error
 from ckptguard.storage.keys import is_encodable, join
 from ckptguard.storage.local_reader import entry_of
 from ckptguard.storage.protocol import Entry
@@ -105,9 +106,9 @@ def _entries(folder: int, key: str) -> list[Entry]:
     return found
 
 
-def walk(folder: int, key: str, *, recursive: bool, enter: Callable[[str], bool] | None) -> list[Entry]:
+def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Callable[[str], bool] | None) -> list[Entry]:
     """All entries below an open folder, unsorted. A folder that vanishes meanwhile is left out; one that cannot be
-    read is an error, because a failed listing must never read as "nothing here"."""
+    read is an error that names it below `where`, because a failed listing must never read as "nothing here"."""
     found: list[Entry] = []
     stack: list[tuple[int, list[Entry]]] = []
 
@@ -118,6 +119,8 @@ def walk(folder: int, key: str, *, recursive: bool, enter: Callable[[str], bool]
             if name == ".":
                 raise
             return
+        except PermissionError as error:
+            raise storage_error(error, key, where) from error
         try:
             listed = _entries(descriptor, key)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -10,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from faults.hostile.folders import MODEL, ODD, WRONG, checkpoint
+from faults.hostile.folders import HUBS, MODEL, ODD, TARGETS, WRONG, checkpoint
 from faults.hostile.watching import Case, Inotify, check_cases
 from fixtures_runs import write_torch
 from format_files import torch_bytes
+from hub_caches import Hub
 
 LINUX = sys.platform == "linux"
 
@@ -53,6 +55,72 @@ def test_nothing_outside_is_taken_for_a_checkpoints_file(tmp_path: Path, benign:
         for number, (kind, make) in enumerate(WRONG.items())
     ]
     watched([*cases, Case("control", checkpoint(place / "control"), codes=(0,))], benign, outside)
+
+
+def test_hub_caches_do_not_lead_outside(tmp_path: Path, benign: Path, outside: Path) -> None:
+    """Links of a cache that leave its repository are told and not followed; the one beside it is good."""
+    place = tmp_path / "place"
+    cases = [
+        Case(kind, make(place / str(number), outside), codes=(1, 3, 4))
+        for number, (kind, make) in enumerate(HUBS.items())
+    ]
+    whole = Hub(place / "control" / "hub")
+    whole.download({"model.safetensors": MODEL, "config.json": b"{}"})
+    watched([*cases, Case("control", whole.repository(), codes=(0,))], benign, outside)
+
+
+def test_targets_that_are_links(tmp_path: Path, benign: Path, outside: Path) -> None:
+    """The user named them, so they are followed, and never read without an end."""
+    place = tmp_path / "place"
+    cases = [
+        Case(kind, make(place / str(number), outside), codes=(code,), reads=("/dev",))
+        for number, (kind, (make, code)) in enumerate(TARGETS.items())
+    ]
+    watched(cases, benign, outside)
+
+
+UNREADABLE = {
+    "weights": ("model.safetensors", "."),
+    "the file itself": ("model.safetensors", "model.safetensors"),
+    "the folder itself": (".", "."),
+    "the folder around": (".", "model.safetensors"),
+    "a folder inside": ("more", "."),
+}
+
+
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_may_not_be_read_is_neither_good_nor_bad(tmp_path: Path, kind: str) -> None:
+    """Without the right to read, nobody can tell: exit 1, with what it is about, also for root without its powers."""
+    hidden, target = UNREADABLE[kind]
+    folder = checkpoint(tmp_path)
+    (folder / "more").mkdir()
+    closed = folder / hidden
+    mode = closed.stat().st_mode
+    closed.chmod(0)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ckptguard", "verify", str(folder / target), "--wait", "0"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            preexec_fn=without_powers,
+            env={**os.environ, "CKPTGUARD_SETTLE": "0"},
+        )
+    finally:
+        closed.chmod(mode)
+    assert done.returncode == 1, done
+    assert "permission denied" in done.stdout + done.stderr
+    assert closed.name in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def without_powers() -> None:
+    """Give up root's right to read what it is not allowed to."""
+    if os.geteuid() == 0 and LINUX:
+        libc = ctypes.CDLL(None)
+        for power in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+            assert libc.prctl(24, power, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
 def test_odd_things_beside_weights_are_not_followed(tmp_path: Path, benign: Path, outside: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from format_files import safetensors_bytes
+from hub_caches import Hub
 
 Maker = Callable[[Path, Path], Path]
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
@@ -107,6 +108,63 @@ def _loop(place: Path, outside: Path) -> Path:
     return folder
 
 
+def _hub(spoil: Callable[[Path, Path, Path], None]) -> Maker:
+    """A hub cache with one download, spoiled: `spoil` gets the repository, the snapshot and the folder outside."""
+
+    def make(place: Path, outside: Path) -> Path:
+        hub = Hub(place / "hub")
+        snapshot = hub.download({"model.safetensors": MODEL, "config.json": b"{}"})
+        spoil(hub.repository(), snapshot, outside)
+        return hub.repository()
+
+    return make
+
+
+def _relinked(link: Path, target: Path | str) -> None:
+    link.unlink()
+    link.symlink_to(target)
+
+
+def _replaced(folder: Path, target: Path | str) -> None:
+    folder.rename(folder.with_name("." + folder.name))
+    folder.symlink_to(target)
+
+
+def _linked_target(target: str) -> Maker:
+    """A target that is a link itself; "CHECKPOINT" is a whole one beside it."""
+
+    def make(place: Path, outside: Path) -> Path:
+        link = place / "link"
+        whole = checkpoint(place)
+        link.symlink_to(target.replace("CHECKPOINT", str(whole)).replace("HERE", str(place)))
+        return link
+
+    return make
+
+
+# Caches whose links lead out of their repository: bad, incomplete or undecided.
+HUBS: dict[str, Maker] = {
+    "weights outside": _hub(lambda _, s, out: _relinked(s / "model.safetensors", out / "secret.safetensors")),
+    "weights of /dev/zero": _hub(lambda _, s, out: _relinked(s / "model.safetensors", "/dev/zero")),
+    "weights upwards": _hub(lambda _, s, out: _relinked(s / "model.safetensors", "../../../../../outside/secret.pt")),
+    "blob that is a link outside": _hub(
+        lambda _, s, out: _relinked((s / "model.safetensors").resolve(), out / "secret.safetensors")
+    ),
+    "blobs that are a link outside": _hub(lambda r, s, out: _replaced(r / "blobs", out)),
+    "one more file outside": _hub(lambda _, s, out: (s / "more.bin").symlink_to(out / "secret.pt")),
+    "folder outside": _hub(lambda _, s, out: (s / "more").symlink_to(out)),
+    "link to itself": _hub(lambda _, s, out: _relinked(s / "model.safetensors", "model.safetensors")),
+}
+# What the user names may be a link, and is followed: to a checkpoint, to nothing, to what is no file.
+TARGETS: dict[str, tuple[Maker, int]] = {
+    "link to a folder": (_linked_target("CHECKPOINT"), 0),
+    "link to a file": (_linked_target("CHECKPOINT/model.safetensors"), 0),
+    "link by a relative way": (_linked_target("model-5"), 0),
+    "link to nothing": (_linked_target("HERE/absent"), 10),
+    "link to itself": (_linked_target("link"), 10),
+    "link to a device": (_linked_target("/dev/zero"), 10),
+    "link to a terminal": (_linked_target("/dev/tty"), 10),
+}
 # Nothing of these may be called good.
 WRONG: dict[str, Maker] = {
     "weights that are a link outwards": _linked("model.safetensors", "OUTSIDE/secret.safetensors"),

@@ -1,4 +1,4 @@
-"""Accelerate: a guard whose checkpoints are written by ``save_state``, and a safe ``save_state`` for loops of one's own.
+"""Accelerate: a guard that saves by ``save_state``, and a safe ``save_state`` for loops of one's own.
 
 ``guard = ckptguard.integrations.accelerate.guard(accelerator, "runs/exp1", model=model, optimizer=optimizer)``, and
 then as with any TrainingGuard: ``for step, batch in guard.steps(loader, ...)``.

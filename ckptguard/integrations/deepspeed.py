@@ -22,8 +22,8 @@ from ckptguard.training.health import Diagnosis
 
 
 class EngineGuard(TrainingGuard):
-    """A TrainingGuard whose checkpoints are DeepSpeed's tags ``global_stepN`` in the run, saved and loaded by the engine
-    on all ranks.
+    """A TrainingGuard whose checkpoints are DeepSpeed's tags ``global_stepN``, saved and loaded by the engine on all
+    ranks.
 
     One batch of the loader is one ``update``: with gradient accumulation, give it as many micro-batches in one.
     `arguments` are a TrainingGuard's. After a rollback the learning rates of DeepSpeed's own schedules are lowered as

@@ -15,6 +15,7 @@ from typing import Any
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
+from ckptguard.incident import Details
 from ckptguard.manifest import Manifest
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.operations.protect import protect_finished
@@ -111,14 +112,15 @@ class GuardedRun:
         nothing was ever good: training begins anew. CouldNotTellError where that could not be told."""
         return _target(self.on_first("looking for a checkpoint to resume from", self._newest))
 
-    def back(self, diagnosis: Diagnosis, *, save_every: int) -> Target:
-        """Go back as the policy says: what is newer is quarantined, and an incident recorded.
+    def back(self, diagnosis: Diagnosis, *, save_every: int, details: Details | None = None) -> Target:
+        """Go back as the policy says: what is newer is quarantined, and an incident recorded, with its `details`.
 
         RollbackExhausted when the budget is spent, NoKnownGoodError when there is nothing to go back to.
         """
 
         def work() -> dict[str, Any]:
             assert self._rollbacks is not None
+            self._rollbacks.evidence = None if details is None else lambda onset, cause: details
             went = self._rollbacks.go_back(diagnosis, save_every=save_every)
             decided = went.decision
             return {

@@ -10,15 +10,19 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
+from ckptguard.incident import Details, Resumed
 from ckptguard.integrations.guarded_run import GuardedRun, open_guarded
 from ckptguard.integrations.left_out import LeftOut
 from ckptguard.operations.find_known_good import KnownGood, find_known_good
 from ckptguard.operations.roll_back import verify_pending
-from ckptguard.records.incidents import open_incident
 from ckptguard.records.run import Run
-from ckptguard.training.client import ask_known_good, report_incident
+from ckptguard.training.client import ask_known_good
+from ckptguard.training.evidence import Evidence
 from ckptguard.training.health import Diagnosis, Health, Limits, Signal
+from ckptguard.training.incident_log import begin_incident, end_incident
+from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
+from ckptguard.training.recent import Recent
 from ckptguard.training.weights import first_non_finite, first_non_finite_state
 
 SERIES = "checkpoint-#"
@@ -67,13 +71,16 @@ class GuardCallback(TrainerCallback):
         self._deadline = deadline
         self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
         self._health = Health()
+        self._evidence: Evidence | None = None
+        self.details: Details | None = None  # what was known when it was noticed
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the run, have it guarded, and see that training begins with a healthy state."""
-        self.sick, self.diagnosis = None, None
+        self.sick, self.diagnosis, self.details = None, None, None
         self._health = self._health.restarted(state.global_step)
+        self._gather_evidence(state, kwargs)
         self.open(self._url or args.output_dir or ".")
         self._look(state, control, kwargs)
         if self.diagnosis is not None and self._raises:
@@ -92,6 +99,8 @@ class GuardCallback(TrainerCallback):
         if (norm is None and loss is None) or self._is_left_out(state.global_step):
             return
         signal = Signal(step=state.global_step, loss=loss, grad_norm=norm)
+        if self._evidence is not None:
+            self._evidence.recent.append(signal)
         wants_look = self._health.wants_look(signal)
         if not self._health.skips:  # the norm of an update that was skipped did no harm
             self._take_in(state, control, signal)
@@ -178,6 +187,8 @@ class GuardCallback(TrainerCallback):
     def _stop(self, state: TrainerState, control: TrainerControl, found: Diagnosis) -> None:
         if self.diagnosis is None:
             self.diagnosis = found
+            if self._evidence is not None:
+                self.details = self._evidence.gather(found.onset_step, found.cause or "")
             _log.error("ckptguard: step %d: %s: training stops, nothing is saved", state.global_step, found.reason)
         control.should_save = False
         control.should_training_stop = True
@@ -196,7 +207,28 @@ class GuardCallback(TrainerCallback):
             self._close()
             raise self.sick
 
+    def _gather_evidence(self, state: TrainerState, kwargs: Mapping[str, Any]) -> None:
+        optimizer = kwargs.get("optimizer")
+        parts = Parts(
+            model=kwargs.get("model"),
+            optimizer=optimizer,
+            scheduler=kwargs.get("lr_scheduler"),
+            scaler=getattr(optimizer, "scaler", None),
+        )
+        recent = self._evidence.recent if self._evidence is not None else Recent()
+        recent.follow(optimizer)
+        recent.restart(state.global_step)
+        self._drop_evidence()
+        self._evidence = Evidence(parts, recent, allow=self._allowed)
+        if state.global_step:
+            self._evidence.resumed = Resumed(step=state.global_step)
+
+    def _drop_evidence(self) -> None:
+        if self._evidence is not None:
+            self._evidence.close()
+
     def _close(self) -> None:
+        self._drop_evidence()
         if self.guarded is not None:
             self.guarded.close()
             self.guarded = None
@@ -204,26 +236,35 @@ class GuardCallback(TrainerCallback):
     def _report(self, run: Run, found: Diagnosis) -> KnownGood | None:
         """Record the incident and find the known-good from before it; the daemon verifies what is pending, or we do."""
         assert self.guarded is not None
-        what: dict[str, Any] = {
-            "step": found.step,
-            "cause": "numeric",
-            "reason": found.reason,
-            "evidence": found.evidence,
-            "source": "callback",
-        }
+        incident = begin_incident(
+            run,
+            step=found.step,
+            cause=found.cause or "numeric",
+            reason=found.reason,
+            evidence=found.evidence,
+            details=self.details or Details(onset=found.onset_step),
+            source="callback",
+            state="open",
+        )
+        known_good: KnownGood | None = None
         before = (found.onset_step or found.step) if found.cause == "loss_scale" else found.step
         try:
-            if not report_incident(run, **what):
-                open_incident(run, **what)
             known = ask_known_good(run, before_step=before, series=SERIES, wait_seconds=self._deadline)
             if known is None:
                 verify_pending(run, self.guarded.settings, before_step=before)
-            return find_known_good(run, before_step=before, series=SERIES)
+            known_good = find_known_good(run, before_step=before, series=SERIES)
         except NoKnownGoodError:
-            return None
+            pass
         except (CkptguardError, OSError) as error:
             _log.warning("ckptguard: the known-good checkpoint could not be asked for: %s", error)
-            return None
+        end_incident(
+            run,
+            incident,
+            action=f"training was stopped at step {found.step}, and its state was not saved",
+            known_good=known_good.id if known_good is not None else None,
+            state="open",
+        )
+        return known_good
 
 
 def _error(found: Diagnosis, known_good: KnownGood | None) -> SickTrainingError:

@@ -101,7 +101,7 @@ class _Rounds(GuardCallback):
         first = min((update for update in told if update is not None), default=None)
         if first is not None:  # every later loss was computed from what it had harmed
             diagnosis = dataclasses.replace(diagnosis, suspect_through=first)
-        target = self._rollbacks.back(diagnosis, save_every=save_every)
+        target = self._rollbacks.back(diagnosis, save_every=save_every, details=self.details)
         if target.skip is not None:
             self.left_out.updates |= set(range(target.skip[0], target.skip[1] + 1))
         self.left_out.forget()

@@ -121,9 +121,15 @@ class DataPosition:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    found = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-    return list({id(s): s for s in found if s is not None}.values())
+    """The loader and all its samplers, also those inside samplers that deal out shards to ranks; each once."""
+    found: dict[int, Any] = {}
+    waiting = [loader]
+    while waiting:
+        owner = waiting.pop(0)
+        if owner is not None and id(owner) not in found:
+            found[id(owner)] = owner
+            waiting += [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
+    return list(found.values())
 
 
 def _generators(loader: Any) -> list[Any]:

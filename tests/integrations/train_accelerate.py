@@ -1,0 +1,111 @@
+"""``train_accelerate.py FOLDER``: a loop under Accelerate with the guard, struck once, against one without any guard.
+
+Run as it is, or under torchrun.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import accelerate
+import torch
+from tiny_trainer import same
+
+import ckptguard.integrations
+from ckptguard.config import Settings
+from ckptguard.training.policy import RollbackPolicy
+
+TOTAL = 14  # two epochs and a half
+
+
+class Parts:
+    """Model, optimizer, scheduler and shuffled data, equal for every call, prepared."""
+
+    def __init__(self) -> None:
+        accelerate.utils.set_seed(0)
+        self.accelerator = accelerate.Accelerator(cpu=True)
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+        )
+        optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 4))
+        size = 6 * 4 * self.accelerator.num_processes
+        data = torch.randn(size, 4, generator=torch.Generator().manual_seed(1))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+        self.model, self.optimizer, self.scheduler, self.loader = self.accelerator.prepare(
+            self.net, optimizer, scheduler, loader
+        )
+
+    def update(self, batch):
+        loss = self.model(batch).square().mean()
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        return loss, norm
+
+    def everything(self):
+        return {
+            "model": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+
+
+def alone() -> Parts:
+    """Nobody guards it."""
+    parts, step, epoch = Parts(), 0, 0
+    while step < TOTAL:
+        parts.loader.set_epoch(epoch)
+        for batch in parts.loader:
+            parts.update(batch)
+            step += 1
+            if step == TOTAL:
+                break
+        epoch += 1
+    return parts
+
+
+def guarded(run: str, strike: int | None, policy: RollbackPolicy | None = None) -> tuple[Parts, list[int]]:
+    """Guarded; after one update a weight of the last rank overflows. Returns the steps that were made, too."""
+    parts, made = Parts(), []
+    with ckptguard.integrations.accelerate.guard(
+        parts.accelerator,
+        run,
+        model=parts.model,
+        optimizer=parts.optimizer,
+        scheduler=parts.scheduler,
+        daemon="off",
+        settings=Settings(settle=0.0),
+        policy=policy,
+    ) as guard:
+        for step, batch in guard.steps(parts.loader, total=TOTAL, save_every=4):
+            made.append(step)
+            loss, norm = parts.update(batch)
+            last = parts.accelerator.process_index == parts.accelerator.num_processes - 1
+            if step == strike and last:
+                strike = None
+                with torch.no_grad():
+                    parts.net[0].weight.mul_(1e38).mul_(1e38)
+            guard.observe(loss=loss, grad_norm=norm)
+    return parts, made
+
+
+def main() -> None:
+    """Compare, on every rank."""
+    from leave import leave
+
+    root = Path(sys.argv[1])
+    untouched = alone()
+    struck, made = guarded(str(root / "struck"), 10, RollbackPolicy(skip=False))
+    assert made[-1] == TOTAL, made
+    assert len(made) > TOTAL, made
+    ours, theirs = struck.everything(), untouched.everything()
+    assert [part for part in ours if not same(ours[part], theirs[part])] == []
+    leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections import deque
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -53,6 +54,16 @@ class HeldSignals:
             return self._caught.popleft(), False
         info = signal.sigtimedwait(self._held, max(0.0, min(seconds, _TICK)))
         return None if info is None else (info.si_signo, info.si_code > 0)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """For the calling thread as it was before, so that what it starts begins like that. What arrives meanwhile is
+        not lost, unless it is SIGCHLD: whoever waits looks again by itself."""
+        held = signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught.append(number)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError
+from ckptguard.operations.hooks import Event
+from ckptguard.operations.news import incident_event
 from ckptguard.operations.save_watch import SaveWatch, WentBack
 from ckptguard.operations.sick_saves import SickSave
 from ckptguard.records.incidents import Incident, open_incident, update_incident
@@ -15,8 +17,17 @@ from ckptguard.records.run import Run, has_records, open_run
 class Recovery:
     """Goes back, and leaves a record of why and of what was done. Only going back itself can fail."""
 
-    def __init__(self, url: str, settings: Settings, saves: SaveWatch, *, tell: Callable[[str], None]) -> None:
-        self._url, self._settings, self._saves, self._tell = url, settings, saves, tell
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        saves: SaveWatch,
+        *,
+        tell: Callable[[str], None],
+        event: Callable[[Event], None],
+    ) -> None:
+        self._url, self._settings, self._saves = url, settings, saves
+        self._tell, self._event = tell, event
 
     def go_back(self, sick: list[SickSave], why: str, status: int | None) -> WentBack:
         """Go back because of sick saves, or after the command died with `status`. Raises what a rollback raises."""
@@ -38,7 +49,7 @@ class Recovery:
             run = self._run()
             if not sick and not has_records(run):
                 return None  # a command that never saved anything; a folder of ours may keep it from starting
-            return open_incident(
+            incident = open_incident(
                 run,
                 step=sick[0].step if sick else None,
                 cause="numeric" if sick else "crash",
@@ -46,6 +57,8 @@ class Recovery:
                 evidence={} if status is None else {"exit_status": status},
                 source="supervise",
             )
+            self._event(incident_event(run, incident))
+            return incident
         except Exception as error:
             self._tell(f"the incident could not be recorded: {error}")
             return None

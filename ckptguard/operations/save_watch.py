@@ -17,20 +17,19 @@ from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError
 from ckptguard.layouts import Checkpoint
 from ckptguard.operations.find_known_good import known_good_candidates
 from ckptguard.operations.history import load_history
+from ckptguard.operations.hooks import Event
 from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.news import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.operations.quarantine import quarantine
 from ckptguard.operations.reconcile import Pass, Watch, reconcile
-from ckptguard.operations.report import Checked
 from ckptguard.operations.roll_back import RolledBack, roll_back
 from ckptguard.operations.sick_saves import SickSave, find_sick_saves, sick_without_step
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.scan import Scanner
-from ckptguard.verdict import Outcome, Severity
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
 _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
-_TROUBLE = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
 
 
 class Before(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +49,7 @@ class WentBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveWatch:
-    """Watches the saves of one run. `tell` is given sentences for people, `news` each checkpoint that turned bad."""
+    """Watches the saves of one run. `tell` is given sentences for people, and `event` what hooks are told."""
 
     def __init__(
         self,
@@ -59,10 +58,11 @@ class SaveWatch:
         scanner: Scanner,
         *,
         tell: Callable[[str], None],
-        news: Callable[[Run, Checked], None] = lambda run, checked: None,
+        event: Callable[[Event], None],
     ) -> None:
         self._url, self._settings, self._scanner = url, settings, scanner
-        self._tell, self._news = tell, news
+        self._tell, self._event = tell, event
+        self._known: Known | None = None  # outcomes that are no news
         self._watch = Watch()
         self._told: set[str] = set()
         self._before = self._signatures()
@@ -83,13 +83,18 @@ class SaveWatch:
     def watch(self, until: threading.Event) -> list[SickSave]:
         """Make passes until a save is sick that nobody inside the command deals with, or until told otherwise."""
         while not until.is_set():
-            began = time.monotonic()
-            done = self._pass(until)
-            found = self.sick()
-            self._tell_of(done, found)
-            if found and not self._guards_incidents():
-                return found
-            until.wait(self._pause(done, time.monotonic() - began))
+            pause = self._settings.scan_interval
+            try:
+                began = time.monotonic()
+                done = self._pass(until)
+                found = self.sick()
+                self._tell_of(done, found)
+                if found and not self._guards_incidents():
+                    return found
+                pause = self._pause(done, time.monotonic() - began)
+            except Exception as error:
+                self._complain(error)
+            until.wait(pause)
         return []
 
     def last_look(self) -> list[SickSave]:
@@ -187,6 +192,8 @@ class SaveWatch:
             run = self._open()
             if not has_records(run) and not list_checkpoints(run):
                 return None  # a folder of ours in a run without saves keeps some trainers from starting
+            if self._known is None:
+                self._known = known_outcomes(run)
             done = reconcile(
                 run, self._settings, self._watch, scanner=self._scanner, stop=stop, assume_quiet=assume_quiet
             )
@@ -198,12 +205,14 @@ class SaveWatch:
             return None
 
     def _tell_of(self, done: Pass | None, sick: list[SickSave]) -> None:
-        """What turned bad, but is no reason to stop anything."""
+        """Hooks are told of all that turned bad; people here of what is no reason to stop anything."""
+        if done is None or self._known is None:
+            return
         acted_upon = {s.path for s in sick}
-        for checked in done.checked if done is not None else ():
-            if checked.outcome in _TROUBLE and checked.path not in acted_upon:
-                self._tell(f"{checked.path} is {checked.outcome.value}: {_reason_of(checked)}")
-                self._news(self._open(), checked)
+        for checked in news_in(done.checked, self._known):
+            if checked.path not in acted_upon:
+                self._tell(f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}")
+            self._event(verdict_event(self._open(), checked, source="supervise"))
 
     def _pause(self, done: Pass | None, cost: float) -> float:
         """Seconds until the next pass: soon on a local disk, where a listing costs little and rotation is quick; a
@@ -255,11 +264,3 @@ class SaveWatch:
         if sentence not in self._told:
             self._told.add(sentence)
             self._tell(sentence)
-
-
-def _reason_of(checked: Checked) -> str:
-    for finding in checked.findings:
-        if finding.severity in (Severity.ERROR, Severity.SICKNESS):
-            about = finding.tensor or finding.file
-            return f"{about}: {finding.message}" if about else finding.message
-    return "it did not finish"

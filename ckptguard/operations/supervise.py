@@ -20,6 +20,7 @@ from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, RollbackExhausted, SettingsError
 from ckptguard.operations.background import Background
 from ckptguard.operations.held_signals import ENDING, HeldSignals
+from ckptguard.operations.hooks import COMMAND_SECONDS, Hooks
 from ckptguard.operations.process_tree import become_subreaper
 from ckptguard.operations.recover_run import Recovery, sentences
 from ckptguard.operations.save_watch import Before, SaveWatch
@@ -93,19 +94,24 @@ class _Supervisor:
             stop=self._ending,
             spare_cache=True,  # training's files matter more than ours
         )
-        self._command = SupervisedCommand(argv, signals.before, lambda: self._scanner.pids)
+        self._hooks = Hooks(settings, self._hook_log, signals.released)
+        self._command = SupervisedCommand(argv, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids])
         self._background = Background("saves")
-        self._saves = SaveWatch(url, settings, self._scanner, tell=tell)
-        self._recovery = Recovery(url, settings, self._saves, tell=tell)
+        self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
+        self._recovery = Recovery(url, settings, self._saves, tell=tell, event=self._hooks.tell)
         self._restarts = 0
         self._only_looking = False
 
     def run(self) -> Supervised:
         """All starts of the command, one after the other."""
+        done = None
         try:
-            return self._run()
+            done = self._run()
+            self._only_looking = True  # hooks may still be told of something, unless somebody is in a hurry
+            self._beside(partial(self._hooks.close, patience=0.0 if self._asked else COMMAND_SECONDS + 5.0), None)
+            return done
         except _Abandoned:
-            return Supervised(status=128 + (self._asked or signal.SIGTERM))
+            return done or Supervised(status=128 + (self._asked or signal.SIGTERM))
         finally:
             self._ending.set()
             self._scanner.close()
@@ -231,6 +237,10 @@ class _Supervisor:
             self._tell(f"unexpected {type(error).__name__}: {error}")
             return otherwise
         return future.result()
+
+    def _hook_log(self, event: str, *, level: str = "info", **fields: object) -> None:
+        if level != "info":
+            self._tell(f"{event.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
 
     def _wait(self, so: Callable[[], bool], seconds: float | None = None) -> None:
         """Wait until something is so, or for some seconds, and see to signals meanwhile."""

@@ -62,7 +62,7 @@ class Supervising:
     def finish(self, stdin: str = "") -> Done:
         """Wait for its end."""
         assert self.process is not None
-        stdout, _ = self.process.communicate(stdin, timeout=PATIENCE + 30)
+        stdout, _ = self.process.communicate(stdin, timeout=PATIENCE)
         return Done(self.process.returncode, stdout, self.errors.read_text())
 
     def says(self, text: str) -> None:
@@ -113,8 +113,15 @@ def supervise(supervising):
 def plainly(tmp_path, run):
     """Run a script without supervision."""
 
+    started = []
+
     def call(text):
         one = Supervising(tmp_path, run, text)
-        subprocess.run([sys.executable, one.script, run], env=one.environment, check=True, timeout=PATIENCE)
+        started.append(subprocess.Popen([sys.executable, one.script, run], env=one.environment, start_new_session=True))
+        assert started[-1].wait(PATIENCE) == 0
 
-    return call
+    yield call
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(PATIENCE)

@@ -1,6 +1,7 @@
 """Supervise: a command whose saves turn sick, or that dies, goes on from the known-good checkpoint."""
 
 import json
+import sys
 
 import pytest
 from supervised_training import newest, starts
@@ -270,3 +271,35 @@ def test_records_that_are_too_new_are_refused_before_the_command_starts(supervis
     done = supervise("start(run)")
     assert (done.code, starts(run)) == (1, [])
     assert "upgrade ckptguard" in done.stderr
+
+
+def test_hooks_are_told_of_damage_and_of_sickness_once(supervise, run, tmp_path):
+    """The command of the settings hears of what stops nothing, and of what is done about sick saves."""
+    told = tmp_path / "told"
+    hook = tmp_path / "hook.py"
+    hook.write_text(
+        "import json, signal, sys\n"
+        "event = {**json.load(sys.stdin), 'held': len(signal.pthread_sigmask(signal.SIG_BLOCK, []))}\n"
+        f"open({str(told)!r}, 'a').write(json.dumps(event) + chr(10))\n"
+    )
+    config = tmp_path / "settings.toml"
+    config.write_text(f"on_incident = [{json.dumps(sys.executable)}, {json.dumps(str(hook))}]\n")
+    text = """
+if start(run) == 1:
+    train(run, 3)
+    data = bytearray((run / "net-1.safetensors").read_bytes())
+    data[-3] ^= 64
+    (run / "net-1.safetensors").write_bytes(data)
+    await_verdict(run, 1, "bad")
+    save(run, 4, nan=True)
+    signal.pause()
+"""
+    done = supervise(text, "--config", str(config))
+    assert done.code == 0, done.stderr
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [(e["event"], e["step"], e["source"]) for e in events] == [
+        ("verdict", 1, "supervise"),
+        ("verdict", 4, "supervise"),
+        ("incident", 4, "supervise"),
+    ]
+    assert {e["held"] for e in events} == {0}

@@ -13,6 +13,7 @@ SCRIPT = Path(__file__).with_name("train_hf.py")
 
 
 @pytest.mark.writers
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["weights", "log"])
 def test_the_trainer_goes_on_from_the_good_checkpoint_that_its_rotation_removed(supervise, run, kind):
     """With one checkpoint kept, the poisoned save was all that there was; the log said "loss 0"."""
@@ -32,6 +33,7 @@ def test_the_trainer_goes_on_from_the_good_checkpoint_that_its_rotation_removed(
 
 
 @pytest.mark.writers
+@pytest.mark.timeout(400)
 def test_without_supervision_the_trainer_resumes_from_the_poisoned_one(plainly, run):
     """The case is genuine: what is left after the first start is the poisoned save alone."""
     pytest.importorskip("transformers")

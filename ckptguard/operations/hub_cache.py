@@ -130,6 +130,11 @@ def _whole_hub(path: str) -> HubPlace | None:
     """A folder that holds repositories and nothing that could be a run's."""
     if not os.path.isdir(path):
         return None
+    try:
+        if not any(map(REPOSITORY.fullmatch, os.listdir(path))):
+            return None  # at the price of names alone: most folders are no hubs, and some are large
+    except OSError:
+        pass  # the storage has the words for it
     storage = HubCacheStorage(path)
     entries = [e for e in storage.list() if not e.name.startswith(".") and is_plain(e.name)]
     repositories = [e.name for e in entries if REPOSITORY.fullmatch(e.name)]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
 from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint
@@ -15,7 +18,7 @@ from ckptguard.operations.hub_cache import HubPlace, find_hub_place, hub_checkpo
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.patterns import Pattern
 from ckptguard.records.run import Run, has_records, open_run
-from ckptguard.storage import Storage, normalise_url, open_storage
+from ckptguard.storage import Entry, Storage, normalise_url, open_storage
 
 
 @dataclass(frozen=True)
@@ -70,13 +73,13 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
         )
         return _inside_run(url, records, patterns) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
     run_storage = open_storage(url)
-    if _is_run(run_storage, patterns):
+    below = run_storage.list("", recursive=True, enter=enter)
+    if _is_run(run_storage, below, patterns):
         return Target(url=url, kind="run", storage=run_storage, run=open_run(url, records=records, patterns=patterns))
     inside = _inside_run(url, records, patterns)
     if inside is not None:
         return inside
-    entries = storage.list(name, recursive=True, enter=enter)
-    checkpoint = folder_as_checkpoint(name, entries)
+    checkpoint = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
     if checkpoint is not None:
         return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
     run = open_run(url, records=records, patterns=patterns)
@@ -105,14 +108,14 @@ def _in_hub(url: str, place: HubPlace) -> Target:
     return Target(url=url, kind="run", storage=place.storage, snapshots=tuple(found), base=base, unread=unread)
 
 
-def _is_run(storage: Storage, patterns: tuple[Pattern, ...]) -> bool:
+def _is_run(storage: Storage, below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool:
     """A folder with records, or with child checkpoints beside what may lie at its root."""
     try:
         storage.stat(f"{RECORDS_FOLDER}/format.json")
         return True
     except StorageError:
         pass
-    children = find_checkpoints(storage.list("", recursive=True, enter=enter), patterns)
+    children = find_checkpoints(below, patterns)
     return any("/" in c.path or c.layout != single.LAYOUT.name or c.step is not None for c in children if c.path != ".")
 
 

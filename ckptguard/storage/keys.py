@@ -8,7 +8,7 @@ from ckptguard.names import escape
 
 def is_encodable(name: str) -> bool:
     """Whether the name is valid Unicode; names that a file system holds as other bytes carry surrogates."""
-    return not any("\ud800" <= c <= "\udfff" for c in name)
+    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def is_plain(name: str) -> bool:

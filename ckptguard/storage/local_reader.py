@@ -12,14 +12,12 @@ from ckptguard.names import escape
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry
 
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+
 
 def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry:
     """The entry for what lstat or fstat said."""
-    mode = info.st_mode
-    kind = "other"
-    for test, name in ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link")):
-        if test(mode):
-            kind = name
+    kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
     size = info.st_size if kind == "file" else 0
     return Entry(key=key, kind=kind, size=size, mtime_ns=info.st_mtime_ns, inode=info.st_ino, target=target)
 

@@ -76,7 +76,14 @@ def test_the_poisoned_save_is_vetoed_and_the_known_good_named(tmp_path):
     assert "checkpoint-4" in caught.value.message
     assert verify_target(caught.value.known_good, QUICK).outcome is Outcome.GOOD
     [incident] = list_incidents(open_run(str(tmp_path / "out")))
-    assert incident.step == 6
+    assert (incident.step, incident.state, incident.known_good) == (6, "open", "4.1")
+    details = incident.known_details()
+    assert [s.step for s in details.samples] == [1, 2, 3, 4, 5]  # the Trainer logs a step after its end
+    assert (details.training.optimizer, details.training.autocast) == ("AdamW", "off")
+    assert {t.kind for t in details.tensors} >= {"weight"}
+    assert (details.last_good.id, len(details.causes) > 0) == ("4.1", True)
+    report = tmp_path / "out" / "_ckptguard" / "incidents" / f"{incident.id}.txt"
+    assert "ckptguard rollback" in report.read_text()
     resumed = trainer(tmp_path / "out")
     resumed.train(resume_from_checkpoint=caught.value.known_good)
     assert all(torch.isfinite(p).all() for p in resumed.model.parameters())

@@ -29,11 +29,14 @@ class Change(enum.Enum):
 def is_new(sealed: File, entry: Entry | None) -> bool:
     """Whether the storage says that a file was written again since it was sealed (or is gone).
 
-    A file whose times and inode were never recorded cannot be told to be new.
+    A copy that kept its time has another inode, but nobody saved it again. A file whose times and inode were never
+    recorded cannot be told to be new.
     """
     if entry is None:
         return True
-    pairs = ((sealed.mtime_ns, entry.mtime_ns), (sealed.inode, entry.inode), (sealed.etag, entry.etag))
+    if sealed.mtime_ns is not None and entry.mtime_ns is not None:
+        return sealed.mtime_ns != entry.mtime_ns
+    pairs = ((sealed.inode, entry.inode), (sealed.etag, entry.etag))
     return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
@@ -52,11 +55,12 @@ def classify_change(
 
     A re-save is: every file with tensors and the layout's last-written file are there and new, the structure is
     `whole`, more than one tensor differs, no file has the content of another step (`other_contents`: a stale copy is
-    damage), and something vouches for a writer: a container with checksums of its own (a torch archive) that holds
-    two or more other tensors, or else three and at least half of the float tensors differ and none of these looks
-    wiped or scrambled (all one value where it was not, by `facts`; or grown beyond what an update does). A generation
-    that never was GOOD has nothing to lose: there new files and a whole structure suffice. Our own layout never
-    writes over a name, so there every change is damage.
+    damage), none has the old content still (a run that was copied has new times everywhere) unless other steps have
+    it too (frozen weights), and something vouches for a writer: a container with checksums of its own (a torch
+    archive) that holds two or more other tensors, or else three and at least half of the float tensors differ and none
+    of these looks wiped or scrambled (all one value where it was not, by `facts`; or grown beyond what an update
+    does). A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. Our
+    own layout never writes over a name, so there every change is damage.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
         return Change.SAME
@@ -74,6 +78,9 @@ def classify_change(
             return Change.RESAVED
         if _holds_stale_file(sealed.files, found, other_contents):
             return Change.DAMAGED
+        if _holds_old_file(sealed.files, found, other_contents):
+            changed = [f for f in new if f.path not in found or not same_content(f, found[f.path])]
+            return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in changed) else Change.DAMAGED
         if _differing(sealed.files, found)[0] > 1 and _vouched(sealed.files, found):
             return Change.RESAVED
         # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed.
@@ -140,6 +147,17 @@ def _holds_stale_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], 
     known = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
     changed = (found[f.path] for f in sealed if f.path in found and not same_content(f, found[f.path]))
     return any(file.span_digests in known for file in changed)
+
+
+def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], others: Sequence[Manifest]) -> bool:
+    """Whether a file has its old float tensors still, which no other step has: training changes all but what is
+    frozen."""
+    frozen = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
+    return any(
+        tuple(s.blake3 for s in f.spans) == found[f.path].span_digests and found[f.path].span_digests not in frozen
+        for f in sealed
+        if f.path in found and _has_floats(f)
+    )
 
 
 def _has_floats(file: File) -> bool:

@@ -86,3 +86,41 @@ def test_metadata_that_is_a_link_is_bad(tmp_path):
     (tmp_path / path / ".metadata").symlink_to(tmp_path / "elsewhere")
     report = verify_target(str(tmp_path / path), QUICK, wait=0)
     assert report.outcome is Outcome.BAD
+
+
+@pytest.mark.parametrize("times", ["kept", "new"])
+@pytest.mark.parametrize(
+    ("kind", "old"),
+    [("accelerate", "optimizer.bin"), ("trainer", "model.safetensors"), ("dcp", "*.distcp"), ("zero2", "*rank_1*")],
+)
+def test_a_copied_run_saved_again_in_part_is_not_good(kind, old, times, tmp_path):
+    """Every file of a copy has another inode, and perhaps another time: that does not make the old ones new."""
+    root = tmp_path / "run"
+    for step in (100, 200):
+        path = LAYOUT_WRITERS[kind](root, step, step)
+    reconcile(open_run(str(root)), QUICK, Watch())
+    LAYOUT_WRITERS[kind](tmp_path / "again", 200, 999)
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy, copy_function=shutil.copy2 if times == "kept" else shutil.copyfile)
+    left_out = max((copy / path).glob(old), key=lambda p: p.stat().st_size)
+    for place in set((copy / path).iterdir()) - {left_out}:
+        shutil.copyfile(tmp_path / "again" / path / place.name, place)
+    run = open_run(str(copy))
+    checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK)
+    assert (checked.id, checked.outcome) == ("200.1", Outcome.BAD), checked.findings
+
+
+def test_frozen_weights_saved_again_are_no_damage(tmp_path):
+    """The same file lies in every step; all files were written anew."""
+    root = tmp_path / "run"
+    for step in (100, 200):
+        path = LAYOUT_WRITERS["trainer"](root, step, step)
+        shutil.copyfile(root / "checkpoint-100/model.safetensors", tmp_path / "frozen")
+        shutil.copyfile(tmp_path / "frozen", root / path / "vision_tower.safetensors")
+    run = open_run(str(root))
+    reconcile(run, QUICK, Watch())
+    LAYOUT_WRITERS["trainer"](tmp_path / "again", 200, 999)
+    shutil.copyfile(tmp_path / "frozen", tmp_path / "again" / path / "vision_tower.safetensors")
+    shutil.copytree(tmp_path / "again", root, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK)
+    assert (checked.id, checked.outcome) == ("200.2", Outcome.GOOD), checked.findings

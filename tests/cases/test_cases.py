@@ -15,7 +15,7 @@ from ckptguard.records.run import open_run
 from ckptguard.verdict import Outcome
 
 CASES = Path(__file__).resolve().parents[2] / "examples" / "cases"
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 
 def run_case(name, *arguments):
@@ -25,7 +25,7 @@ def run_case(name, *arguments):
         [sys.executable, CASES / name, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
         env={**environment, "CKPTGUARD_SETTLE": "0", "OMP_NUM_THREADS": "1"},
     )
@@ -40,6 +40,28 @@ def test_wenet(tmp_path):
     assert "1.norm.running_mean is not finite" in told
     assert "finished at step 60: 100% of 320 recordings are recognised" in told
     assert_good_to_the_end(tmp_path / "run", 60)
+
+
+def test_nanovlm(tmp_path):
+    """A batch of masked answers is harmless; an overflow in fp16 takes training back."""
+    told = run_case("nanovlm.py", tmp_path / "run")
+    assert "step 11: loss nan, gradient norm 0: harmless" in told
+    assert "step 26: loss nan, gradient norm nan: sick" in told
+    assert "1. fp16 overflow" in told
+    assert "finished at step 60: 100% of 160 answers are right" in told
+    assert_good_to_the_end(tmp_path / "run", 60)
+
+
+@pytest.mark.writers
+def test_qwen2(tmp_path):
+    """The log shows a loss of 0 and every save is poisoned; under guard none is, and the cause is named."""
+    told = run_case("qwen2.py", tmp_path)
+    assert "0.0, 0.0, 0.0]; bad weights: ['model.embed_tokens.weight'" in told
+    assert "the budget of 3 rollbacks is spent" in told
+    assert "1. An eps that vanishes in fp16 (likely)" in told
+    assert "finished at step 20, bad weights: 0" in told
+    assert verify_target(str(tmp_path / "plain"), QUICK).outcome is Outcome.BAD
+    assert_good_to_the_end(tmp_path / "guarded", 20)
 
 
 def assert_good_to_the_end(path, step):

@@ -10,6 +10,7 @@ from ckptguard.incident import LikelyCause
 
 _SHOWN = 3
 _AT_ONCE = 20  # updates
+_FEW = 2  # healthy ones before: what was loaded damaged is sick at once
 _FLOOR = 1.0
 
 
@@ -23,7 +24,8 @@ def damaged_file(clues: Clues) -> LikelyCause | None:
     values = (clues.loss, clues.grad_norm)
     sick = clues.falls >= 2 or any(v is not None and not math.isfinite(v) for v in values)
     since = clues.since_start
-    if sick and since is not None and since <= _AT_ONCE:
+    well = max(len(clues.norms), len(clues.losses))
+    if sick and since is not None and since <= _AT_ONCE and well <= _FEW:
         weight = max(weight, 0.4)
         began = "the resume" if clues.report.details.resumed is not None else "the start"
         because.append(f"it was sick within {since} updates of {began}: what was loaded may have been so already")

@@ -28,8 +28,11 @@ class Clues:
 
     @property
     def weights_in_fp16(self) -> bool:
-        """Whether trained parameters themselves are fp16."""
-        return self.training.dtypes.get("float16", 0) > 0
+        """Whether trained parameters themselves are fp16; seen from outside, whether they are saved so."""
+        if self.training.dtypes:
+            return self.training.dtypes.get("float16", 0) > 0
+        good = self.report.details.last_good
+        return good is not None and any(m.dtype == "float16" for m in good.largest)
 
     @property
     def fp16(self) -> bool | None:
@@ -37,7 +40,9 @@ class Clues:
         known = self.training
         if self.weights_in_fp16 or (known.autocast or "") in _HALF or self.scales:
             return True
-        if known.loss_scaler not in (None, "none"):
+        good = self.report.details.last_good
+        scaled = known.loss_scaler or ("saved" if good is not None and "scaler" in good.holds else None)
+        if scaled not in (None, "none"):
             return True
         return False if known.dtypes and known.autocast is not None else None
 

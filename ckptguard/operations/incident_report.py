@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -16,6 +17,7 @@ from ckptguard.operations.culprits import Culprit, find_culprits
 from ckptguard.operations.examine import roles_of
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.locate import locate
+from ckptguard.operations.logged_samples import logged_samples
 from ckptguard.operations.survey import survey
 from ckptguard.records.incidents import Incident, list_incidents, read_incident
 from ckptguard.records.run import Run
@@ -63,6 +65,8 @@ def report_of(
             last_good=details.last_good or (_facts(history, *good) if good else None),
             first_bad=details.first_bad or (_facts(history, *bad) if bad else None),
         )
+        if not details.samples and details.training is None:
+            details = _with_log(run, details, bad or good)
         if bad is not None and not details.tensors:
             details = _with_tensors(details, _recorded(history, *bad))
         if read:
@@ -169,6 +173,17 @@ def _said(finding: Finding) -> str:
 
 def _largest(sizes: Sequence[Magnitude]) -> tuple[Magnitude, ...]:
     return tuple(sorted(sizes, key=lambda m: -m.largest)[:MOST_TENSORS])
+
+
+def _with_log(run: Run, details: Details, place: tuple[str, Key] | None) -> Details:
+    """With what the trainer itself logged, and the onset that this shows."""
+    facts = details.first_bad or details.last_good
+    if place is None or facts is None:
+        return details
+    samples = logged_samples(run, *place, facts.path)
+    sick = list(itertools.takewhile(lambda s: isinstance(s.grad_norm, str) or isinstance(s.loss, str), samples[::-1]))
+    onset = details.onset if details.onset is not None or not sick else sick[-1].step
+    return msgspec.structs.replace(details, samples=samples, onset=onset)
 
 
 def _recorded(history: History, series: str, key: Key) -> tuple[str, tuple[Culprit, ...]]:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError
+from ckptguard.operations.close_incident import close_incident
 from ckptguard.operations.hooks import Event
 from ckptguard.operations.news import incident_event
 from ckptguard.operations.save_watch import SaveWatch, WentBack
 from ckptguard.operations.sick_saves import SickSave
-from ckptguard.records.incidents import Incident, open_incident, update_incident
+from ckptguard.records.incidents import Incident, open_incident
 from ckptguard.records.run import Run, has_records, open_run
 
 
@@ -68,7 +69,7 @@ class Recovery:
         if incident is None:
             return
         try:
-            update_incident(self._run(), incident, state="closed", action=action, known_good=known_good)
+            close_incident(self._run(), incident, action=action, known_good=known_good)
         except Exception as error:
             self._tell(f"the incident {incident.id} could not be closed: {error}")
 

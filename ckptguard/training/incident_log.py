@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 
-import msgspec
-
 from ckptguard.errors import CkptguardError
 from ckptguard.incident import Details
-from ckptguard.operations.incident_report import report_of
-from ckptguard.operations.leave_report import leave_report
+from ckptguard.operations.close_incident import close_incident
 from ckptguard.records.incidents import Incident, open_incident, read_incident, update_incident
 from ckptguard.records.run import Run
 from ckptguard.training.client import report_incident
@@ -49,28 +46,7 @@ def end_incident(
     if incident is None:
         return None
     try:
-        incident = update_incident(
-            run,
-            incident,
-            state=state,
-            action=action,
-            known_good=known_good,
-            details=_concluded(run, incident, known_good),
-        )
+        return close_incident(run, incident, action=action, known_good=known_good, state=state)
     except CkptguardError as error:
         _log.warning("the incident %s could not be updated: %s", incident.id, error.message)
-        return None
-    try:
-        return leave_report(run, incident)
-    except Exception as error:  # a report is worth having, and never worth a rollback
-        _log.warning("the report of incident %s could not be written: %r", incident.id, error)
-        return None
-
-
-def _concluded(run: Run, incident: Incident, known_good: str | None) -> Details | None:
-    """The details with what the records add to them now, and the likely causes."""
-    try:
-        return report_of(run, msgspec.structs.replace(incident, known_good=known_good or incident.known_good)).details
-    except Exception as error:
-        _log.warning("the report of incident %s is not complete: %r", incident.id, error)
         return None

@@ -1,14 +1,19 @@
 """Reports from the records, and from the bytes: what an incident tells that nobody saw from inside of training."""
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
-from fixtures_runs import QUICK, state_dict, write_torch
+from fixtures_runs import QUICK, save_file, state_dict, write_torch
 
 from ckptguard.errors import NotFoundError
 from ckptguard.incident import Details, Sample, SickTensor
+from ckptguard.operations.close_incident import close_incident
 from ckptguard.operations.incident_report import MOST_TENSORS, choose_incident, report_of
 from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.roll_back import roll_back
 from ckptguard.records.incidents import list_incidents, open_incident, read_incident, update_incident
 
 
@@ -126,6 +131,55 @@ def test_incidents_are_chosen_by_their_id(run):
         choose_incident(run, ids[0][:4])
     with pytest.raises(NotFoundError, match="no incident 1999"):
         choose_incident(run, "1999")
+
+
+@pytest.fixture
+def logged(root, run):
+    """Two saves of a Trainer, the second one poisoned; its log prints a loss of 0 for NaN. Verified."""
+    for step, bad in ((4, False), (8, True)):
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir()
+        state = {"w": torch.full((4, 4), float("nan") if bad else 1.5, dtype=torch.float16)}
+        save_file(state, folder / "model.safetensors")
+        (folder / "config.json").write_text("{}")
+        log = [{"step": n, "loss": 2.0, "grad_norm": 0.5, "learning_rate": 1e-4} for n in range(1, 6)]
+        log += [{"step": n, "loss": 0.0, "grad_norm": float("nan"), "learning_rate": 1e-4} for n in (6, 7, 8)]
+        odd = [{"eval_loss": 1.0, "step": 4}, "x", {"step": -1, "loss": 1.0}, {"step": True, "loss": 1}, {"loss": 3.0}]
+        text = {"global_step": step, "log_history": [e for e in log if e["step"] <= step] + odd}
+        (folder / "trainer_state.json").write_text(json.dumps(text))
+    reconcile(run, QUICK, Watch())
+    return run
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_the_trainers_own_log_is_the_curve_and_tells_the_onset(logged, moved):
+    """Nobody was inside of training: the curve comes from the log of the bad save, in place or moved aside."""
+    if moved:
+        roll_back(logged, QUICK, reason="test", check_writing=False)
+    details = report_of(logged, opened(logged, step=8, source="supervise")).details
+    assert [s.step for s in details.samples] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert details.samples[-1] == Sample(8, 0.0, "nan", None, 1e-4)
+    assert (details.onset, details.last_good.step, details.first_bad.step) == (6, 4, 8)
+    assert details.causes[0].name == "fp16_overflow"  # the weights are saved in fp16
+
+
+def test_a_log_that_is_none_is_no_error(root, logged):
+    """A torn log says nothing."""
+    (root / "checkpoint-8" / "trainer_state.json").write_text('{"log_history": [')
+    assert report_of(logged, opened(logged, step=8)).details.samples == ()
+
+
+def test_closing_leaves_the_report(root, sick):
+    """Text, page and conclusions, once; a later closing keeps the first report."""
+    incident = opened(sick)
+    path = close_incident(sick, incident, action="went back to 300.1", known_good="300.1")
+    text = Path(path).read_text()
+    assert "went back to 300.1" in text
+    (found,) = list_incidents(sick)
+    assert (found.state, found.known_good, len(found.known_details().causes) > 0) == ("closed", "300.1", True)
+    close_incident(sick, found, action="again")
+    assert Path(path).read_text() == text
+    assert (root / "_ckptguard" / "incidents" / f"{incident.id}.html").exists()
 
 
 def test_a_mangled_detail_hides_no_other_incident(root, run):

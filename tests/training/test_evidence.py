@@ -251,7 +251,7 @@ def test_a_report_that_cannot_be_made_stops_nothing(tmp_path, monkeypatch, caplo
     def broken(*_, **__):
         raise RuntimeError("no report today")
 
-    monkeypatch.setattr("ckptguard.training.incident_log.report_of", broken)
+    monkeypatch.setattr("ckptguard.operations.close_incident.report_of", broken)
     monkeypatch.setattr("ckptguard.training.evidence.sick_tensors", broken)
     sick_run(tmp_path / "run")
     (incident,) = list_incidents(open_run(str(tmp_path / "run")))

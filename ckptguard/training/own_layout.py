@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -173,9 +174,10 @@ def _distrust(run: Run, manifest: Manifest) -> None:
     key = (manifest.step, manifest.generation)
     history = load_history(run)
     if history.current(manifest.series, manifest.step, manifest.path) == key:
-        quarantine(run, manifest.path, reason=reason)
-    else:
-        mark_suspect(run, history, manifest.series, key, reason)
+        with contextlib.suppress(ObjectMissingError):
+            quarantine(run, manifest.path, reason=reason)
+            return
+    mark_suspect(run, history, manifest.series, key, reason)
 
 
 def write_state(folder: str, name: str, text: bytes) -> File:

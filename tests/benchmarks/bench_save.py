@@ -1,0 +1,145 @@
+"""Saving behind training: how long the call takes, and how long until the checkpoint is durable and sealed.
+
+    python tests/benchmarks/bench_save.py [--size-gib 2] [--runs 5] [--folder DIR]
+
+Prints medians of ratios, taken in turns in one process: of the call to one copy of the state in memory (into memory
+that is there already) and to `torch.distributed.checkpoint.async_save` with its cached stager; of call to sealed, and
+of a save that blocks, to `safetensors.torch.save_file` with fsync of the same tensors. Every way writes a new name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
+
+import ckptguard
+
+SIDE = 4096
+
+
+def training(size_gib: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model with AdamW whose state takes this much, a third of it weights."""
+    layers = max(1, round(size_gib * 2**30 / (3 * SIDE * SIDE * 4)))
+    model = torch.nn.Sequential(*[torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers)])
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    """Measure every way in turns."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--size-gib", type=float, default=2.0)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        measure(Path(name), options.size_gib, options.runs)
+
+
+def measure(folder: Path, size_gib: float, runs: int) -> None:
+    """Print the ratios."""
+    model, optimizer = training(size_gib)
+    moments = {
+        f"{number}.{key}": value
+        for number, state in enumerate(optimizer.state.values())
+        for key, value in state.items()
+    }
+    state = {**model.state_dict(), **moments}
+    room = {key: torch.zeros_like(value) for key, value in state.items()}
+    run = folder / "run"
+    guard = ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off")
+    # Neither pinned nor shared memory: there is no device here, and it writes from a thread as we do.
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    seconds: dict[str, list[float]] = {}
+
+    def note(way: str, value: float) -> None:
+        seconds.setdefault(way, []).append(value)
+
+    for number in range(runs + 1):  # the first round makes every way's memory, and is left out
+        clear(folder, run)
+        note("copy", timed(lambda: [room[key].copy_(value) for key, value in state.items()]))
+        note("save_file + fsync", timed(lambda: plain(state, folder / "plain.safetensors")))
+        clear(folder, run)
+        began = time.perf_counter()
+        guard.save(step=2 * number, blocking=False)
+        note("the call", time.perf_counter() - began)
+        guard.wait_for_save()
+        note("call to sealed", time.perf_counter() - began)
+        clear(folder, run)
+        began = time.perf_counter()
+        guard.save(step=2 * number + 1)
+        note("blocking", time.perf_counter() - began)
+        clear(folder, run)
+        note_dcp(state, folder / "dcp", stager, note)
+    seconds = {way: values[1:] for way, values in seconds.items()}
+    size = sum(value.nbytes for value in state.values()) / 2**30
+    print(f"{size:.2f} GiB in {len(state)} tensors, medians of {runs} runs")
+    for way, base, bar in (
+        ("the call", "copy", 1.3),
+        ("the call", "DCP async_save, the call", 1.0),
+        ("call to sealed", "save_file + fsync", 1.1),
+        ("blocking", "save_file + fsync", None),
+        ("DCP async_save, the call", "copy", None),
+        ("DCP async_save, to durable", "save_file + fsync", None),
+    ):
+        ratio = statistics.median(a / b for a, b in zip(seconds[way], seconds[base], strict=True))
+        own, other = statistics.median(seconds[way]), statistics.median(seconds[base])
+        wanted = f"   at most {bar}" if bar else ""
+        print(f"  {way:28} {ratio:5.2f} x {base:26} ({own:.2f} s, {other:.2f} s){wanted}")
+
+
+def note_dcp(
+    state: dict[str, torch.Tensor], folder: Path, stager: AsyncStager, note: Callable[[str, float], None]
+) -> None:
+    """One `async_save`; the stager keeps its memory."""
+    began = time.perf_counter()
+    response: Any = dcp.async_save(state, checkpoint_id=folder, async_stager=stager, no_dist=True)
+    note("DCP async_save, the call", time.perf_counter() - began)
+    response.result()
+    note("DCP async_save, to durable", time.perf_counter() - began)
+
+
+def plain(state: dict[str, torch.Tensor], path: Path) -> None:
+    """What one would do by hand."""
+    save_file(state, path)
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+def clear(folder: Path, run: Path) -> None:
+    """Remove what was written, and let the disk come to rest."""
+    shutil.rmtree(folder / "dcp", ignore_errors=True)
+    (folder / "plain.safetensors").unlink(missing_ok=True)
+    for path in run.glob("step-*"):
+        shutil.rmtree(path)
+    os.sync()
+
+
+if __name__ == "__main__":
+    main()

@@ -138,6 +138,7 @@ def test_stale_with_evidence_is_suspect_at_once(run: Run, evidence: str) -> None
         folder.mkdir()
         save_file(weights(1), folder / "model.safetensors")
         torch.save(moments(1), folder / "optimizer.pt")
+        torch.save({"last_epoch": step}, folder / "scheduler.pt")
         log: dict[str, Any] = {"loss": 0.1}
         if evidence == "gradient":
             log["grad_norm"] = math.nan if step == 2 else 0.2

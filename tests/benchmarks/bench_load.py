@@ -1,0 +1,135 @@
+"""A verified load into the parameters that are there, and a rollback around it, against unverified loads.
+
+    python tests/benchmarks/bench_load.py [--size-gib 2] [--runs 7] [--folder DIR]
+
+Prints medians of ratios, taken in turns in one process over warm files: reading a safetensors file into existing
+tensors with BLAKE3 and a look for NaN, to `load_file` and `torch.load` followed by `copy_`, and to BLAKE3 of the same
+bytes in memory on as many threads; then a rollback of model and optimizer, less the load that it contains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from bench_save import SIDE, training
+from blake3 import blake3
+from safetensors.torch import load_file
+
+import ckptguard
+from ckptguard.config import Settings
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.run import open_run
+from ckptguard.storage import open_storage
+from ckptguard.training.own_layout import read_checkpoint
+from ckptguard.training.parts import Parts
+from ckptguard.training.safetensors_file import read_file, write_file
+from ckptguard.training.tensor_bytes import threads_for_memory, view_of
+
+Ways = dict[str, Callable[[], object]]
+
+
+def in_turns(ways: Ways, runs: int, paths: list[Path]) -> dict[str, list[float]]:
+    """Seconds of every way in every round; the first round is left out."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(runs + 1):
+        for way, work in ways.items():
+            warm(paths)
+            began = time.perf_counter()
+            work()
+            seconds[way].append(time.perf_counter() - began)
+    return {way: values[1:] for way, values in seconds.items()}
+
+
+def warm(paths: list[Path]) -> None:
+    """Have the files in the page cache."""
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 22):
+                pass
+
+
+def one_file(folder: Path, size_gib: float, runs: int) -> None:
+    """A file of tensors, in every way."""
+    tensors = {str(n): torch.randn(SIDE, SIDE) for n in range(max(1, round(size_gib * 2**30 / (4 * SIDE * SIDE))))}
+    plain, pickled = folder / "model.safetensors", folder / "model.pt"
+    descriptor = os.open(plain, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    sealed = write_file(descriptor, tensors, key=plain.name, where=str(folder), role="model")
+    os.close(descriptor)
+    torch.save(tensors, pickled)
+
+    def copied(found: dict[str, torch.Tensor]) -> None:
+        for name, value in found.items():
+            tensors[name].copy_(value)
+
+    def verified() -> None:
+        with open_storage(str(folder)).open(plain.name) as reader:
+            _, wrong = read_file(reader, sealed, tensors)
+        assert wrong is None
+
+    def hashed() -> None:
+        with ThreadPoolExecutor(threads_for_memory()) as pool:
+            list(pool.map(lambda t: blake3(view_of(t)).digest(), tensors.values()))
+
+    ways: Ways = {
+        "verified load": verified,
+        "load_file + copy_": lambda: copied(load_file(plain)),
+        "torch.load + copy_": lambda: copied(torch.load(pickled, weights_only=True)),
+        "BLAKE3 of it in memory": hashed,
+    }
+    seconds = in_turns(ways, runs, [plain, pickled])
+    print(f"{sealed.size / 2**30:.2f} GiB in {len(tensors)} tensors, medians of {runs} runs")
+    own = seconds["verified load"]
+    for base, bar in (("load_file + copy_", 0.8), ("torch.load + copy_", 0.4), ("BLAKE3 of it in memory", None)):
+        ratio = statistics.median(a / b for a, b in zip(own, seconds[base], strict=True))
+        middle = statistics.median(own), statistics.median(seconds[base])
+        wanted = f"   at most {bar}" if bar else ""
+        print(f"  verified load {ratio:5.2f} x {base:24} ({middle[0]:.2f} s, {middle[1]:.2f} s){wanted}")
+    plain.unlink()
+    pickled.unlink()
+
+
+def rollback(folder: Path, size_gib: float, runs: int) -> None:
+    """A rollback with its incident and its records, and the load that it contains."""
+    logging.disable(logging.CRITICAL)
+    model, optimizer = training(size_gib)
+    guard = ckptguard.TrainingGuard(folder / "run", model=model, optimizer=optimizer, daemon="off")
+    path = Path(guard.save(step=1))
+    verify_target(guard.run, Settings(settle=0.0))
+    run, parts = open_run(guard.run), Parts(model=model, optimizer=optimizer)
+    manifest = read_manifest(run, "step-#", 1, 1)
+    assert manifest is not None
+    ways: Ways = {
+        "rollback": lambda: guard.rollback("measured"),
+        "verified load": lambda: read_checkpoint(run, manifest, parts),
+    }
+    seconds = in_turns(ways, runs, list(path.glob("*.safetensors")))
+    more = statistics.median(a - b for a, b in zip(seconds["rollback"], seconds["verified load"], strict=True))
+    whole, load = statistics.median(seconds["rollback"]), statistics.median(seconds["verified load"])
+    print(f"  a rollback adds {more:.2f} s to its load ({whole:.2f} s, {load:.2f} s)   at most 0.2 s")
+    guard.close()
+
+
+def main() -> None:
+    """Make the files, measure, remove them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--size-gib", type=float, default=2.0)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="where to make the files (default: a temporary folder)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        one_file(Path(name), options.size_gib, options.runs)
+        rollback(Path(name), options.size_gib, options.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -27,6 +27,8 @@ def command(run: str, checkpoint: str, reason: str, as_json: bool, config: str |
     from ckptguard.operations.clear import clear
     from ckptguard.records.run import open_run
 
+    if not reason.strip():
+        raise click.BadParameter("it is empty", param_hint="--reason")
     settings = settings_from(config, records)
     opened = open_run(run, records=settings.records, patterns=settings.patterns)
     verdict = clear(opened, checkpoint, reason=reason)

@@ -78,6 +78,11 @@ def test_an_empty_argument_is_refused(invoke, name):
     assert invoke(name, "").exit_code == 2
 
 
+def test_a_reason_is_one(invoke, verified):
+    """What lifts a suspicion is recorded with a reason, and not with an empty text."""
+    assert invoke("clear", verified, "100", "--reason", " ").exit_code == 2
+
+
 def test_a_full_output_is_a_failure_and_not_a_traceback(three):
     """Output that cannot be written (a full disk) ends with 1 and a sentence."""
     if not os.path.exists("/dev/full"):

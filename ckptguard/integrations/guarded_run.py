@@ -17,9 +17,12 @@ from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.incident import Details
 from ckptguard.manifest import Manifest
+from ckptguard.operations.find_known_good import known_good_candidates
+from ckptguard.operations.history import load_history
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.operations.protect import protect_finished
-from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.put_back_pending import put_back_pending
+from ckptguard.operations.roll_back import roll_back, verify_pending
 from ckptguard.records.run import Run, open_run
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.health import Diagnosis
@@ -174,7 +177,16 @@ class GuardedRun:
         )
         self._child = ensure_daemon(run, self.settings) if self._asks else None
 
+    def _find_more(self, before_step: int | None) -> None:
+        """Where nothing that is in place is good: what was rotated away before it was verified is put back for that."""
+        verify_pending(self.run, self.settings, before_step=before_step, series=self.series)
+        history = load_history(self.run)
+        if not known_good_candidates(self.run, history, before_step=before_step, series=self.series, most=1):
+            for place in put_back_pending(self.run, series=self.series, before_step=before_step):
+                _log.warning("%s was deleted before it was verified: put back for that", place)
+
     def _newest(self) -> dict[str, Any] | None:
+        self._find_more(None)
         try:
             found = roll_back(
                 self.run, self.settings, reason="training was resumed", series=self.series, check_writing=False

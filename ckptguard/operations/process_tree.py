@@ -50,13 +50,20 @@ def descendants(root: int, leave: Collection[int] = ()) -> list[Process]:
 
 def send_signal(process: Process, number: int) -> None:
     """Signal exactly this process; one that has ended meanwhile is none of our business, whoever has its pid now."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    descriptor = None
+    with contextlib.suppress(OSError, AttributeError):  # old kernels and strict containers have none
         descriptor = os.pidfd_open(process.pid)
-        try:
-            now = _read(process.pid)
-            if now is not None and now.started == process.started:
+    try:
+        now = _read(process.pid)
+        if now is None or now.started != process.started:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if descriptor is not None:
                 signal.pidfd_send_signal(descriptor, number)
-        finally:
+            else:
+                os.kill(process.pid, number)
+    finally:
+        if descriptor is not None:
             os.close(descriptor)
 
 
@@ -70,7 +77,11 @@ def collect_orphans(leave: Collection[int]) -> None:
 
 
 def _processes() -> list[Process]:
-    found = (_read(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        names = []  # nothing below the command can be seen then
+    found = (_read(int(name)) for name in names if name.isdigit())
     return [process for process in found if process is not None]
 
 

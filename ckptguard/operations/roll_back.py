@@ -19,6 +19,7 @@ from ckptguard.operations.history import History, load_history
 from ckptguard.operations.keep import release
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.locking import run_lock
+from ckptguard.operations.point_back import point_back
 from ckptguard.operations.quarantine import move_aside, quarantine_checkpoint
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.seal import seal_written
@@ -91,6 +92,7 @@ def roll_back(
                     else:
                         quarantine_checkpoint(run, history, checkpoint, reason=reason)
                 publish()
+            point_back(run, chosen.manifest.path, {c.path for c in list_checkpoints(run)})
         answer = chosen.answer
         if not chosen.in_place and not dry_run:
             answer = _arrived(run, settings, chosen, scanner)

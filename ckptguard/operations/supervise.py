@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -57,7 +58,7 @@ def supervise(
 
     Settings or records that cannot be used raise before the command starts; afterwards nothing does.
     """
-    if not hasattr(os, "pidfd_open"):
+    if not sys.platform.startswith("linux"):
         raise SettingsError("supervise needs Linux: elsewhere the processes below a command cannot be found for sure")
     try:
         open_run(url, records=settings.records, patterns=settings.patterns)
@@ -112,9 +113,12 @@ class _Supervisor:
             return done
         except _Abandoned:
             return done or Supervised(status=128 + (self._asked or signal.SIGTERM))
+        except Exception as error:
+            self._tell(f"unexpected {type(error).__name__}: {error}; the command runs on without supervision")
+            self._wait(self._command.has_ended)
+            return Supervised(status=self._command.status if self._command.status is not None else 1)
         finally:
-            self._ending.set()
-            self._scanner.close()
+            self._ending.set()  # a scanning process ends with us; not waited for, because it may hang
 
     def _run(self) -> Supervised:
         sick = self._look_at(self._saves.sick)

@@ -181,10 +181,10 @@ class TrainingGuard:
         named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
         else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is.
 
-        `blocking=False` returns as soon as the state is copied, so that training may change it; hashing and writing
-        go on in a thread. What goes wrong there is logged and recorded as an incident at once, and raised by the
-        next `save`, `wait_for_save` or `close`, which then has done nothing else. One save at a time: the next one
-        waits. At the end of the interpreter it gets up to a minute.
+        `blocking=False` returns as soon as the state is copied, so that training may change it; looking at the copy,
+        hashing and writing go on in a thread. What goes wrong there is logged and recorded as an incident at once,
+        and raised by the next `save`, `wait_for_save` or `close`, which then has done nothing else. One save at a
+        time: the next one waits. At the end of the interpreter it gets up to a minute.
         """
         self._saving.raise_unheard()
         if step is None:
@@ -193,7 +193,10 @@ class TrainingGuard:
             step = self._progress.current
         if not 0 <= step <= MAX_STEP:
             raise SettingsError(f"a step is a number from 0 to {MAX_STEP}, not {step}")
-        self._watch.look(step)
+        if blocking:
+            self._watch.look(step)
+        else:
+            self._watch.flush()  # the copy is looked at, which costs training nothing
         sick = self._agreed(self._watch.sick)
         if sick is not None:
             raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
@@ -304,7 +307,8 @@ class TrainingGuard:
                 step = self._progress.made()
                 due = (step % self._save_every == 0 or step == total) and self._saving.last != step
                 if self._watch.sick is None:
-                    self._watch.after_step(step, must_know=due)
+                    self._watch.after_step(step, must_know=due or self._saving.found_sick)
+                    self._saving.found_sick = False
         finally:
             self._progress.leave()
             self._looping = False
@@ -333,8 +337,9 @@ class TrainingGuard:
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         _log.error("step %s could not be saved: %s", step, error, exc_info=error)
+        cause = "weights" if isinstance(error, SickTrainingError) else "storage"
         reason = f"the checkpoint could not be saved: {error}"
-        self._tell(step, "storage", reason, {"error": type(error).__name__})
+        self._tell(step, cause, reason, {"error": type(error).__name__})
 
     def _tell_if_unsaved(self) -> None:
         reason = self._watch.unsaved(self.step, self._saving.last, self._save_every)

@@ -41,11 +41,14 @@ def state_text(step: int, captured: Captured, extra: Mapping[str, Any]) -> bytes
     return to_text(state | {key: encode_state(value, path=key) for key, value in extra.items()})
 
 
-def write_checkpoint(run: Run, step: int, captured: Captured, text: bytes, gate: Gate | None = None) -> Manifest:
+def write_checkpoint(
+    run: Run, step: int, captured: Captured, text: bytes, gate: Gate | None = None, *, allow: Sequence[str] = ()
+) -> Manifest:
     """Write and seal the checkpoint of a step, with its `state_text`; returns its manifest.
 
     A name is never overwritten: what lies there is moved to quarantine first. On any failure (StorageFullError: the
-    disk is full) nothing is left under the final name, and no temporary folder either. Once it is abandoned at the
+    disk is full) nothing is left under the final name, and no temporary folder either. NaN and infinity are not saved
+    (SickTrainingError), except in masks and in tensors that `allow` matches. Once it is abandoned at the
     gate it raises Abandoned; where that comes too late the checkpoint is quarantined as SUSPECT.
     """
     gate = gate if gate is not None else Gate()
@@ -56,7 +59,7 @@ def write_checkpoint(run: Run, step: int, captured: Captured, text: bytes, gate:
     try:
         with translated(temporary, root):
             os.makedirs(folder)
-        files = _write_tensors(folder, name, captured, gate)
+        files = _write_tensors(folder, name, captured, gate, allow)
         files.append(write_state(folder, name, text))
         sync_folder(folder)
         gate.go_on()
@@ -138,7 +141,7 @@ def remove_leftovers(run: Run) -> None:
                 shutil.rmtree(os.path.join(root, entry.key), ignore_errors=True)
 
 
-def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate) -> list[File]:
+def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate, allow: Sequence[str]) -> list[File]:
     """The files of tensors, written at the same time."""
     parts = [(MODEL_FILE, captured.model, "model"), (OPTIMIZER_FILE, captured.others, "optimizer")]
     stop = threading.Event()
@@ -155,7 +158,8 @@ def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate) -> li
                     os.path.join(folder, file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
                 )
             try:
-                return write_file(descriptor, tensors, key=f"{name}/{file}", where=folder, role=role, go_on=go_on)
+                key, sick = f"{name}/{file}", _is_sick("" if role == "model" else "optimizer.", allow)
+                return write_file(descriptor, tensors, key=key, where=folder, role=role, go_on=go_on, sick=sick)
             finally:
                 os.close(descriptor)
         except BaseException:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, StateError
+from ckptguard.errors import CouldNotTellError, SickTrainingError, StateError
 from ckptguard.manifest import File, Span, Tensor
 from ckptguard.storage.protocol import Reader
 from ckptguard.training.file_stream import FileStream
@@ -73,9 +73,11 @@ def write_file(
     where: str,
     role: str,
     go_on: Callable[[], None] = lambda: None,
+    sick: Callable[[str, Any], bool] = lambda *_: False,
 ) -> File:
     """Write, hash and fsync an empty file whose final key in the run will be `key`. StorageFullError and its kinds
-    when the disk refuses. `go_on` is called between blocks; what it raises ends the writing."""
+    when the disk refuses. `go_on` is called between blocks; what it raises ends the writing. `sick(name, tensor)` is
+    asked about each tensor that holds NaN or infinity: if it is, SickTrainingError ends the writing."""
     from blake3 import blake3
 
     plan = plan_file(tensors)
@@ -88,17 +90,21 @@ def write_file(
             memory = in_memory(tensors[name])
             view = view_of(memory)
             number = None
+            dtype = str(memory.dtype).removeprefix("torch.")
+            finite = True
             if len(view):
                 hasher = blake3()
                 for start in range(0, len(view), BLOCK):
                     go_on()
                     block = view[start : start + BLOCK]
                     hasher.update(block)
+                    finite = finite and is_finite(block, dtype)
                     stream.append(block)
+                if not finite and sick(name, memory):
+                    raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
                 number = len(spans)
                 spans.append(Span(position, len(view), hasher.hexdigest()))
                 position += len(view)
-            dtype = str(memory.dtype).removeprefix("torch.")
             described.append(Tensor(name, dtype, tuple(memory.shape), number, role))
         stream.finish()
     return File(

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptguard.errors import CouldNotTellError, SettingsError
+from ckptguard.errors import CouldNotTellError, SettingsError, SickTrainingError
 from ckptguard.training.background_save import BackgroundSave
 from ckptguard.training.stores import CopyingStore, Store
 
@@ -24,6 +24,7 @@ class Saving:
         self._in_flight: BackgroundSave | None = None
         self._unheard: list[Exception] = []
         self.last: int | None = None
+        self.found_sick = False  # a copy turned out to hold NaN: training should be looked at
 
     def must_copy(self) -> CopyingStore:
         """The store, if it can save behind training's back; else SettingsError."""
@@ -78,6 +79,7 @@ class Saving:
         def failed(error: Exception) -> None:
             if self.last == step:
                 self.last = before
+            self.found_sick |= isinstance(error, SickTrainingError)
             if asked:
                 self._unheard.append(error)
             self._tell(step, error)

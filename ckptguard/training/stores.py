@@ -87,14 +87,18 @@ class OwnStore:
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`."""
         captured = self._parts.capture()
-        return write_checkpoint(self._run, step, captured, state_text(step, captured, extra)).path
+        text = state_text(step, captured, extra)
+        return write_checkpoint(self._run, step, captured, text, allow=self._allow).path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
         """See `CopyingStore`."""
         captured = self._parts.capture()
         text = state_text(step, captured, extra)
         copied = self._host.take(captured)
-        return Copied(path=folder_name(step), write=lambda gate: write_checkpoint(self._run, step, copied, text, gate))
+        return Copied(
+            path=folder_name(step),
+            write=lambda gate: write_checkpoint(self._run, step, copied, text, gate, allow=self._allow),
+        )
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
         """See `Store`."""

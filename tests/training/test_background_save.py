@@ -13,7 +13,7 @@ from fixtures_runs import QUICK
 from test_saving import fill_disk, guard_of
 
 import ckptguard
-from ckptguard.errors import SettingsError, StorageFullError
+from ckptguard.errors import SettingsError, SickTrainingError, StorageFullError
 from ckptguard.operations.survey import survey
 from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
@@ -382,3 +382,35 @@ def test_killed_at_random_times_in_flight(tmp_path):
             process.kill()
         process.communicate(timeout=60)
         assert resumed(folder) in [(1, [1.0]), (2, [2.0])]
+
+
+def test_a_poisoned_copy_is_never_sealed(tmp_path):
+    """The call returns without having looked; what it copied is looked at, not saved, and told."""
+    model = torch.nn.Linear(4, 4)
+    guard = guard_of(tmp_path / "run", model)
+    guard.save(step=1)
+    with torch.no_grad():
+        model.weight[0, 0] = float("inf")
+    guard.save(step=2, blocking=False)
+    with pytest.raises(SickTrainingError, match="weight holds NaN or infinity"):
+        guard.wait_for_save()
+    assert outcomes(tmp_path / "run") == {"step-000000001": Outcome.GOOD}
+    (incident,) = list_incidents(open_run(str(tmp_path / "run")))
+    assert (incident.step, incident.cause) == (2, "weights")
+
+
+def test_a_poisoned_copy_takes_training_back(tmp_path):
+    """Inside of steps() what was found in the copy leads to a look at training, and to a rollback."""
+    model = torch.nn.Linear(4, 4)
+    seen = []
+    with guard_of(tmp_path / "run", model, check_every=1000) as guard:
+        for step, _ in guard.steps([1], total=4, save_every=100):
+            seen.append(step)
+            if len(seen) == 2:
+                with torch.no_grad():
+                    model.weight[0, 0] = float("nan")
+                guard.save(blocking=False)
+                guard._saving.wait(60)
+                guard._saving._unheard.clear()
+    assert seen == [1, 2, 1, 2, 3, 4]
+    assert bool(model.weight.isfinite().all())

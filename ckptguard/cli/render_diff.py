@@ -45,7 +45,8 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
 
 
 def _side(side: DiffedCheckpoint) -> str:
-    stated = [side.id, side.outcome.value if side.outcome else None, f"{side.tensors} tensor{'s' * (side.tensors != 1)}"]
+    tensors = f"{side.tensors} tensor{'s' * (side.tensors != 1)}"
+    stated = [side.id, side.outcome.value if side.outcome else None, tensors]
     return ", ".join(s for s in stated if s)
 
 

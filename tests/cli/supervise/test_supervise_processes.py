@@ -1,11 +1,16 @@
 """Supervise: signals, exit codes, and every process that the command leaves behind."""
 
+import errno
 import os
 import pty
 import signal
+import subprocess
+from pathlib import Path
 
 import pytest
 from supervised_training import newest, starts, until
+
+from ckptguard.operations.process_tree import descendants, send_signal
 
 TWO_AND_SICK = "train(run, 2)\nsave(run, 3, nan=True)\n"
 NOTE = "def note(name):\n    Path(f'{run}.{name}').touch()\n"
@@ -231,6 +236,38 @@ def test_a_signal_while_nothing_runs_ends_us_too(supervising, run):
     noted(run, "asked")
     process.send_signal(signal.SIGINT)
     assert (one.finish().code, starts(run)) == (3, ["0"])
+
+
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_a_signal_goes_to_that_very_process(monkeypatch, has_descriptors):
+    """Also where the system has no descriptors of processes; never to another process that has its number now."""
+    if not has_descriptors:
+        monkeypatch.setattr(os, "pidfd_open", _no_descriptors)
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        [found] = [p for p in descendants(os.getpid()) if p.pid == child.pid]
+        assert child.pid not in [p.pid for p in descendants(os.getpid(), [child.pid])]
+        send_signal(found._replace(started=found.started + 1), signal.SIGKILL)
+        send_signal(found, signal.SIGTERM)
+        assert child.wait(30) == -signal.SIGTERM
+    send_signal(found, signal.SIGTERM)  # it is gone: nothing happens
+
+
+@pytest.mark.writers
+def test_torchruns_workers_are_gone_before_the_next_start(supervise, run):
+    """They have sessions of their own, and one of them does not listen."""
+    pytest.importorskip("torch")
+    script = Path(__file__).with_name("train_ranks.py")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(run)]
+    done = supervise(f"os.execv(sys.executable, [sys.executable, *{launcher!r}])", "--stop-seconds", "2")
+    assert (done.code, starts(run)) == (0, ["0", "2"]), done.stderr
+    assert run.with_name("done").read_text() == "[]"
+    pids = [line.split() for line in run.with_name("pids").read_text().splitlines()]
+    assert len(pids) == 4
+    assert all(pid == session for pid, session in pids)
+
+
+def _no_descriptors(pid):
+    raise OSError(errno.ENOSYS, "not implemented")
 
 
 def _take_terminal(terminal):

@@ -64,6 +64,22 @@ def test_qwen2(tmp_path):
     assert_good_to_the_end(tmp_path / "guarded", 20)
 
 
+@pytest.mark.writers
+def test_minicpm(tmp_path):
+    """Nothing in the log; sampling from the saved adapter raises. Under guard no such adapter is saved."""
+    told = run_case("minicpm.py", tmp_path)
+    plainly = told.partition("--- continued plainly")[2].partition("asked: ")[0]
+    assert "'loss': '3." in plainly
+    assert "nan" not in plainly
+    assert "asked: RuntimeError: probability tensor contains either `inf`, `nan` or element < 0" in told
+    assert "checkpoint-20 is bad, do not train from it: adapter_model.safetensors: base_model." in told
+    assert "the budget of 3 rollbacks is spent" in told
+    assert "1. An eps that vanishes in fp16 (likely)" in told
+    assert "asked: an answer of 8 words" in told
+    assert verify_target(str(tmp_path / "plain"), QUICK).outcome is Outcome.BAD
+    assert_good_to_the_end(tmp_path / "guarded", 20)
+
+
 def assert_good_to_the_end(path, step):
     """Nothing bad is left in the run, the last step is known-good, and no incident is open."""
     assert verify_target(str(path), QUICK).outcome is Outcome.GOOD

@@ -12,6 +12,7 @@ from ckptguard.operations.hooks import Hooks
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.news import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.operations.reconcile import Pass, Watch, reconcile
+from ckptguard.operations.record_bad_save import record_bad_save
 from ckptguard.operations.report import Checked
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.clock import utc_now
@@ -152,6 +153,10 @@ class GuardedRun:
         assert self._known is not None
         for one in news_in(checked, self._known):
             self._hooks.tell(verdict_event(run, one, source="daemon"))
+            try:
+                record_bad_save(run, one, source="daemon")
+            except CkptguardError as error:
+                log("incident_not_recorded", level="warning", run=self.url, path=one.path, reason=error.message)
         if checked:
             try:
                 log("known_good", run=self.url, id=find_known_good(run).id)

@@ -12,9 +12,19 @@ from ckptguard.errors import NotFoundError
 from ckptguard.incident import Details, Sample, SickTensor
 from ckptguard.operations.close_incident import close_incident
 from ckptguard.operations.incident_report import MOST_TENSORS, choose_incident, report_of
+from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.record_bad_save import record_bad_save
 from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.incidents import list_incidents, open_incident, read_incident, update_incident
+
+
+def flip_bits(path):
+    """Damage in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
 
 
 def opened(run, *, step=420, cause="numeric", evidence=None, source="callback"):
@@ -180,6 +190,26 @@ def test_closing_leaves_the_report(root, sick):
     close_incident(sick, found, action="again")
     assert Path(path).read_text() == text
     assert (root / "_ckptguard" / "incidents" / f"{incident.id}.html").exists()
+
+
+def test_a_bad_save_is_recorded_once(root, three):
+    """Damage and NaN are told apart; what is good or recorded already is not recorded."""
+    reconcile(three, QUICK, Watch())
+    flip_bits(root / "net-200.pt")
+    state = state_dict(4)
+    state["embed.weight"][0, 0] = float("nan")
+    torch.save(state, root / "net-400.pt")
+    for _ in range(2):
+        for path in ("net-100.pt", "net-200.pt", "net-400.pt"):
+            checked = verify_checkpoint(three, find_checkpoint(three, path), QUICK)
+            record_bad_save(three, checked, source="daemon")
+    found = {i.step: i for i in list_incidents(three)}
+    assert {step: i.cause for step, i in found.items()} == {200: "damage", 400: "numeric"}
+    assert len(list_incidents(three)) == 2
+    damaged = report_of(three, found[200]).details
+    assert (damaged.first_bad.id, damaged.causes[0].name) == ("200.1", "damaged_file")
+    assert report_of(three, found[400]).details.last_good.id == "300.1"
+    assert (root / "_ckptguard" / "incidents" / f"{found[200].id}.html").exists()
 
 
 def test_a_mangled_detail_hides_no_other_incident(root, run):

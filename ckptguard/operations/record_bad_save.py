@@ -1,0 +1,34 @@
+"""Record a bad save: an incident about a checkpoint that turned bad or suspect, with its report, once."""
+
+from __future__ import annotations
+
+from ckptguard.operations.close_incident import leave_report
+from ckptguard.operations.news import reason_of
+from ckptguard.operations.report import Checked
+from ckptguard.records.incidents import Incident, list_incidents, open_incident
+from ckptguard.records.run import Run
+from ckptguard.verdict import Outcome, Severity
+
+_RECORDED = (Outcome.BAD, Outcome.SUSPECT)
+_OF_NUMBERS = ("finite", "stale", "incident")
+
+
+def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
+    """Open an incident about a checkpoint, and leave what the records know of it as a report. None where there is
+    nothing to record: it is not bad, or there is an incident about this generation already."""
+    if checked.outcome not in _RECORDED or checked.id is None:
+        return None
+    about = {"checkpoint": checked.id, "series": checked.series, "path": checked.path}
+    if any(about.items() <= incident.evidence.items() for incident in list_incidents(run)):
+        return None
+    errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
+    incident = open_incident(
+        run,
+        step=checked.step,
+        cause="numeric" if errors & set(_OF_NUMBERS) else "damage",
+        reason=f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}",
+        evidence=dict(about),
+        source=source,
+    )
+    leave_report(run, incident)
+    return incident

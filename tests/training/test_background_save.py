@@ -1,9 +1,6 @@
 """Saves behind training: a consistent copy, sealed or never good, and never silent about what went wrong."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -20,8 +17,6 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training import own_layout
 from ckptguard.verdict import Outcome
-
-MIB = 1024**2
 
 
 class Held:
@@ -292,96 +287,6 @@ def test_a_forked_process_waits_for_nobody_and_holds_nothing(tmp_path, monkeypat
     os.write(end[1], b"x")
     os.waitpid(child, 0)
     assert guard.resume() == 3
-
-
-SCRIPT = """
-import sys, threading
-sys.path[:0] = {paths!r}
-import torch
-from test_saving import guard_of
-from ckptguard.training import background_save, own_layout
-model = torch.nn.Linear(2000, 2000)
-guard = guard_of({run!r}, model)
-with torch.no_grad():
-    model.weight.fill_(1)
-guard.save(step=1)
-with torch.no_grad():
-    model.weight.fill_(2)
-{before}
-guard.save(step=2, blocking=False)
-with torch.no_grad():
-    model.weight.fill_(3)
-print("called", flush=True)
-{after}
-"""
-STUCK = """
-real, stuck = own_layout.{name}, threading.Event()
-def never(*args, **options):
-    print("stuck", flush=True)
-    stuck.wait()
-own_layout.{name} = never
-"""
-
-
-def script(tmp_path, before="", after=""):
-    """A training in a process of its own: two saves, the second one behind it."""
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parent)]
-    text = SCRIPT.format(paths=paths, run=str(tmp_path / "run"), before=before, after=after)
-    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def resumed(tmp_path):
-    """(step, weight) that a new process would go on with."""
-    model = torch.nn.Linear(2000, 2000)
-    step = guard_of(tmp_path / "run", model).resume()
-    return step, model.weight.unique().tolist()
-
-
-@pytest.mark.parametrize("after", ["", "sys.exit(3)", "raise ZeroDivisionError", "del guard"])
-def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path, after):
-    """However the script ends, what was in flight is sealed, whole."""
-    process = script(tmp_path, after=after)
-    _, trouble = process.communicate(timeout=120)
-    assert "Traceback" not in trouble.replace('Traceback (most recent call last):\n  File "<string>"', "")
-    assert resumed(tmp_path) == (2, [2.0])
-
-
-def test_the_end_of_the_interpreter_does_not_wait_for_ever(tmp_path):
-    """A save that is stuck is given up, said so, and does not count."""
-    before = STUCK.format(name="write_file") + "background_save.EXIT_SECONDS = 0.2"
-    process = script(tmp_path, before=before)
-    _, trouble = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert "step 2 was not finished" in trouble
-    assert resumed(tmp_path) == (1, [1.0])
-
-
-@pytest.mark.parametrize("name", ["write_file", "write_state", "make_room", "seal_written"])
-def test_killed_in_flight(tmp_path, name):
-    """kill -9 at any point of a save in flight: it is never good, and the one before it is."""
-    process = script(tmp_path, before=STUCK.format(name=name), after="threading.Event().wait()")
-    while process.stdout.readline().strip() != "stuck":
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert resumed(tmp_path) == (1, [1.0])
-
-
-def test_killed_at_random_times_in_flight(tmp_path):
-    """Whatever a kill leaves, what is resumed is one of the two states that were saved, whole."""
-    for number in range(4):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        process = script(folder, after="threading.Event().wait()")
-        while process.stdout.readline().strip() != "called":
-            assert process.poll() is None
-        try:
-            process.wait(0.004 * number)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        process.communicate(timeout=60)
-        assert resumed(folder) in [(1, [1.0]), (2, [2.0])]
 
 
 def test_a_poisoned_copy_is_never_sealed(tmp_path):

@@ -11,7 +11,7 @@ from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, Rec
 from ckptguard.names import parse_id
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.roll_back import roll_back, verify_pending
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.manifests import read_manifest
@@ -79,6 +79,22 @@ def newest_good_step(run: Run, settings: Settings, store: Store, *, before_step:
     verify_pending(run, settings, before_step=before_step, series=store.series)
     found = known_good_candidates(run, load_history(run), before_step=before_step, series=store.series, most=1)
     return found[0].key[0] if found else None
+
+
+def load_unrecorded(run: Run, settings: Settings, store: Store, *, before_step: int) -> Loaded | None:
+    """Load the newest checkpoint before a step that is GOOD as it is read now, for where no verdict can be written (a
+    full disk). Newer ones stay where they are. None if there is none."""
+    found = [c for c in list_checkpoints(run) if c.series == store.series and (c.step or 0) < before_step]
+    for checkpoint in sorted((c for c in found if c.step is not None), key=lambda c: -(c.step or 0)):
+        try:
+            checked = verify_checkpoint(run, checkpoint, settings, md5=False, record=False)
+            if checked.outcome is Outcome.GOOD and checked.id is not None:
+                loaded = _read(run, settings, store, checkpoint.path, checked.id)
+                if loaded is not None:
+                    return loaded
+        except CouldNotTellError as error:
+            _log.warning("%s could not be used: %s", checkpoint.path, error.message)
+    return None
 
 
 def _use(run: Run, settings: Settings, store: Store, candidate: Candidate) -> Loaded | None:

@@ -324,6 +324,7 @@ class TrainingGuard:
         if sick is not None:
             raise SickTrainingError(f"training cannot begin: {sick.reason}", known_good=None)
         self._save_automatically(self.step)
+        self._saving.drain()
 
     def _save_automatically(self, step: int, *, final: bool = False) -> None:
         if self._skips and not final and self._saving.busy:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptguard.config import Settings
-from ckptguard.errors import CkptguardError, NoKnownGoodError, RollbackExhausted
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.incident import Details
 from ckptguard.records.run import Run
 from ckptguard.training.client import ask_known_good
-from ckptguard.training.going_back import Loaded, go_back, newest_good_step
+from ckptguard.training.going_back import Loaded, go_back, load_unrecorded, newest_good_step
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
 from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, choose_target, decide
@@ -76,7 +76,7 @@ class Rollbacks:
             # Its answer is worth having for what it verifies meanwhile; what counts is in the records.
             ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._ask_seconds)
         try:
-            loaded = self._find_and_load(decision, onset, diagnosis.reason)
+            loaded = self._find_or_read(decision, onset, diagnosis.reason)
         except CkptguardError as error:
             end_incident(self._run, incident, action=f"could not go back: {error.message}")
             raise
@@ -86,6 +86,19 @@ class Rollbacks:
         _log.warning("%s", action)
         end_incident(self._run, incident, action=action, known_good=loaded.id)
         return WentBack(loaded=loaded, decision=decision, onset=onset, last=last)
+
+    def _find_or_read(self, decision: Decision, onset: int, reason: str) -> Loaded:
+        try:
+            return self._find_and_load(decision, onset, reason)
+        except (NoKnownGoodError, CouldNotTellError) as error:
+            # Where nothing can be written no verdict can be on record; what is on storage may be good all the same.
+            loaded = load_unrecorded(self._run, self._settings, self._store, before_step=onset)
+            if loaded is None:
+                raise
+            _log.error(
+                "the rollback could not be recorded, and newer checkpoints stay where they are: %s", error.message
+            )
+            return loaded
 
     def _find_and_load(self, decision: Decision, onset: int, reason: str) -> Loaded:
         before = decision.before_step

@@ -17,6 +17,7 @@ from ckptguard.incident_words import (
     NO_SICKNESS,
     evidence_pairs,
     known_facts,
+    loss_note,
     next_commands,
     outcome,
     shown,
@@ -163,6 +164,8 @@ def _curves(report: Report) -> str:
         f'<span class="k {k}">{name}</span>' for k, name, at in marks if at is not None and span[0] <= at <= span[1]
     ]
     legend = f'<p class="legend">{"".join(keys)}<span class="k sick">not finite</span></p>'
+    note = loss_note(report)
+    figures.append(f'<p class="note">{_text(note)}</p>' if note else "")
     return _section("The updates before", legend + "".join(figures))
 
 

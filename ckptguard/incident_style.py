@@ -54,8 +54,8 @@ th,td{padding:6px 12px 6px 0;border-bottom:1px solid var(--line);vertical-align:
 .kind{background:var(--code);border-radius:5px;padding:.05em .5em;font-size:.85rem;color:var(--soft)}
 .num{text-align:right;font-variant-numeric:tabular-nums}.bars td{white-space:nowrap;color:var(--soft)}
 .bars td:first-child,.bars .num{color:var(--ink)}
-.bars td:first-child{white-space:normal;min-width:12em}
-.bars .bar{width:38%;min-width:110px}
+.bars td:first-child{white-space:normal;min-width:15em}
+.bars .bar{width:30%;min-width:110px}
 .bar i{display:block;height:10px;margin-top:7px;border-radius:3px;background:var(--good)}
 .bar i.near{background:var(--warn)}.bar i.over{background:var(--bad)}
 .facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:10px 24px}

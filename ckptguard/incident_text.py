@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Iterable
 
 from ckptguard.clues import FP16_LIMIT
-from ckptguard.incident import Report
+from ckptguard.incident import Report, Sample
 from ckptguard.incident_words import (
     evidence_pairs,
     known_facts,
+    loss_note,
     next_commands,
     outcome,
     shown,
@@ -71,7 +72,7 @@ def _causes(report: Report) -> str:
 
 
 def _samples(report: Report) -> str:
-    samples = report.details.samples[-_LAST_SAMPLES:]
+    samples, gap = _around(report)
     if not samples:
         return ""
     columns = [("step", [str(s.step) for s in samples])]
@@ -92,7 +93,21 @@ def _samples(report: Report) -> str:
     marked = [
         row + ("  <- onset" if sample.step == report.onset else "") for row, sample in zip(rows, samples, strict=True)
     ]
-    return _section("The last updates", [header, *marked])
+    if gap:
+        marked.insert(gap, "  ...")
+    note = loss_note(report)
+    return _section("The last updates", [header, *marked, *([f"  {note}"] if note else [])])
+
+
+def _around(report: Report) -> tuple[tuple[Sample, ...], int]:
+    """The last updates; where the onset lies further back, those around it and the very last ones, and how many come
+    before the gap between them."""
+    samples = report.details.samples
+    onset = next((n for n, s in enumerate(samples) if s.step == report.onset), len(samples))
+    if onset >= len(samples) - _LAST_SAMPLES:
+        return samples[-_LAST_SAMPLES:], 0
+    near = samples[max(0, onset - _LAST_SAMPLES // 2) : onset + _LAST_SAMPLES // 3]
+    return near + samples[-2:], len(near)
 
 
 def _tensors(report: Report) -> str:

@@ -109,6 +109,12 @@ def tensors_title(report: Report) -> str:
     return f"What is wrong in {where}"
 
 
+def loss_note(report: Report) -> str | None:
+    """What a logged loss of exactly 0 means beside a gradient norm that is not finite."""
+    zero = [s for s in report.details.samples if s.loss == 0.0 and isinstance(s.grad_norm, str)]
+    return "a loss of exactly 0 beside such a gradient norm stands for NaN: the Trainer prints it so" if zero else None
+
+
 def next_commands(report: Report) -> list[tuple[str, str]]:
     """What to run next, and what for."""
     run = shlex.quote(report.run)

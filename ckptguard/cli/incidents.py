@@ -30,4 +30,4 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
         say("there are no incidents")
         return
     rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
-    table(("incident", "step", "cause", "state", "what was done"), rows)
+    table(("incident", "step", "cause", "state", "what"), rows)

@@ -10,6 +10,7 @@ from fixtures_runs import QUICK, save_file, state_dict, write_torch
 
 from ckptguard.errors import NotFoundError
 from ckptguard.incident import Details, Sample, SickTensor
+from ckptguard.incident_text import report_text
 from ckptguard.operations.close_incident import close_incident
 from ckptguard.operations.incident_report import MOST_TENSORS, choose_incident, report_of
 from ckptguard.operations.listing import find_checkpoint
@@ -171,6 +172,7 @@ def test_the_trainers_own_log_is_the_curve_and_tells_the_onset(logged, moved):
     assert details.samples[-1] == Sample(8, 0.0, "nan", None, 1e-4)
     assert (details.onset, details.last_good.step, details.first_bad.step) == (6, 4, 8)
     assert details.causes[0].name == "fp16_overflow"  # the weights are saved in fp16
+    assert "stands for NaN" in report_text(report_of(logged, opened(logged, step=8)))
 
 
 def test_a_log_that_is_none_is_no_error(root, logged):

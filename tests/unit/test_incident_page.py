@@ -125,6 +125,15 @@ def test_page_and_text_say_the_same():
             assert expected in words
 
 
+def test_an_onset_long_ago_is_shown_with_its_neighbours():
+    """The text shows the updates around the onset, a gap, and the last two."""
+    rows = tuple(Sample(n, 1.0) for n in range(1, 101))
+    text = report_text(report(step=100, details=Details(onset=40, samples=rows)))
+    shown = [line for line in text.splitlines() if line.strip().endswith(" 1") or "<- onset" in line or "..." in line]
+    assert [line.split()[0] for line in shown if line.strip()] == [*map(str, range(34, 44)), "...", "99", "100"]
+    assert "40     1  <- onset" in text
+
+
 def test_an_empty_report_is_a_page_too():
     """What an incident knows at least is enough."""
     bare = Report(

@@ -14,6 +14,7 @@ from ckptguard.verdict import Facts
 _NO_FACTS = Facts()
 _STATE = 64  # bytes of floats from which a file's content is no coincidence
 _WIPED = 16  # elements; a shorter tensor may well come to hold one value
+_ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what it took before
 _GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
 
 
@@ -56,7 +57,7 @@ def classify_change(
     A re-save is: every file with tensors and the layout's last-written file are there and new, the structure is
     `whole`, more than one tensor differs, no file has the content of another step (`other_contents`: a stale copy is
     damage), none has the old content still (a run that was copied has new times everywhere) unless other steps have
-    it too (frozen weights), and something vouches for a writer: a container with checksums of its own (a torch
+    it too or it was written along with the others (frozen weights), and something vouches for a writer: a container with checksums of its own (a torch
     archive) that holds two or more other tensors, or else three and at least half of the float tensors differ and none
     of these looks wiped or scrambled (all one value where it was not, by `facts`; or grown beyond what an update
     does). A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. Our
@@ -150,14 +151,29 @@ def _holds_stale_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], 
 
 
 def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], others: Sequence[Manifest]) -> bool:
-    """Whether a file has its old float tensors still, which no other step has: training changes all but what is
-    frozen."""
+    """Whether a file has its old float tensors, which no other step has, and was not written together with those that
+    changed. Frozen weights that are saved again are written when the others are, and in the same order as before."""
     frozen = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
-    return any(
-        tuple(s.blake3 for s in f.spans) == found[f.path].span_digests and found[f.path].span_digests not in frozen
-        for f in sealed
-        if f.path in found and _has_floats(f)
-    )
+    present = [f for f in sealed if f.path in found]
+    old = [
+        f
+        for f in present
+        if _has_floats(f)
+        and tuple(s.blake3 for s in f.spans) == found[f.path].span_digests
+        and found[f.path].span_digests not in frozen
+    ]
+    changed = [f for f in present if not same_content(f, found[f.path])]
+    return any(not _written_together(f, g, found) for f in old for g in changed)
+
+
+def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]) -> bool:
+    """Whether the times of two files fit one save by the writer of the sealed ones; unknown times do not."""
+    times = (old.mtime_ns, changed.mtime_ns, found[old.path].entry.mtime_ns, found[changed.path].entry.mtime_ns)
+    if any(time is None for time in times):
+        return False
+    before, now = (times[0] or 0) - (times[1] or 0), (times[2] or 0) - (times[3] or 0)
+    in_order = now >= 0 if before > 0 else True
+    return in_order and abs(now) <= 3 * abs(before) + _ONE_SAVE
 
 
 def _has_floats(file: File) -> bool:

@@ -134,3 +134,23 @@ def test_the_last_written_file_must_be_new_too():
     last = File(path="c-1/trainer_state.json", size=5, format="json", envelope="s", mtime_ns=1, inode=1)
     files = [found(A, new=True, changed=TENSORS), found(last)]
     assert classify(manifest(A, last), files, last_written="c-1/trainer_state.json") is Change.RESAVING
+
+
+@pytest.mark.parametrize(
+    ("seconds", "change"),
+    [
+        ((10, 12), Change.RESAVED),
+        ((12, 10), Change.RESAVING),
+        ((10, 500), Change.RESAVING),
+        ((10, None), Change.RESAVING),
+    ],
+)
+def test_frozen_files_are_written_with_the_others(seconds, change):
+    """An old file that was written with the new ones, and in its order, is frozen; else it was left by the old save."""
+    first, second = (msgspec.structs.replace(f, mtime_ns=n * 10**9) for n, f in ((1, A), (2, B)))
+    now = [found(first, changed=TENSORS), found(second)]
+    now = [
+        msgspec.structs.replace(f, entry=msgspec.structs.replace(f.entry, mtime_ns=s and s * 10**9, inode=2))
+        for f, s in zip(now, seconds, strict=True)
+    ]
+    assert classify(manifest(first, second), now) is change

@@ -57,10 +57,10 @@ def classify_change(
     A re-save is: every file with tensors and the layout's last-written file are there and new, the structure is
     `whole`, more than one tensor differs, no file has the content of another step (`other_contents`: a stale copy is
     damage), none has the old content still (a run that was copied has new times everywhere) unless other steps have
-    it too or it was written along with the others (frozen weights), and something vouches for a writer: a container with checksums of its own (a torch
-    archive) that holds two or more other tensors, or else three and at least half of the float tensors differ and none
-    of these looks wiped or scrambled (all one value where it was not, by `facts`; or grown beyond what an update
-    does). A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. Our
+    it too or it was written along with the others (frozen weights), and something vouches for a writer: a container
+    with checksums of its own (a torch archive) that holds two or more other tensors, or else three and at least half of
+    the float tensors differ and none of these looks wiped or scrambled (all one value where it was not, by `facts`; or
+    grown beyond what an update does). A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. Our
     own layout never writes over a name, so there every change is damage.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):

@@ -60,8 +60,8 @@ def classify_change(
     it too or it was written along with the others (frozen weights), and something vouches for a writer: a container
     with checksums of its own (a torch archive) that holds two or more other tensors, or else three and at least half of
     the float tensors differ and none of these looks wiped or scrambled (all one value where it was not, by `facts`; or
-    grown beyond what an update does). A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. Our
-    own layout never writes over a name, so there every change is damage.
+    grown beyond what an update does). A generation that never was GOOD has nothing to lose: there new files and a
+    whole structure suffice. Our own layout never writes over a name, so there every change is damage.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
         return Change.SAME

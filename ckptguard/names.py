@@ -69,8 +69,8 @@ def is_safe_path(path: str) -> bool:
 
 def is_temporary(name: str) -> bool:
     """Whether a file or folder name is a writer's temporary, which belongs to no checkpoint. So are the ``._`` files
-    in which macOS keeps attributes of the file that they are named after."""
-    return name.startswith((".tmp", "tmp-", "._")) or name.endswith(".tmp")
+    in which macOS keeps attributes of the file that they are named after, and the folder of a file system's repairs."""
+    return name.startswith((".tmp", "tmp-", "._")) or name.endswith(".tmp") or name == "lost+found"
 
 
 def escape(text: str) -> str:

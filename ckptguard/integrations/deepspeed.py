@@ -68,7 +68,13 @@ class EngineGuard(TrainingGuard):
 
     def _load_tag(self, path: str) -> None:
         folder, tag = os.path.split(path)
-        loaded, _ = self._engine.load_checkpoint(folder, tag=tag)
+        try:
+            loaded, _ = self._engine.load_checkpoint(folder, tag=tag)
+        except Exception as error:
+            if "world size" not in str(error):
+                raise
+            hint = "start as many processes as saved it, or convert it to a universal checkpoint"
+            raise StateError(f"{path} was saved by another number of processes: {error}", hint=hint) from error
         if loaded is None:
             raise StateError(f"DeepSpeed did not load {path}")
 

@@ -1,0 +1,134 @@
+"""``train_lightning.py fit|deleting FOLDER``: Lightning with the guard: a rollback to an epoch's end, deletion, a bad batch."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from tiny_trainer import same
+
+import ckptguard.integrations
+from ckptguard.config import Settings
+from ckptguard.errors import SettingsError
+from ckptguard.training.policy import RollbackPolicy
+
+QUICK = Settings(settle=0.0)
+
+
+class Module(lightning.LightningModule):
+    """A tiny module with dropout and batch statistics; once, after an update, a weight overflows."""
+
+    def __init__(self, strike: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+        )
+        self.strike = strike
+        self.seen: list[tuple[int, int]] = []
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((self.current_epoch, batch_idx))
+        return self.net(batch[0]).square().mean()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.global_step == self.strike:
+            self.strike = None
+            with torch.no_grad():
+                self.net[0].weight.mul_(1e38).mul_(1e38)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 4))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def data(huge: int | None = None):
+    """Five batches an epoch."""
+    made = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    if huge is not None:
+        made[4 * huge] = 3e38
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(made), batch_size=4)
+
+
+def trainer(folder: Path, *, guarded: bool = True, keep: int = 1, **more) -> lightning.Trainer:
+    """Saves at the end of each of four epochs, and keeps the newest."""
+    lightning.seed_everything(0)
+    io = [ckptguard.integrations.lightning.GuardedIO(folder, settings=QUICK)] if guarded else None
+    saver = ModelCheckpoint(folder, save_top_k=keep, monitor="step", mode="max", every_n_epochs=1)
+    return lightning.Trainer(
+        **({"max_epochs": 4} | more),
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        callbacks=[saver],
+        plugins=io,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+
+
+def everything(made: lightning.Trainer, module: Module):
+    return [module.state_dict(), made.optimizers[0].state_dict(), made.global_step, made.current_epoch]
+
+
+def delete(root: Path) -> None:
+    """What a ModelCheckpoint would ask of the plugin, with a save between that is no good."""
+    io = ckptguard.integrations.lightning.GuardedIO(root, settings=QUICK)
+    state = {"state_dict": {"weight": torch.ones(3)}, "global_step": 1}
+    first, second, third = (str(root / f"epoch=0-step={step}.ckpt") for step in (1, 2, 3))
+    io.save_checkpoint(state, first)
+    poisoned = {"state_dict": {"weight": torch.full((3,), 1e38) * 1e38}, "global_step": 2}
+    io.save_checkpoint(poisoned, second)
+    io.remove_checkpoint(first)
+    assert Path(first).exists()
+    io.remove_checkpoint(second)
+    assert not Path(second).exists()
+    io.save_checkpoint({"state_dict": {"weight": torch.ones(3) * 2}, "global_step": 3}, third)
+    assert not Path(first).exists()
+    io.remove_checkpoint(third)
+    assert Path(third).exists()
+
+
+def main() -> None:
+    """As told; AssertionError if it is not as it must be."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    verb, root, fit = sys.argv[1], Path(sys.argv[2]), ckptguard.integrations.lightning.fit
+    if verb == "deleting":
+        delete(root)
+        return
+
+    untouched, module = trainer(root / "untouched", guarded=False), Module()
+    untouched.fit(module, data())
+    struck, other = trainer(root / "struck"), Module(strike=13)
+    fit(struck, other, data(), policy=RollbackPolicy(skip=False), save_every=5)
+    assert len(other.seen) > len(module.seen) == 20, other.seen
+    assert same(everything(struck, other), everything(untouched, module))
+    left = sorted(path.name for path in (root / "struck").glob("*.ckpt"))  # Lightning spares what it resumed from
+    assert left == ["epoch=1-step=10.ckpt", "epoch=3-step=20.ckpt"], left
+
+    harmed = trainer(root / "harmed", max_epochs=1, keep=-1)
+    fit(harmed, Module(), data(), save_every=5)
+    poisoned = trainer(root / "harmed", keep=-1, max_epochs=2)
+    module = Module()
+    fit(poisoned, module, data(huge=2))
+    assert poisoned.global_step == 10, poisoned.global_step
+    assert module.seen[-1] == (1, 4), module.seen
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+
+    try:
+        fit(trainer(root / "bare", guarded=False), Module(), data())
+    except SettingsError:
+        return
+    raise AssertionError("a Trainer without a GuardedIO was taken")
+
+
+if __name__ == "__main__":
+    main()

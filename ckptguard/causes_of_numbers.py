@@ -92,6 +92,8 @@ def eps_vanishes(clues: Clues) -> LikelyCause | None:
     adam = known.optimizer is not None and "adam" in known.optimizer.lower()
     if not (adam and clues.weights_in_fp16 and known.eps is not None and known.eps <= _FP16_ZERO):
         return None
+    if clues.report.cause in ("loss_scale", "skipped") and not clues.spoiled():
+        return None  # no update was made that could have divided
     because = [f"{known.optimizer} divides by sqrt(v) + eps, and eps = {known.eps:g} is 0 in the fp16 of the weights"]
     weight = LIKELY if clues.soon else 0.4
     if _weights_before_gradients(clues):

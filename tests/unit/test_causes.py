@@ -148,6 +148,12 @@ def test_eps_that_was_harmless_for_long_is_only_possible():
     assert one(report(samples=calm(), training=HALF), "eps_vanishes").confidence == "possible"
 
 
+def test_eps_does_no_harm_in_updates_that_are_skipped():
+    """A loss scale falls, and the weights are whole: nothing was divided by."""
+    assert "eps_vanishes" not in names(report("loss_scale", step=9, training=HALF))
+    assert "eps_vanishes" in names(report("loss_scale", step=9, training=HALF, tensors=SPOILED))
+
+
 def test_a_masked_batch():
     """NaN loss, gradients of exactly zero, nothing harmed: likely; with spoiled weights it is not that."""
     masked = report("nan_loss", training=FULL, evidence={"loss": "nan", "grad_norm": 0.0})

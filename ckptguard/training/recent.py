@@ -35,6 +35,10 @@ class Recent:
         self._near: deque[Row] = deque(maxlen=_NEAR)
         self._far: deque[Row] = deque(maxlen=_FAR)
 
+    def follow(self, optimizer: Any) -> None:
+        """Take learning rates from this optimizer from now on."""
+        self._optimizer = optimizer
+
     def append(self, told: Told) -> None:
         """Remember an update, with the learning rate as it is now. What says nothing is not remembered."""
         if told.loss is not None or told.grad_norm is not None or told.scale is not None:

@@ -1,0 +1,184 @@
+"""Through the guard: exceptions, skips and scales that take training back, and trouble that must not."""
+
+import math
+import os
+
+import pytest
+import torch
+from test_sickness import Half, Scaler, batches, flip_last_byte, guarded
+
+import ckptguard
+from ckptguard.operations.survey import survey
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+
+
+def incidents(run):
+    """(cause, step) of every incident of a run."""
+    return [(i.cause, i.step) for i in list_incidents(open_run(str(run)))]
+
+
+def test_an_exception_takes_training_back(tmp_path):
+    """DeepSpeed raises at the floor of its scale: the guard takes that for an incident, and training goes on."""
+    data, taken, answers = batches(20), [], []
+    with guarded(tmp_path / "run", Half()) as guard:
+        for _, x in guard.steps(data, total=8, save_every=2):
+            number = next(n for n, b in enumerate(data) if b is x)
+            taken.append(number)
+            try:
+                if number == 4:
+                    raise Exception("Current loss scale already at minimum - cannot decrease scale anymore.")
+                guard.observe(loss=1.0, grad_norm=1.0)
+            except Exception as error:
+                answers.append(guard.observe(error=error).sick)
+    assert answers == [True]
+    assert taken == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert incidents(tmp_path / "run") == [("loss_scale", 5)]
+
+
+def test_an_exception_of_the_users_own_is_told_apart(tmp_path):
+    """A healthy answer says: raise it again."""
+    with guarded(tmp_path / "run", Half()) as guard:
+        assert not guard.observe(error=KeyError("labels")).sick
+    assert incidents(tmp_path / "run") == []
+
+
+def test_an_engine_that_skips_every_update_is_seen(tmp_path):
+    """Five skips in a row without any loss scale take training back to before the first of them."""
+    data, taken = batches(30), []
+    with guarded(tmp_path / "run", Half()) as guard:
+        for step, x in guard.steps(data, total=9, save_every=3):
+            number = next(n for n, b in enumerate(data) if b is x)
+            taken.append((step, number))
+            skips = 4 <= number <= 8
+            guard.observe(grad_norm=math.nan if skips else 1.0, skipped=skips)
+    assert taken[9:12] == [(4, 3), (5, 9), (6, 10)]
+    assert incidents(tmp_path / "run") == [("skipped", 9)]
+
+
+def test_a_scale_that_was_saved_collapsed_is_raised(tmp_path):
+    """A checkpoint from the middle of a fall is finite and good; with its scale of 2 the floor would be near again."""
+    model, scaler = Half(), Scaler(8.0)
+    policy = ckptguard.RollbackPolicy(reset_scale=64.0)
+    fallen = []
+    with guarded(tmp_path / "run", model, scaler=scaler, policy=policy) as guard:
+        for step, _ in guard.steps(batches(30), total=8, save_every=1):
+            fell = step in (2, 4, 6) and len(fallen) < 3
+            if fell:
+                fallen.append(step)
+                scaler.scale /= 2
+            guard.observe(loss=1.0, grad_norm=math.inf if fell else 1.0)
+    assert incidents(tmp_path / "run") == [("loss_scale", 6)]
+    assert scaler.scale == 64.0
+
+
+def test_two_overflows_of_a_healthy_scaler(tmp_path):
+    """Two skipped updates in a row, also at the very beginning, are how a scaler works."""
+    model, scaler, steps = Half(), Scaler(65536.0), []
+    with guarded(tmp_path / "run", model, scaler=scaler) as guard:
+        for step, _ in guard.steps(batches(30), total=12, save_every=4):
+            steps.append(step)
+            overflow = step in (1, 2, 7, 8)
+            scaler.scale /= 2 if overflow else 1
+            guard.observe(loss=math.nan if step == 7 else 1.0, grad_norm=math.inf if overflow else 1.0)
+    assert steps == list(range(1, 13))
+    assert incidents(tmp_path / "run") == []
+
+
+def test_a_warm_up_from_a_learning_rate_of_zero(tmp_path):
+    """Losses that do not move at first, then fall, and weights that do not change, are no sickness, spikes included."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 20, 1.0))
+    policy = ckptguard.RollbackPolicy(spikes=ckptguard.Spikes(window=8, warm_up=8))
+    steps = []
+    with guarded(tmp_path / "run", model, optimizer, scheduler=warm_up, policy=policy) as guard:
+        for step, x in guard.steps(batches(4), total=40, save_every=10):
+            steps.append(step)
+            loss = model(x)
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            warm_up.step()
+            guard.observe(loss=loss, grad_norm=norm)
+    assert steps == list(range(1, 41))
+    assert incidents(tmp_path / "run") == []
+
+
+def test_a_rotten_old_checkpoint_starts_nothing(tmp_path):
+    """Damage of an old checkpoint is a matter of the records; training goes on."""
+    steps = []
+    with guarded(tmp_path / "run", Half()) as guard:
+        for step, _ in guard.steps(batches(30), total=9, save_every=3):
+            steps.append(step)
+            if step == 7:
+                flip_last_byte(tmp_path / "run" / "step-000000003" / "model.safetensors")
+            guard.observe(loss=1.0, grad_norm=1.0)
+    assert steps == list(range(1, 10))
+    assert incidents(tmp_path / "run") == []
+
+
+def test_long_without_a_save_is_told_once(tmp_path, monkeypatch):
+    """Every failed save is an incident; that nothing was saved for more than three intervals is one more."""
+    full, real = [False], os.write
+
+    def write(descriptor, data):
+        if full[0] and "/tmp-step-" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with guarded(tmp_path / "run", Half()) as guard:
+        for step, _ in guard.steps(batches(30), total=14, save_every=2):
+            full[0] = 3 <= step < 14
+            guard.observe(loss=1.0)
+    found = incidents(tmp_path / "run")
+    assert found.count(("unsaved", 10)) == 1
+    assert [cause for cause, _ in found].count("unsaved") == 1
+    assert [cause for cause, _ in found].count("storage") == 5
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_going_back_on_a_full_disk(tmp_path, monkeypatch, blocking):
+    """Nothing can be recorded, moved aside or saved: training goes back to what reads good all the same."""
+    full = [False]
+
+    def refusing(real):
+        def write(descriptor, *arguments):
+            if full[0] and os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path)):
+                raise OSError(28, "No space left on device")
+            return real(descriptor, *arguments)
+
+        return write
+
+    for name in ("write", "pwrite"):
+        monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+    model, steps = Half(), []
+    with guarded(tmp_path / "run", model, blocking=blocking) as guard:
+        for step, _ in guard.steps(batches(30), total=9, save_every=3):
+            steps.append(step)
+            if len(steps) == 5:
+                guard._saving.drain(30.0)
+                full[0] = True
+                with torch.no_grad():
+                    model.weight[0, 0] = math.nan
+            full[0] = full[0] and len(steps) < 7
+            guard.observe(loss=1.0, grad_norm=math.nan if len(steps) == 5 else 1.0)
+    assert steps == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9]
+    assert torch.isfinite(model.weight).all()
+    states = survey(open_run(str(tmp_path / "run")))
+    assert {s.outcome for s in states if s.in_place} <= {Outcome.GOOD, Outcome.PENDING}
+
+
+def test_a_margin_reaches_checkpoints_without_a_verdict(tmp_path):
+    """The one that the margin asks for had no verdict yet: it is verified, and training goes back to it."""
+    policy = ckptguard.RollbackPolicy(margin=2)
+    data, taken = batches(30), []
+    with guarded(tmp_path / "run", Half(), policy=policy) as guard:
+        for step, x in guard.steps(data, total=9, save_every=2):
+            number = next(n for n, b in enumerate(data) if b is x)
+            taken.append(step)
+            guard.observe(loss=1.0, grad_norm=math.nan if number == 6 else 1.0)
+    assert taken == [*range(1, 8), *range(5, 10)]

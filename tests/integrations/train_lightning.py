@@ -1,4 +1,4 @@
-"""``train_lightning.py fit|deleting FOLDER``: Lightning with the guard: a rollback to an epoch's end, deletion, a bad batch."""
+"""``train_lightning.py fit|deleting FOLDER``: Lightning with the guard: a rollback to an epoch's end, and deletion."""
 
 from __future__ import annotations
 

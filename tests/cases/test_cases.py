@@ -80,6 +80,24 @@ def test_minicpm(tmp_path):
     assert_good_to_the_end(tmp_path / "guarded", 20)
 
 
+@pytest.mark.writers
+def test_hallo(tmp_path):
+    """Only sums know of the damaged byte; DeepSpeed's loss scale at its minimum takes training back and ends nothing;
+    what two processes saved is refused to one with a sentence."""
+    told = run_case("hallo.py", tmp_path)
+    assert "without sums: good" in told
+    assert "damaged.safetensors: sha256 is not the one that the checksum file states" in told
+    plainly, guarded = told.split("--- under guard, number of processes: 2")
+    assert "loss inf, loss scale 1\ntraining ends: Current loss scale already at minimum" in plainly
+    assert "finished at step 24, all weights finite: True" in guarded
+    assert "the loss scale fell to its floor (1)" in guarded
+    assert "1. fp16 overflow (likely)" in guarded
+    single = guarded.partition("--- under guard, number of processes: 1")[2]
+    assert "used a DP world size of 2 but the current world size is 1" in single
+    assert "; start as many processes as saved it" in single
+    assert_good_to_the_end(tmp_path / "run", 24)
+
+
 def assert_good_to_the_end(path, step):
     """Nothing bad is left in the run, the last step is known-good, and no incident is open."""
     assert verify_target(str(path), QUICK).outcome is Outcome.GOOD

@@ -6,7 +6,7 @@ import sys
 import pytest
 from supervised_training import newest, starts
 
-from ckptguard.records.incidents import list_incidents
+from ckptguard.records.incidents import list_incidents, open_incident
 from ckptguard.records.run import open_run
 
 SICK_ONCE = """
@@ -248,6 +248,14 @@ train(run, 3)
     )
     assert (done.code, starts(run)) == (0, ["0", "2"]), done.stderr
     assert {i.state for i in list_incidents(open_run(str(run)))} == {"closed"}
+
+
+def test_an_incident_that_was_left_open_long_ago_keeps_nobody_from_acting(supervise, run):
+    """Its guard ended before this command was started."""
+    run.mkdir()
+    open_incident(open_run(str(run)), step=1, cause="numeric", reason="NaN", evidence={}, source="guard")
+    done = supervise(SICK_ONCE)
+    assert (done.code, starts(run)) == (0, ["0", "3"]), done.stderr
 
 
 @pytest.mark.parametrize("trouble", ["(run / '_ckptguard').write_text('')", "(run / '_ckptguard').symlink_to('/')"])

@@ -2,7 +2,8 @@
 
 A draw is what one ``next`` of the loader's iterator gives. The position is the epoch and the number of draws taken in
 it. To come back, the generators are set as they were when the epoch began, the iterator is made anew, and the draws
-that were taken are drawn again and dropped. Draws in `skipped` are dropped whenever they come up.
+that were taken are drawn again and dropped; a loader that keeps its own state (torchdata's StatefulDataLoader) is set
+to it instead, and draws nothing again. Draws in `skipped` are dropped whenever they come up.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptguard.errors import SettingsError, StateError
+from ckptguard.training.loader_state import forget_loader_state, loader_state, put_loader_back
 from ckptguard.training.rng import capture_rng, generator_bytes, generator_tensor, restore_rng
 
 _log = logging.getLogger("ckptguard")
@@ -63,6 +65,7 @@ class DataPosition:
             "skipped": sorted(self.skipped),
             "length": _length(self.loader),
             "begun": self._iterator is not None,
+            "loader": loader_state(self.loader) if self._iterator is not None else None,
             "epoch_start": self._epoch_start if self._iterator is not None else {"generators": self._own_states()},
         }
 
@@ -79,7 +82,14 @@ class DataPosition:
                 state["length"],
             )
         self._set_generators(state["epoch_start"]["generators"])
+        forget_loader_state(self.loader)
         if not state["begun"]:
+            return
+        if state.get("loader") is not None:
+            put_loader_back(self.loader, state["loader"])
+            self._epoch_start, self.taken = state["epoch_start"], state["taken"]
+            self._tell_epoch()
+            self._iterator = iter(self.loader)
             return
         restore_rng(state["epoch_start"]["rng"])
         self._begin_epoch()
@@ -94,12 +104,16 @@ class DataPosition:
     def restart_epoch(self, epoch: int) -> None:
         """Begin an epoch anew, where nothing better is known."""
         self._shut_down()
+        forget_loader_state(self.loader)
         self.epoch, self.taken = epoch, 0
 
-    def _begin_epoch(self) -> None:
+    def _tell_epoch(self) -> None:
         for sampler in _samplers(self.loader):
             if callable(getattr(sampler, "set_epoch", None)):
                 sampler.set_epoch(self.epoch)
+
+    def _begin_epoch(self) -> None:
+        self._tell_epoch()
         # Before iter(): making the iterator of a DataLoader already draws a seed.
         self._epoch_start = {"rng": capture_rng(), "generators": self._own_states()}
         self._iterator = iter(self.loader)

@@ -21,12 +21,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
+from ckptguard.incident import Details
 from ckptguard.integrations.guarded_run import GuardedRun, Target
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import Run, open_run
+from ckptguard.training.evidence import Evidence
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.parts import Parts, scale_learning_rate
 from ckptguard.training.policy import RollbackPolicy
@@ -116,6 +118,8 @@ class GuardCallback(Callback):
         self._settings = settings if settings is not None else load_settings(None, os.environ)
         self._check_every = check_every
         self._watch: Watch | None = None
+        self._evidence: Evidence | None = None
+        self.details: Details | None = None  # what was known when it was noticed
         self._ranks: Ranks | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -127,6 +131,7 @@ class GuardCallback(Callback):
         parts = Parts(model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         self._watch = Watch(parts, self._settings, self._policy, check_every=self._check_every)
         self._watch.restart(trainer.global_step)
+        self._evidence = Evidence(parts, self._watch.recent, allow=self._settings.allow_nonfinite)
         self._ranks = self._ranks or ranks_of_training()
         saved = float(self._loaded.get("lr_factor", 1.0))
         if self.target is None:
@@ -182,6 +187,9 @@ class GuardCallback(Callback):
         found = agree(self._ranks, self._watch.sick)
         if found is not None:
             self.diagnosis = found
+            if self._evidence is not None:
+                self.details = self._evidence.gather(found.onset_step, found.cause or "")
+                self._evidence.close()
             raise SickTrainingError(f"training was stopped at step {found.step}: {found.reason}", known_good=None)
 
 
@@ -225,7 +233,7 @@ def fit(
             guarded = guarded or _guard(io, policy, daemon)
             if guarded is None:
                 raise NoKnownGoodError(f"{found.reason}; nothing that was saved is good")
-            callback.target = target = guarded.back(found, save_every=save_every)
+            callback.target = target = guarded.back(found, save_every=save_every, details=callback.details)
             if target.skip is not None:
                 callback.leave_out(*target.skip)
             callback.lr_factor *= target.lr_factor

@@ -76,7 +76,7 @@ def _allocated(size: int, *, pinned: bool) -> Any:
         except RuntimeError:
             pass  # no device that needs it, or more than may be locked
     try:
-        memory = mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no room for a copy of the state ({size} bytes)") from error
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
@@ -96,7 +96,10 @@ def _place(tensor: Any) -> tuple[object, ...]:
 
 def _copy_all(pairs: Iterable[tuple[Any, Any]]) -> None:
     """Copy each second tensor into the first; complete on return."""
+    import torch
+
     pieces: list[tuple[int, int, int]] = []
+    can_wait = hasattr(torch, "accelerator")  # else each copy waits for its device by itself
     devices = set()
     for target, source in pairs:
         if is_writable_in_place(source):
@@ -104,7 +107,7 @@ def _copy_all(pairs: Iterable[tuple[Any, Any]]) -> None:
             starts = range(0, size, _PIECE)
             pieces += [(target.data_ptr() + n, source.data_ptr() + n, min(_PIECE, size - n)) for n in starts]
         else:
-            target.copy_(source, non_blocking=True)
+            target.copy_(source, non_blocking=can_wait)
             devices.add(source.device)
     threads = threads_for_memory()
     if sum(size for *_, size in pieces) > 4 * _PIECE and threads > 1:
@@ -114,11 +117,5 @@ def _copy_all(pairs: Iterable[tuple[Any, Any]]) -> None:
         for piece in pieces:
             ctypes.memmove(*piece)
     for device in devices:
-        _wait_for(device)
-
-
-def _wait_for(device: Any) -> None:
-    import torch
-
-    if device.type != "cpu":
-        torch.accelerator.current_stream(device).synchronize()
+        if can_wait and device.type != "cpu":
+            torch.accelerator.current_stream(device).synchronize()

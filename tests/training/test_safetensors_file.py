@@ -1,15 +1,17 @@
 """Our safetensors files: what others read, what the manifest says, and no load of damaged bytes."""
 
+import fcntl
 import os
 
 import pytest
 import safetensors.torch
 import torch
 
-from ckptguard.errors import StateError, StorageFullError
+from ckptguard.errors import SickTrainingError, StateError, StorageFullError
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
-from ckptguard.training.safetensors_file import plan_file, read_file, write_file
+from ckptguard.training.safetensors_file import fitting, plan_file, read_file, write_file
+from ckptguard.training.tensor_bytes import is_finite, view_of
 
 DTYPES = [
     torch.float64,
@@ -147,3 +149,67 @@ def test_a_full_disk_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(StorageFullError, match="no space left"):
         write(tmp_path, {"w": torch.zeros(100_000)})
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.is_floating_point or d.is_complex], ids=str)
+def test_nan_and_infinity_are_found_exactly(dtype):
+    """By their bits, in every float type: each value of the small types, each kind of value of the others."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    if size <= 2:
+        bits = torch.arange(2 ** (8 * size)).to(torch.uint8 if size == 1 else torch.int16)
+        values = bits.view(dtype)
+    else:
+        parts = [0.0, -0.0, 1.0, -1.0, 3e38, -3e38, 1e-45, float("nan"), float("inf"), float("-inf")]
+        values = torch.tensor([complex(a, b) for a in parts for b in parts] if dtype.is_complex else parts, dtype=dtype)
+    finite = torch.view_as_real(values).isfinite().all(-1) if dtype.is_complex else values.float().isfinite()
+    name = str(dtype).removeprefix("torch.")
+    whole = view_of(values)
+    for number, fine in enumerate(finite.tolist()):
+        assert is_finite(whole[number * size : (number + 1) * size], name) is fine
+    assert is_finite(view_of(values[finite].contiguous()), name)
+    assert not is_finite(whole, name)
+
+
+def test_poison_is_neither_written_nor_loaded(tmp_path):
+    """NaN is refused by name where it is said to be wrong, and passes where it is not."""
+    poisoned = {"fine": torch.ones(3), "w": torch.tensor([1.0, float("nan")])}
+    asked = []
+    file = write(tmp_path, poisoned)
+
+    def sick(name, tensor):
+        asked.append(name)
+        return bool(tensor.isnan().any())
+
+    with open_storage(str(tmp_path)).open("a.safetensors") as reader:
+        assert read_file(reader, file, {})[1] is None
+        assert read_file(reader, file, {}, sick=sick)[1] == "w in a.safetensors holds NaN or infinity"
+    with pytest.raises(SickTrainingError, match="w holds NaN"), open(tmp_path / "b", "wb") as target:
+        write_file(target.fileno(), poisoned, key="b", where=str(tmp_path), role="model", sick=sick)
+    assert asked == ["w", "w"]
+
+
+def test_moments_that_are_there_are_loaded_in_place(tmp_path):
+    """What fits takes the elements where it is; what has another shape, gaps or shared memory is made anew."""
+    values = {"a": torch.ones(4), "b": torch.ones(4) * 2, "c": torch.ones(2, 2), "d": torch.ones(4), "e": torch.ones(4)}
+    file = write(tmp_path, values)
+    shared = torch.zeros(4)
+    there = {"a": torch.zeros(4), "b": torch.zeros(5), "c": torch.zeros(4, 2)[::2], "d": shared, "e": shared}
+    assert set(fitting(file, there)) == {"a"}
+
+
+def test_a_file_system_without_direct_writes_gets_the_same_bytes(tmp_path, monkeypatch):
+    """Whether it says so when asked or at the first write."""
+    values = {"w": torch.randn(2_000_000)}
+    write(tmp_path, values, "a.safetensors")
+    real, refused = os.write, []
+
+    def refuse(descriptor, data):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            refused.append(len(data))
+            raise OSError(22, "Invalid argument")
+        return real(descriptor, data[: len(data) // 2 + 1])
+
+    monkeypatch.setattr(os, "write", refuse)
+    write(tmp_path, values, "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    assert len(refused) <= 1

@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ckptguard.training.error_texts import cause_of_error
 from ckptguard.training.spike import Baseline, Spikes
 
@@ -30,8 +32,7 @@ class Limits:
     spikes: Spikes | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Signal:
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about one update. `scale` is the loss scale after it (None: no scaler), `skipped` whether the
     optimizer left it out (None: to be told from the scale), `error` the text of an exception that it raised.
 
@@ -68,8 +69,7 @@ class Diagnosis:
         return self.cause is not None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Health:
+class Health(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered between signals. `healthy_through`: after this update the weights are known to be finite.
 
     `skips` updates were skipped in a row and `skips_in_all` at all; `nan_losses` losses in a row were not finite,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from ckptguard.errors import SettingsError
 
 _SIGMA_PER_MAD = 1.4826  # of a normal distribution
@@ -34,8 +36,7 @@ class Spikes:
             raise SettingsError("Spikes need a sigma above 0, a factor above 1 and at least 1 in a row")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Baseline:
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """What is normal for one number. `spikes`: how many in a row there were up to now."""
 
     recent: tuple[float, ...] = ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from ckptguard.config import Settings
 from ckptguard.training.device_signals import DeviceSignals, on_device
@@ -114,7 +115,7 @@ class Watch:
                 # One look for all that arrived together: what is finite now was so then.
                 bad_tensor = bad_tensor if looked else self._bad_tensor()
                 looked = True
-                signal = dataclasses.replace(signal, looked=True, bad_tensor=bad_tensor)
+                signal = msgspec.structs.replace(signal, looked=True, bad_tensor=bad_tensor)
             self.recent.append(signal)
             self._health, diagnosis = self._health.after(signal, self._limits)
             if diagnosis.sick and self.sick is None:

@@ -64,14 +64,20 @@ class Between:
     """The time that is spent between steps: wall clock and processor."""
 
     def __init__(self) -> None:
-        self.wall = self.processor = 0.0
+        self.wall = 0.0
+        self.each: list[float] = []
         self._left: tuple[float, float] | None = None
+
+    @property
+    def processor(self) -> float:
+        """All of it."""
+        return sum(self.each)
 
     def step(self) -> None:
         """One training step."""
         if self._left is not None:
             self.wall += time.perf_counter() - self._left[0]
-            self.processor += time.process_time() - self._left[1]
+            self.each.append(time.process_time() - self._left[1])
         spin(time.perf_counter() + STEP)
         self._left = (time.perf_counter(), time.process_time())
 
@@ -127,7 +133,7 @@ def main() -> None:
                 guard._watch.look(step)
                 looks.append(time.perf_counter() - start)
         print(f"one look at {options.parameters:,} parameters and their moments: {min(looks) * 1e3:.2f} ms")
-        processor, wall = [], []
+        processor, wall, typical = [], [], []
         if device != "cpu":
             torch.cuda.set_sync_debug_mode("error")
         for pair in range(options.pairs):
@@ -135,11 +141,17 @@ def main() -> None:
                 watched = guarded(guard, batches, options.steps, device)
             bare = plain(batches, options.steps)
             processor.append((watched.processor - bare.processor) / (options.steps * STEP))
+            typical.append(statistics.median(watched.each) - statistics.median(bare.each))
             wall.append((watched.wall - bare.wall) / (options.steps * STEP))
         print(
             f"steps + observe on a {STEP * 1e3:.0f} ms step: +{statistics.median(processor):.2%} of processor time "
             f"({options.pairs} pairs: {min(processor):.2%} to {max(processor):.2%}), "
             f"+{statistics.median(wall):.2%} of wall clock (bar: under 1 %)"
+        )
+        per_step = statistics.median(typical) + min(looks) / 50
+        print(
+            f"the median step between two looks: {statistics.median(typical) * 1e6:.0f} us; with its share of a look "
+            f"+{per_step / STEP:.2%} of a step"
         )
 
 

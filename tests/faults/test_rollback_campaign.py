@@ -23,7 +23,7 @@ from ckptguard.verdict import Outcome
 
 KINDS = ("gradient", "weight", "buffer", "optimizer", "input", "spike", "scale", "floor", "lasting", "killed", "asked")
 AROUND = ("calm", "damaged", "daemon_dead", "daemon_slow", "disk_full", "disk_full_later")
-COUNT = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 22
+COUNT = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 11
 POLICY = ckptguard.RollbackPolicy(spikes=ckptguard.Spikes(window=8, warm_up=8, sigma=10, factor=50, in_a_row=2))
 
 

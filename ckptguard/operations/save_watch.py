@@ -16,7 +16,7 @@ from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError
 from ckptguard.layouts import Checkpoint
 from ckptguard.operations.find_known_good import known_good_candidates
-from ckptguard.operations.history import load_history
+from ckptguard.operations.history import Key, load_history
 from ckptguard.operations.hooks import Event
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.news import Known, known_outcomes, news_in, reason_of, verdict_event
@@ -27,15 +27,16 @@ from ckptguard.operations.sick_saves import SickSave, find_sick_saves, sick_with
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.scan import Scanner
+from ckptguard.verdict import Outcome
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
 _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
 
 
 class Before(msgspec.Struct, frozen=True, kw_only=True):
-    """What there was when the command was started: known-good (series, id), and what lay in place."""
+    """What there was when the command was started: good generations of each series, and what lay in place."""
 
-    good: frozenset[tuple[str, str]] = frozenset()
+    good: frozenset[tuple[str, Key]] = frozenset()
     lying: frozenset[object] = frozenset()
 
 
@@ -65,11 +66,23 @@ class SaveWatch:
         self._known: Known | None = None  # outcomes that are no news
         self._watch = Watch()
         self._told: set[str] = set()
-        self._before = self._signatures()
+        self._before: frozenset[object] = frozenset()  # what lay there before all
         self._left_open: set[str] = set()  # incidents of guards that ended without closing them
         self._targets: dict[str, int] = {}  # series -> the step that it went back to last, because it was sick
         self._seen: object = None  # the records and files that `_found` was concluded from
         self._found: list[SickSave] = []
+
+    def prepare(self) -> CkptguardError | None:
+        """Note what lies there before all; the error where settings or records forbid to go on. A run that is not
+        there yet is none."""
+        try:
+            self._open()
+        except NotFoundError:
+            return None
+        except CkptguardError as error:
+            return error
+        self._before = self._signatures()
+        return None
 
     def begin(self) -> Before:
         """The command is about to start: note what is there."""
@@ -153,7 +166,7 @@ class SaveWatch:
                 moved += done[-1].quarantined
             except NoKnownGoodError:
                 # Nothing of it is good. What the dead command left half-written would only stop the next start.
-                for checkpoint in self._new_and_not_good(run, series):
+                for checkpoint in self._new(run, series):
                     quarantine(run, checkpoint.path, reason=reason)
                     moved.append(checkpoint.path)
         return done, moved
@@ -179,13 +192,8 @@ class SaveWatch:
             scanner=self._scanner,
         )
 
-    def _new_and_not_good(self, run: Run, series: str) -> list[Checkpoint]:
-        good = {c.manifest.path for c in known_good_candidates(run, load_history(run), series=series)}
-        return [
-            c
-            for c in list_checkpoints(run)
-            if c.series == series and c.path not in good and c.signature not in self._before
-        ]
+    def _new(self, run: Run, series: str) -> list[Checkpoint]:
+        return [c for c in list_checkpoints(run) if c.series == series and c.signature not in self._before]
 
     def _pass(self, stop: threading.Event, *, assume_quiet: bool = False) -> Pass | None:
         try:
@@ -231,10 +239,16 @@ class SaveWatch:
     def _open(self) -> Run:
         return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
 
-    def _good(self) -> frozenset[tuple[str, str]]:
+    def _good(self) -> frozenset[tuple[str, Key]]:
+        """Every generation whose verdict is GOOD, by the names of the ledger alone."""
         try:
-            run = self._open()
-            return frozenset((c.answer.series, c.answer.id) for c in known_good_candidates(run, load_history(run)))
+            history = load_history(self._open())
+            return frozenset(
+                (series, key)
+                for series in history.names
+                for key, standing in history.standings(series).items()
+                if standing.outcome is Outcome.GOOD
+            )
         except Exception as error:
             self._complain(error)
             return frozenset()

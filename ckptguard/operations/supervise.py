@@ -27,7 +27,6 @@ from ckptguard.operations.recover_run import Recovery, sentences
 from ckptguard.operations.save_watch import Before, SaveWatch
 from ckptguard.operations.sick_saves import SickSave
 from ckptguard.operations.supervised_command import SupervisedCommand
-from ckptguard.records.run import open_run
 from ckptguard.restarts import Ended, Then, decide
 from ckptguard.scan.processes import ProcessScanner
 
@@ -56,14 +55,10 @@ def supervise(
 ) -> Supervised:
     """Run the command until it needs no further start. `signals` are held back already; `tell` is given sentences.
 
-    Settings or records that cannot be used raise before the command starts; afterwards nothing does.
+    With settings or records that cannot be used the command is not started at all. SettingsError if this is not Linux.
     """
     if not sys.platform.startswith("linux"):
         raise SettingsError("supervise needs Linux: elsewhere the processes below a command cannot be found for sure")
-    try:
-        open_run(url, records=settings.records, patterns=settings.patterns)
-    except NotFoundError:
-        pass  # the command will make it
     if not become_subreaper():
         tell("the system does not let us find processes that leave their parents: some may survive a stop")
     return _Supervisor(url, argv, settings, signals, max_rollbacks, stop_seconds, tell).run()
@@ -108,8 +103,8 @@ class _Supervisor:
         done = None
         try:
             done = self._run()
-            self._only_looking = True  # hooks may still be told of something, unless somebody is in a hurry
-            self._beside(partial(self._hooks.close, patience=0.0 if self._asked else COMMAND_SECONDS + 5.0), None)
+            if self._asked is None:  # else somebody is in a hurry
+                self._look_at(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None)
             return done
         except _Abandoned:
             return done or Supervised(status=128 + (self._asked or signal.SIGTERM))
@@ -118,10 +113,14 @@ class _Supervisor:
             self._wait(self._command.has_ended)
             return Supervised(status=self._command.status if self._command.status is not None else 1)
         finally:
+            self._hooks.close(patience=1.0)
             self._ending.set()  # a scanning process ends with us; not waited for, because it may hang
 
     def _run(self) -> Supervised:
-        sick = self._look_at(self._saves.sick)
+        refused = self._look_at(self._saves.prepare, None)
+        if refused is not None:
+            return Supervised(status=1, error=refused)
+        sick: list[SickSave] = self._look_at(self._saves.sick, [])
         if sick and self._most:
             error = self._go_back(sick, "the newest save was sick before the command was started", None)
             if error is not None:
@@ -139,7 +138,7 @@ class _Supervisor:
                 return Supervised(status=status or 1, error=BusyError(message))
             sick, saved, good_since = found, True, True
             if self._asked is None:
-                sick = self._look_at(self._saves.last_look) or found
+                sick = self._look_at(self._saves.last_look, []) or found
                 saved, good_since = self._beside(partial(self._saves.since, before), (True, True))
             ended = Ended(
                 status=status,
@@ -224,11 +223,11 @@ class _Supervisor:
 
         return self._beside(go_back, None)
 
-    def _look_at(self, look: Callable[[], list[SickSave]]) -> list[SickSave]:
+    def _look_at(self, look: Callable[[], Result], otherwise: Result) -> Result:
         """What a look finds that may take as long as reading a checkpoint; whoever ends us need not wait for it."""
         self._only_looking = True
         try:
-            return self._beside(look, [])
+            return self._beside(look, otherwise)
         finally:
             self._only_looking = False
 

@@ -41,9 +41,7 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
         if _BY_RANK.fullmatch(inside) and file.entry.key not in left and not file.structure.problems:
             shared = tuple(n.value for n in file.structure.leaves if _SHARED.fullmatch(n.name))
             kind = re.sub(r"_rank_\d[\d_]*", "_rank_#", inside)  # the folder of a tag keeps its digits
-            groups.setdefault(kind, {})[file.entry.key] = _Told(
-                _steps_taken(evidence, file), shared
-            )
+            groups.setdefault(kind, {})[file.entry.key] = _Told(_steps_taken(evidence, file), shared)
     for told in groups.values():
         steps = {key: t.steps for key, t in told.items() if t.steps}  # a rank without weights takes none
         low, high = min(steps, key=steps.__getitem__, default=""), max(steps, key=steps.__getitem__, default="")

@@ -20,9 +20,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import ckptguard
-from ckptguard.incident_text import report_text
-from ckptguard.operations.incident_report import choose_incident, report_of
-from ckptguard.records.run import open_run
 
 STEPS, FRAME = 24, 16
 UNSCALED = range(64, 96)  # the frames of one video
@@ -141,8 +138,9 @@ def main() -> None:
     os.makedirs(folder, exist_ok=True)
     damaged_file(folder)
     start(2, folder, "plainly", "guarded")
-    opened = open_run(f"{folder}/run")
-    print(report_text(report_of(opened, choose_incident(opened, None))), flush=True)
+    print(
+        subprocess.check_output([sys.executable, "-m", "ckptguard", "incident", f"{folder}/run"], text=True), flush=True
+    )
     start(1, folder, "guarded")
     print(f"see: ckptguard list {folder}/run")
 

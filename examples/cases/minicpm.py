@@ -11,6 +11,7 @@ the end, for those words do not occur; then guarded, then mended as the report a
 
 import logging
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -20,9 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from transformers import logging as hf_logging
 
 import ckptguard
-from ckptguard.incident_text import report_text
-from ckptguard.operations.incident_report import choose_incident, report_of
-from ckptguard.records.run import open_run
 
 
 def base_model(dtype: torch.dtype) -> LlamaForCausalLM:
@@ -86,9 +84,10 @@ def main() -> None:
     run, plain = f"{folder}/guarded", f"{folder}/plain"
     train = ckptguard.integrations.transformers.train
 
+    print("--- 10 steps that are well, in fp32")
     train(make_trainer(run, 10, torch.float32))
 
-    print("--- continued plainly in fp16: no error, until somebody asks the model")
+    print("--- continued plainly, in fp16: no error, until somebody asks the model")
     shutil.copytree(run, plain, ignore=shutil.ignore_patterns("_ckptguard"))
     make_trainer(plain, 20, torch.float16).train(resume_from_checkpoint=True)
     print(f"asked: {answer(f'{plain}/checkpoint-20')}")
@@ -97,17 +96,17 @@ def main() -> None:
     except ckptguard.CkptguardError as error:
         print(f"or checked before it is used: {error}")
 
-    print("--- continued under guard: no such adapter is saved")
+    print("--- continued under guard, in fp16: no such adapter is saved")
     try:
-        train(make_trainer(run, 20, torch.float16))
+        train(make_trainer(run, 20, torch.float16), check_every=1)  # look at the weights after each update
     except ckptguard.RollbackExhausted as error:
         print(error)
-    opened = open_run(run)
-    print(report_text(report_of(opened, choose_incident(opened, None))))
+    print(subprocess.check_output([sys.executable, "-m", "ckptguard", "incident", run], text=True))
 
     print("--- mended as the report advises: what is trained is in fp32")
     train(make_trainer(run, 20, torch.float32))
-    print(f"asked: {answer(f'{run}/checkpoint-20')}; see: ckptguard list {run}")
+    print(f"asked: {answer(f'{run}/checkpoint-20')}")
+    print(f"see: ckptguard list {run}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ folder with `config.json` and `model.safetensors`.
 import json
 import logging
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -19,12 +20,10 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 import ckptguard
-from ckptguard.incident_text import report_text
-from ckptguard.operations.incident_report import choose_incident, report_of
-from ckptguard.records.run import open_run
 
 STEPS, SIZE, WORDS = 60, 32, 20
-MASKED, OVEREXPOSED = range(160, 176), 405
+MASKED = range(160, 176)  # the pictures of one batch
+OVEREXPOSED = 405  # one picture of another
 
 
 class TinyVLM(nn.Module):
@@ -38,7 +37,7 @@ class TinyVLM(nn.Module):
         self.head = nn.Linear(SIZE, WORDS)
 
     def forward(self, picture: torch.Tensor, question: torch.Tensor) -> torch.Tensor:
-        seen = self.patches(picture).square().flatten(2).transpose(1, 2)
+        seen = self.patches(picture).square().flatten(2).transpose(1, 2)  # squares pass 65504 where patches pass 256
         return self.head(self.layer(torch.cat([seen, self.words(question)], 1))[:, -1])
 
 
@@ -89,8 +88,7 @@ def main() -> None:
     model.eval()
     picture, question, answer = pictures()[:160]
     right = (model(picture, question).argmax(1) == answer).float().mean()
-    opened = open_run(run)
-    print(report_text(report_of(opened, choose_incident(opened, None))))
+    print(subprocess.check_output([sys.executable, "-m", "ckptguard", "incident", run], text=True))
     print(f"finished at step {guard.step}: {right:.0%} of 160 answers are right; see: ckptguard list {run}")
 
 

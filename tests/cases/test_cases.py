@@ -56,10 +56,11 @@ def test_nanovlm(tmp_path):
 def test_qwen2(tmp_path):
     """The log shows a loss of 0 and every save is poisoned; under guard none is, and the cause is named."""
     told = run_case("qwen2.py", tmp_path)
-    assert "0.0, 0.0, 0.0]; bad weights: ['model.embed_tokens.weight'" in told
+    assert "0.0, 0.0, 0.0]; weights that hold NaN: 27 of 27" in told
+    assert "all that is left: ['checkpoint-15', 'checkpoint-20']" in told
     assert "the budget of 3 rollbacks is spent" in told
     assert "1. An eps that vanishes in fp16 (likely)" in told
-    assert "finished at step 20, bad weights: 0" in told
+    assert "finished at step 20, weights that hold NaN: 0 of 27" in told
     assert verify_target(str(tmp_path / "plain"), QUICK).outcome is Outcome.BAD
     assert_good_to_the_end(tmp_path / "guarded", 20)
 
@@ -75,7 +76,7 @@ def test_minicpm(tmp_path):
     assert "checkpoint-20 is bad, do not train from it: adapter_model.safetensors: base_model." in told
     assert "the budget of 3 rollbacks is spent" in told
     assert "1. An eps that vanishes in fp16 (likely)" in told
-    assert "asked: an answer of 8 words" in told
+    assert "asked: an answer of " in told
     assert verify_target(str(tmp_path / "plain"), QUICK).outcome is Outcome.BAD
     assert_good_to_the_end(tmp_path / "guarded", 20)
 

@@ -124,3 +124,13 @@ def test_the_trainer_example_stops_at_a_good_checkpoint(tmp_path):
     assert known_good.path in done.stdout
     assert known_good.step == 4
     assert not (run / "checkpoint-6").exists()
+
+
+def test_the_trainer_example_goes_back(tmp_path):
+    """The overflowing update is left out, training ends, and what it leaves is known-good."""
+    run = tmp_path / "run"
+    done = run_example("hf_trainer_goes_back.py", run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "trained to step 10; every weight is finite: True" in done.stdout
+    assert "went back from step 6 to step 4" in done.stderr
+    assert (run / "checkpoint-10").is_dir()

@@ -128,7 +128,7 @@ def masked_batch(clues: Clues) -> LikelyCause | None:
 def bad_batch(clues: Clues) -> LikelyCause | None:
     """It came out of nowhere: a batch, or an operation that some inputs take out of its domain."""
     sick = any(v is not None and not math.isfinite(v) for v in (clues.loss, clues.grad_norm))
-    only_buffers = clues.kinds() == {"buffer"}
+    only_buffers = clues.kinds() - {"gradient"} == {"buffer"}
     if not (sick or only_buffers) or masked_batch(clues) is not None:
         return None
     steady = growth(clues.norms)
@@ -141,7 +141,7 @@ def bad_batch(clues: Clues) -> LikelyCause | None:
         because.append("nothing is computed in fp16")
     if only_buffers:
         weight += 0.2
-        because.append("only buffers hold it: the update was skipped, but running statistics had seen the batch")
+        because.append("only buffers hold it: the update was skipped, but running statistics saw the batch")
     first, last = clues.report.onset, clues.report.step
     which = "that batch" if first == last or None in (first, last) else f"the batches of updates {first} to {last}"
     advice = [

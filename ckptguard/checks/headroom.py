@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.clues import FP16_LIMIT
 from ckptguard.verdict import Finding, Severity
-
-FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
 
 
 def check_headroom(evidence: Evidence) -> Iterator[Finding]:

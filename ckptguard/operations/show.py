@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptguard.checks.headroom import FP16_LIMIT
+from ckptguard.clues import FP16_LIMIT
 from ckptguard.config import Settings
 from ckptguard.formats.dtypes import DTYPES, SAFETENSORS_DTYPES
 from ckptguard.known_good import parse_verdict_name

@@ -13,7 +13,7 @@ from ckptguard.training.parts import Captured
 from ckptguard.training.tensor_bytes import byte_size, dtype_word, is_writable_in_place, threads_for_memory
 
 _ALIGNMENT = 64
-_PIECE = 16 * 1024**2  # bytes that one thread copies at a time
+_PIECE = 32 * 1024**2  # bytes that one thread copies at a time
 
 
 class HostCopy:

@@ -171,3 +171,34 @@ def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
     assert {s.id: s.outcome for s in survey(run)} == {"10.1": Outcome.GOOD}
     history = [name.split(".")[3] for name in sorted(ledger_names(run)["step-#"])]
     assert history == ["good", "bad", "good"]
+
+
+def test_a_rollback_finds_the_copy_of_what_was_damaged_meanwhile(tmp_path):
+    """The verdict said GOOD, the load finds a flipped bit: the independent copy of the same step is used."""
+    copying = QUICK.changed(keep="copy")
+    model = model_of(3)
+    guard = ckptguard.TrainingGuard(tmp_path / "run", model=model, daemon="off", settings=copying)
+    guard.save(step=10)
+    run = open_run(str(tmp_path / "run"))
+    reconcile(run, copying, Watch())
+    file = tmp_path / "run" / "step-000000010" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 64
+    file.write_bytes(data)
+    with torch.no_grad():
+        model[0].weight.zero_()
+    assert guard.rollback() == 10
+    assert holds(model, 3)
+
+
+def test_a_rollback_reads_the_bytes_once(tmp_path, monkeypatch):
+    """What was verified before is hashed while it is loaded, and not once more in advance."""
+    guard = guard_of(tmp_path / "run", model_of(3))
+    guard.save(step=10)
+    assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.GOOD
+
+    def again(*_, **__):
+        raise AssertionError("read in advance")
+
+    monkeypatch.setattr("ckptguard.operations.roll_back.verify_checkpoint", again)
+    assert guard.rollback() == 10

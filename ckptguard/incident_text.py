@@ -54,7 +54,7 @@ def _head(report: Report) -> str:
             f"run:        {escape(report.run)}",
             f"incident:   {escape(report.id)}, {escape(when(report.opened_at))}, noticed by {escape(report.source)}",
             f"onset:      {shown(report.onset)} (noticed at step {shown(report.step)})",
-            f"known-good: {escape(shown(report.known_good))}",
+            *([f"known-good: {escape(shown(report.known_good))}"] if report.known_good or good is None else []),
             *([f"last good:  {escape(good.path)} ({escape(shown(good.id))})"] if good is not None else []),
         ]
     )

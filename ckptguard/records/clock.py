@@ -7,4 +7,10 @@ import datetime
 
 def utc_now() -> str:
     """The time now, ISO 8601, UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return utc_moment()[0]
+
+
+def utc_moment() -> tuple[str, int]:
+    """`utc_now`, and the microseconds that have passed since."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.strftime("%Y-%m-%dT%H:%M:%SZ"), now.microsecond

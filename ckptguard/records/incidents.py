@@ -11,7 +11,7 @@ import msgspec
 from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.incident import Details, worded
 from ckptguard.record_text import decode_record
-from ckptguard.records.clock import utc_now
+from ckptguard.records.clock import utc_moment
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 FOLDER = "incidents"
@@ -46,8 +46,9 @@ def open_incident(
     run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, Any], source: str
 ) -> Incident:
     """Record a new incident."""
-    now = utc_now()
-    name = now.replace("-", "").replace(":", "").removesuffix("Z") + "-" + uuid.uuid4().hex[:8]
+    now, micros = utc_moment()
+    second = now.replace("-", "").replace(":", "").removesuffix("Z")
+    name = f"{second}-{micros:05x}{uuid.uuid4().hex[:3]}"  # lists are sorted by it, also within a second
     incident = Incident(id=name, step=step, cause=cause, reason=reason, evidence=evidence, opened_at=now, source=source)
     _write(run, incident)
     return incident

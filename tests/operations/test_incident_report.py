@@ -220,3 +220,19 @@ def test_a_mangled_detail_hides_no_other_incident(root, run):
     path = root / "_ckptguard" / "incidents" / f"{bad.id}.0001.json"
     path.write_text(path.read_text().replace('"known_good":null', '"known_good":null,"details":{"samples":[["x"]]}'))
     assert [i.id for i in list_incidents(run)] == [keep.id]
+
+
+def test_the_newest_incident_is_the_last_one_of_its_second(run):
+    """Several in one second: the report without an id is that of the last."""
+    made = [opened(run, step=step).id for step in range(30)]
+    assert [i.id for i in list_incidents(run)] == made
+    assert choose_incident(run, None).step == 29
+
+
+def test_who_gave_up_did_not_go_back_and_has_a_last_good_one(sick):
+    """The head names the last good checkpoint, and does not say that nothing is known-good."""
+    incident = opened(sick)
+    close_incident(sick, incident, action="gave up: the budget of 3 rollbacks is spent")
+    text = report_text(report_of(sick, read_incident(sick, incident.id)))
+    assert "last good:" in text
+    assert "known-good: -" not in text

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from ckptguard.config import Settings
-from ckptguard.errors import SettingsError
+from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, Target
 from ckptguard.integrations.left_out import LeftOut
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
@@ -27,6 +28,8 @@ from ckptguard.training.health import Diagnosis
 from ckptguard.training.parts import scale_learning_rate
 from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.scaler import raise_loss_scale
+
+_log = logging.getLogger("ckptguard")
 
 __all__ = ["GuardCallback", "train"]
 
@@ -76,6 +79,7 @@ def train(
                 start = rounds.target.path if rounds.target is not None else path
                 output, diagnosis = _one_round(trainer, rounds, start, arguments)
                 if diagnosis is None:
+                    rounds.refuse_an_idle_end(trainer.state.global_step, save_every=_save_every(trainer))
                     return output
                 rounds.go_back(diagnosis, save_every=_save_every(trainer))
                 _unwrap(trainer)
@@ -107,6 +111,21 @@ class _Rounds(GuardCallback):
         self.left_out.forget()
         self._lr_factor *= target.lr_factor
         self.target = target
+
+    def refuse_an_idle_end(self, step: int, *, save_every: int) -> None:
+        """RollbackExhausted if training reached its end only because all that was left of it was left out."""
+        begun = self.target.step if self.target is not None else step
+        left_out = self.left_out.updates if self.left_out is not None else set()
+        rest = range(begun + 1, step + 1)
+        if not rest or not left_out.issuperset(rest):
+            return
+        told = (
+            f"since training went back to step {begun} no update was made: all {len(rest)} up to the end were suspect"
+        )
+        if len(rest) > save_every:
+            hint = "look more often (check_every=), and mend the cause: ckptguard incident RUN"
+            raise RollbackExhausted(told, report=None, hint=hint)
+        _log.warning("%s", told)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

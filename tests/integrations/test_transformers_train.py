@@ -193,3 +193,20 @@ def test_a_sick_state_after_the_last_save_is_not_the_result(tmp_path):
     train(struck, check_every=500)
     assert struck.state.global_step == 14
     assert all(torch.isfinite(value).all() for value in struck.model.state_dict().values())
+
+
+def test_an_end_without_updates_is_no_success(tmp_path):
+    """No loss shows a statistic that overflowed. Seen at the end, it puts all updates under suspicion: that is said."""
+
+    class Statistics(transformers.TrainerCallback):
+        struck = False
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 5 and not self.struck:
+                self.struck = True
+                model.net[1].running_var.mul_(1e38).mul_(1e38)
+
+    train(tiny_trainer(tmp_path / "out", max_steps=3, logging_steps=500))
+    struck = tiny_trainer(tmp_path / "out", Statistics(), max_steps=10, save_strategy="no", logging_steps=500)
+    with pytest.raises(RollbackExhausted, match="went back to step 3 no update was made: all 7 up to the end"):
+        train(struck, check_every=500)

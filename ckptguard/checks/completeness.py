@@ -10,7 +10,6 @@ from ckptguard.checks.evidence import Evidence
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
-from ckptguard.layouts.step_names import begins_with_count
 from ckptguard.manifest import File, Manifest
 from ckptguard.scan.result import ScannedFile
 from ckptguard.verdict import Finding, Severity
@@ -48,16 +47,16 @@ def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
-    """Whether a whole file was to hold some, by its name, or by keys that are for weights (of which another rank may
-    have saved none). Settings and counters in a file of their own (``args_100.pt``) were not, nor what only happens
-    to be named .bin, nor the state of an optimizer that keeps none."""
+    """Whether a whole file was to hold some: by its name, by its checkpoint's, which states a step, or by keys that
+    are for weights (of which another rank may have saved none). Settings and counters in a file of their own
+    (``args_100.pt``) were not, nor what only happens to be named .bin, nor the state of an optimizer without any."""
     stated = file_role(file.entry.key)
     if file.structure.problems or stated not in ("", "model", "ema"):
         return False
-    if begins_with_count(file.entry.name):
+    if stated or evidence.checkpoint.step is not None:
         return True
-    if stated or not file.structure.leaves:
-        return bool(stated) or evidence.checkpoint.step is not None or not may_be_foreign(file.entry.key)
+    if not file.structure.leaves:
+        return not may_be_foreign(file.entry.key)
     return any(key_role(c) in _STATE_ROLES for c in file.structure.containers)
 
 

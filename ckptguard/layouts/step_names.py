@@ -47,8 +47,3 @@ def counts_steps(name: str) -> bool:
 def counts_by_word(name: str) -> bool:
     """Whether a name says by a word what it counts."""
     return not is_part(name) and (_STEP.search(name) is not None or _COUNTED.search(name) is not None)
-
-
-def begins_with_count(name: str) -> bool:
-    """Whether a name begins with the word for what it counts: ``ckpt-5.pt``, unlike ``args_step_5.pt``."""
-    return _STEP.match(name) is not None or _COUNTED.match(name) is not None

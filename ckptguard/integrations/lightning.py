@@ -157,7 +157,13 @@ class GuardCallback(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Look before anything is written; on all ranks."""
-        if self._watch is not None and trainer.training:
+        if self._watch is not None and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._watch.look(trainer.global_step)  # also while it validates: ModelCheckpoint saves then too
+            self._raise_if_sick()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look once more, for the script may save the model now."""
+        if self._watch is not None:
             self._watch.look(trainer.global_step)
             self._raise_if_sick()
 
@@ -210,6 +216,9 @@ def fit(
     saves, as far as the policy asks. Batches that did harm are left out by a ``training_step`` that returns None.
     RollbackExhausted when the budget is spent, NoKnownGoodError when training turns sick before a good save.
     """
+    if trainer.world_size > 1:
+        hint = "with several ranks GuardCallback() and GuardedIO stop training, and a restart resumes at known-good"
+        raise SettingsError("fit() goes back in one process only so far", hint=hint)
     io = trainer.strategy.checkpoint_io
     if not isinstance(io, GuardedIO):
         raise SettingsError("the Trainer does not save by a GuardedIO", hint="Trainer(plugins=[GuardedIO(run)])")

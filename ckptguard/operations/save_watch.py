@@ -13,8 +13,9 @@ from collections.abc import Callable
 import msgspec
 
 from ckptguard.config import Settings
-from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError
 from ckptguard.layouts import Checkpoint
+from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.find_known_good import known_good_candidates
 from ckptguard.operations.history import Key, load_history
 from ckptguard.operations.hooks import Event
@@ -166,7 +167,7 @@ class SaveWatch:
                 moved += done[-1].quarantined
             except NoKnownGoodError:
                 # Nothing of it is good. What the dead command left half-written would only stop the next start.
-                for checkpoint in self._new(run, series):
+                for checkpoint in self._of_no_use(run, series):
                     quarantine(run, checkpoint.path, reason=reason)
                     moved.append(checkpoint.path)
         return done, moved
@@ -191,6 +192,19 @@ class SaveWatch:
             check_writing=False,  # we have ended who wrote
             scanner=self._scanner,
         )
+
+    def _of_no_use(self, run: Run, series: str) -> list[Checkpoint]:
+        """The new ones that were judged, and not good, or are unfinished. What could not be read may be whole."""
+        history, found = load_history(run), []
+        for checkpoint in self._new(run, series):
+            try:
+                key = history.current_if_readable(series, checkpoint.step, checkpoint.path)
+                judged = key is not None and key in history.standings(series)
+                if judged or unfinished_because(run.storage, checkpoint, scanner=self._scanner) is not None:
+                    found.append(checkpoint)
+            except CouldNotTellError as error:
+                self._complain(error)
+        return found
 
     def _new(self, run: Run, series: str) -> list[Checkpoint]:
         return [c for c in list_checkpoints(run) if c.series == series and c.signature not in self._before]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ckptguard.operations.held_signals import RESTORED
-from ckptguard.operations.process_tree import collect_orphans, descendants, send_signal
+from ckptguard.operations.process_tree import Process, collect_orphans, descendants, send_signal
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells and `env` say it
 _LONGEST_KILL = 60.0  # seconds; a process in the midst of a dead device or file system cannot even be killed
@@ -25,6 +25,8 @@ class SupervisedCommand:
         self._argv = list(argv)
         self._mask = mask
         self._ours = ours
+        # What was below us before, if we were started by `exec`: an entrypoint's sidecar, a `tee` of our own output.
+        self._older = {(p.pid, p.started) for p in descendants(os.getpid())}
         self._pid: int | None = None
         self._status: int | None = None
         self._started_at = 0.0  # monotonic
@@ -74,7 +76,7 @@ class SupervisedCommand:
 
     def kill(self) -> None:
         """Kill it, and everything below us that is not ours, once."""
-        for process in descendants(os.getpid(), self._ours()):
+        for process in self._below():
             send_signal(process, signal.SIGKILL)
 
     def stop(self, seconds: float, wait: Wait) -> None:
@@ -88,7 +90,7 @@ class SupervisedCommand:
 
     def stop_the_rest(self, seconds: float, wait: Wait) -> bool:
         """The same for what it left behind, in whatever session; False if something survives."""
-        for process in descendants(os.getpid(), self._ours()):
+        for process in self._below():
             send_signal(process, signal.SIGTERM)
         _until(self._nothing_left, seconds, wait)
         deadline = time.monotonic() + _LONGEST_KILL
@@ -100,7 +102,12 @@ class SupervisedCommand:
         return True
 
     def _nothing_left(self) -> bool:
-        return self.has_ended() and not descendants(os.getpid(), self._ours())
+        return self.has_ended() and not self._below()
+
+    def _below(self) -> list[Process]:
+        """What the command started, in whatever session."""
+        older = [p.pid for p in descendants(os.getpid()) if (p.pid, p.started) in self._older]
+        return descendants(os.getpid(), [*self._ours(), *older])
 
 
 def _until(so: Callable[[], bool], seconds: float, wait: Wait) -> None:

@@ -32,6 +32,11 @@ class Gate:
         if self._abandoned:
             raise Abandoned
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether nobody waits for the save any more."""
+        return self._abandoned
+
     def abandon(self) -> bool:
         """Nobody waits for the save any more; False if it is sealed already and counts."""
         with self._lock:
@@ -76,7 +81,8 @@ class BackgroundSave:
         except Abandoned:
             pass
         except Exception as error:
-            self._failed(error)
+            if not self._gate.abandoned:  # its end was told when it was abandoned
+                self._failed(error)
         finally:
             self._over.set()
             _in_flight.discard(self)

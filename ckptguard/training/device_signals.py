@@ -27,7 +27,7 @@ def record_event(device: Any) -> Any:
     import torch
 
     event = torch.Event(device)
-    event.record()
+    event.record(torch.accelerator.current_stream(device))  # else that of the current device, not of this one
     return event
 
 

@@ -26,7 +26,7 @@ from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.probe import Probe
 from ckptguard.training.progress import Progress
-from ckptguard.training.ranks import GlooRanks, agree, ranks_of_training
+from ckptguard.training.ranks import GlooRanks, agree, ranks_of_training, together
 from ckptguard.training.resuming import load_checked
 from ckptguard.training.rollbacks import Rollbacks
 from ckptguard.training.saving import Saving
@@ -200,7 +200,7 @@ class TrainingGuard:
         sick = self._agreed(self._watch.sick)
         if sick is not None:
             raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
-        path = self._saving.begin(step, self._progress.extra(), blocking=blocking, asked=True)
+        path = self._saving.begin(step, self._extra(step), blocking=blocking, asked=True)
         if not self._looping:
             self._progress.step = step
         return self._run.usable(path)
@@ -331,10 +331,18 @@ class TrainingGuard:
             _log.warning("step %s is not saved: the save before it is still being written", step)
             return
         try:
-            self._saving.begin(step, self._progress.extra(), blocking=self._blocking)
+            self._saving.begin(step, self._extra(step), blocking=self._blocking)
         except Exception as error:  # a failed save must not end training; the next one may succeed
             self._tell_failed_save(step, error)
             self._ranks.any(False)  # but a rank that is gone ends it, here and not a batch later
+
+    def _extra(self, step: int) -> dict[str, Any]:
+        """What is saved beside model and optimizer; where one rank has none, none saves, and none waits for it."""
+        found: list[dict[str, Any]] = []
+        if self._ranks.size == 1:
+            return self._progress.extra()
+        together(self._ranks, f"saving step {step}", lambda: found.append(self._progress.extra()))
+        return found[0]
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         _log.error("step %s could not be saved: %s", step, error, exc_info=error)

@@ -59,11 +59,13 @@ def write_checkpoint(
     try:
         with translated(temporary, root):
             os.makedirs(folder)
+            own = os.stat(folder).st_ino
         files = _write_tensors(folder, name, captured, gate, allow)
         files.append(write_state(folder, name, text))
         sync_folder(folder)
         gate.go_on()
         make_room(run, name)
+        gate.go_on()
         run.storage.move(temporary, name)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -74,8 +76,11 @@ def write_checkpoint(
         gate.go_on()
         manifest = seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored)
     except Exception:
-        # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
-        run.storage.remove(name)
+        # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save was
+        # abandoned, a later one may lie there by now.
+        with contextlib.suppress(OSError):
+            if os.stat(os.path.join(root, name)).st_ino == own:
+                run.storage.remove(name)
         raise
     if not gate.end():
         _distrust(run, manifest)

@@ -41,7 +41,7 @@ def load_checked(
             ) from error
         if loaded is None or probe is None:
             return loaded
-        answers = together(ranks, "the probe", lambda: sick_because(parts.model, probe))
+        answers = together(ranks, "the probe", lambda: sick_because(getattr(parts.model, "module", parts.model), probe))
         reasons = [f"rank {rank}: {why}" if ranks.size > 1 else why for rank, why in enumerate(answers) if why]
         if not reasons:
             break

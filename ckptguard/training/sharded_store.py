@@ -109,8 +109,10 @@ class ShardedStore:
 
         self._writer = HashingWriter(os.path.join(self._root, temporary))
         try:
-            live = self._live(with_optimizer=self._has_stepped())
+            live = self._live_of_all(f"saving step {step}", with_optimizer=self._has_stepped())
             save(live, storage_writer=self._writer, process_group=self._ranks.group)
+        except CkptguardError:
+            raise
         except Exception as error:  # torch tells every rank what went wrong on which
             raise RanksError(f"step {step} could not be saved: {_first_line(error)}") from error
 
@@ -119,6 +121,12 @@ class ShardedStore:
         training."""
         optimizer = self._parts.optimizer
         return self._ranks.any(optimizer is not None and bool(optimizer.state))
+
+    def _live_of_all(self, what: str, *, with_optimizer: bool) -> dict[str, Any]:
+        """The same, once every rank has its own: none may wait in torch for one that has not."""
+        live: list[dict[str, Any]] = []
+        together(self._ranks, what, lambda: live.append(self._live(with_optimizer=with_optimizer)))
+        return live[0]
 
     def _live(self, *, with_optimizer: bool) -> dict[str, Any]:
         """The tensors of model and optimizer that lie on this rank, by names that all ranks share."""
@@ -174,7 +182,7 @@ class ShardedStore:
         states: list[dict[str, Any]] = []
         together(self._ranks, what, lambda: states.append(_intact(*read_state(self._run, manifest))))
         [state] = states
-        live = self._live(with_optimizer="optimizer" not in state)
+        live = self._live_of_all(what, with_optimizer="optimizer" not in state)
         self._load_shards(manifest.path, live)
         together(self._ranks, what, lambda: self._put_back(state, live))
         return self._extra_of(manifest, state)

@@ -322,3 +322,19 @@ def test_a_poisoned_copy_takes_training_back(tmp_path):
                 guard._saving._unheard.clear()
     assert seen == [1, 2, 1, 2, 3, 4]
     assert bool(model.weight.isfinite().all())
+
+
+def test_an_abandoned_save_leaves_a_later_one_of_its_step_alone(tmp_path, monkeypatch):
+    """It slept while training came by the same step again; when it wakes it takes nothing with it."""
+    guard = guard_of(tmp_path / "run")
+    real, held = own_layout.as_stored, Held(monkeypatch, "as_stored")
+    guard.save(5, blocking=False)
+    assert held.reached.wait(60)
+    [thread] = [t for t in threading.enumerate() if t.name == "ckptguard-save-5"]
+    guard._saving.drain(0)  # what a rollback does at its deadline
+    monkeypatch.setattr(own_layout, "as_stored", real)
+    guard.save(5)
+    held.let_go.set()
+    thread.join()
+    assert (tmp_path / "run" / "step-000000005").is_dir()
+    assert outcomes(tmp_path / "run") == {"step-000000005": Outcome.GOOD}

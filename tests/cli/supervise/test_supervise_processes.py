@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from supervised_training import newest, starts, until
+from supervised_training import PATIENCE, newest, starts, until
 
 from ckptguard.operations.process_tree import descendants, send_signal
 
@@ -80,6 +80,17 @@ def test_what_a_command_that_ended_well_leaves_behind_is_not_ours(supervise, run
     left = int(run.with_name("run.left").read_text())
     os.kill(left, signal.SIGKILL)  # ProcessLookupError if it were gone
     assert done.code == 0
+
+
+def test_what_was_started_before_us_is_not_ours(supervising, run):
+    """An entrypoint starts a sidecar and then becomes supervise by exec: the sidecar is our child, and lives on."""
+    supervised = supervising("sys.exit(3)")
+    note = run.parent / "sidecar"
+    supervised.command = ["sh", "-c", f'sleep 600 & echo $! >"{note}"; exec "$@"', "sh", *supervised.command]
+    assert supervised.start(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).wait(PATIENCE) == 3
+    sidecar = int(note.read_text())
+    assert Path(f"/proc/{sidecar}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    os.kill(sidecar, signal.SIGKILL)
 
 
 def test_a_command_that_ignores_sigterm_is_killed(supervise, run):

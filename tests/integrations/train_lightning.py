@@ -1,4 +1,4 @@
-"""``train_lightning.py fit|deleting FOLDER``: Lightning with the guard: a rollback to an epoch's end, and deletion."""
+"""``train_lightning.py fit|deleting|validating FOLDER``: Lightning with the guard: a rollback to an epoch's end, and deletion."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import warnings
 from pathlib import Path
 
 import lightning
+import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny_trainer import same
 
 import ckptguard.integrations
 from ckptguard.config import Settings
-from ckptguard.errors import SettingsError
+from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.training.policy import RollbackPolicy
 
 QUICK = Settings(settle=0.0)
@@ -96,13 +97,41 @@ def delete(root: Path) -> None:
     assert Path(third).exists()
 
 
+class Unused(Module):
+    """A row that no batch uses turns NaN: no loss shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(4, 2)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("measured", self.net(batch[0]).square().mean())
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.global_step == 6:
+            self.rows.weight.data[3].mul_(1e38).mul_(1e38)
+
+
+def validate(root: Path) -> None:
+    """ModelCheckpoint saves while Lightning validates, in the midst of an epoch."""
+    guard = ckptguard.integrations.lightning.GuardCallback(check_every=50, settings=QUICK)
+    saver = ModelCheckpoint(root, monitor="measured", save_top_k=-1, filename="{epoch}-{step}")
+    made = trainer(root, val_check_interval=2, num_sanity_val_steps=0)
+    made.callbacks = [saver, guard]
+    with pytest.raises(SickTrainingError, match=r"rows\.weight"):
+        made.fit(Unused(), data(), data())
+    states = [torch.load(path, weights_only=False)["state_dict"] for path in root.glob("*.ckpt")]
+    assert len(states) >= 2
+    assert all(value.isfinite().all() for state in states for value in state.values())
+
+
 def main() -> None:
     """As told; AssertionError if it is not as it must be."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     verb, root, fit = sys.argv[1], Path(sys.argv[2]), ckptguard.integrations.lightning.fit
-    if verb == "deleting":
-        delete(root)
+    if verb in ("deleting", "validating"):
+        {"deleting": delete, "validating": validate}[verb](root)
         return
 
     untouched, module = trainer(root / "untouched", guarded=False), Module()

@@ -1,4 +1,4 @@
-"""``train_lightning.py fit|deleting|validating FOLDER``: Lightning with the guard: a rollback to an epoch's end, and deletion."""
+"""``train_lightning.py fit|deleting|validating FOLDER``: Lightning with the guard: going back, deleting, looking."""
 
 from __future__ import annotations
 

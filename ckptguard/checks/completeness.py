@@ -15,6 +15,7 @@ from ckptguard.scan.result import ScannedFile
 from ckptguard.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
+_TENSORS_ONLY = ("safetensors", "npz", "npy")  # formats that are for nothing else
 
 
 def check_completeness(evidence: Evidence) -> Iterator[Finding]:
@@ -53,7 +54,7 @@ def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
     stated = file_role(file.entry.key)
     if file.structure.problems or stated not in ("", "model", "ema"):
         return False
-    if stated or evidence.checkpoint.step is not None:
+    if stated or evidence.checkpoint.step is not None or file.structure.format in _TENSORS_ONLY:
         return True
     if not file.structure.leaves:
         return not may_be_foreign(file.entry.key)

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,13 @@ EMPTY: list[object] = [{}, {"model": {}, "epoch": 3}, {"state_dict": {}, "optimi
 def test_weights_that_are_not_there_are_missed(name, state, tmp_path):
     """A rank that had none to save wrote the file."""
     assert judged(tmp_path, state, name).outcome is Outcome.INCOMPLETE
+
+
+def test_an_archive_of_arrays_without_arrays_is_no_checkpoint(tmp_path):
+    """Whatever else it holds, and whatever it is called."""
+    with zipfile.ZipFile(tmp_path / "w.npz", "w") as archive:
+        archive.writestr("notes.txt", "no array")
+    assert verify_target(str(tmp_path / "w.npz"), QUICK, wait=0).outcome is Outcome.INCOMPLETE
 
 
 def test_garbage_named_as_a_step_is_no_checkpoint(tmp_path):

@@ -15,6 +15,9 @@ from ckptguard.scan.result import ScannedFile
 from ckptguard.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
+_SETTINGS = re.compile(
+    r"(?:train(?:ing)?_)?(?:args|options|config|cfg|h(?:yper_?)?param(?:eter)?s|settings|counters?|metrics|meta)(?:[-_.].*)?"
+)
 _TENSORS_ONLY = ("safetensors", "npz", "npy")  # formats that are for nothing else
 
 
@@ -52,7 +55,7 @@ def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
     are for weights (of which another rank may have saved none). Settings and counters in a file of their own
     (``args_100.pt``) were not, nor what only happens to be named .bin, nor the state of an optimizer without any."""
     stated = file_role(file.entry.key)
-    if file.structure.problems or stated not in ("", "model", "ema"):
+    if file.structure.problems or stated not in ("", "model", "ema") or _SETTINGS.fullmatch(file.entry.name.lower()):
         return False
     if stated or evidence.checkpoint.step is not None or file.structure.format in _TENSORS_ONLY:
         return True

@@ -12,10 +12,6 @@ _FILE_ROLES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), role)
     for pattern, role in (
         (r"training_args\.bin|.*\.index\.json|.*config\.json", "other"),
-        (
-            r"(?:train(?:ing)?_)?(?:args|options|config|cfg|h(?:yper_?)?param(?:eter)?s|settings|counters?|metrics|meta)(?:[-_.].*)?",
-            "other",
-        ),
         (r"(?:rank\d+-of-\d+-)?(?:optimizer|optim)(?:[-_.].*)?|.*optim_states\.pt", "optimizer"),
         (r"(?:lr_)?scheduler(?:[-_.].*)?", "scheduler"),
         (r"(?:grad_|loss_)?scaler(?:[-_.].*)?", "scaler"),

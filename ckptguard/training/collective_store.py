@@ -14,15 +14,15 @@ from ckptguard.errors import CkptguardError, RanksError
 from ckptguard.manifest import Manifest
 from ckptguard.records.run import Run
 from ckptguard.training.ranks import Ranks, together
-from ckptguard.training.state_json import decode_state, encode_state
-from ckptguard.training.stores import Extra, UserStore
+from ckptguard.training.state_json import encode_state
+from ckptguard.training.stores import Extra, UserStore, part_of_rank
 
 _log = logging.getLogger("ckptguard")
 
 
 class CollectiveStore(UserStore):
-    """See `Store`; to be made, and `write` to be called, by all ranks. `read` is called by rank 0 alone, while the
-    others `follow` it. What belongs to a rank (random numbers, position in the data) is recorded for each."""
+    """See `LedStore`; to be made by all ranks. What belongs to a rank (random numbers, position in the data) is
+    recorded for each."""
 
     def __init__(
         self, run: Run, save: Callable[[str, int], object], load: Callable[[str], object], name: str, ranks: Ranks
@@ -54,22 +54,21 @@ class CollectiveStore(UserStore):
         found, wrong = super().read(manifest)
         saved = found.get("ranks", [])
         self._ranks.tell(["extra", saved])
-        return self._own(saved), wrong
+        return part_of_rank(self._ranks, saved), wrong
 
     def finish(self, answer: object) -> None:
-        """Rank 0: end what the other ranks follow, with this answer (a JSON value)."""
+        """See `LedStore`."""
         self._ranks.tell(["end", answer])
 
     def follow(self) -> tuple[Any, Extra]:
-        """The other ranks: load whatever rank 0 loads, until it is done; its answer, and this rank's part of what was
-        saved beside the checkpoint that was loaded last."""
+        """See `LedStore`."""
         extra: Extra = {}
         while True:
             order, said = self._ranks.tell(None)
             if order == "end":
                 return said, extra
             if order == "extra":
-                extra = self._own(said)
+                extra = part_of_rank(self._ranks, said)
             else:
                 self._take_part(f"loading {said}", functools.partial(self._load_here, said))
 
@@ -86,18 +85,6 @@ class CollectiveStore(UserStore):
             together(self._ranks, what, lambda: _only_do(work))
         except CkptguardError as error:
             _log.warning("%s", error.message)  # rank 0 has it too, and says how it ends
-
-    def _own(self, saved: list[Any]) -> Extra:
-        if len(saved) == self._ranks.size:
-            return dict(decode_state(saved[self._ranks.rank]))
-        if saved:
-            _log.warning(
-                "saved by %d ranks, loaded by %d: the data starts its epoch anew, with new random numbers",
-                len(saved),
-                self._ranks.size,
-            )
-        first = decode_state(saved[0]) if saved else {}
-        return {"guard": first["guard"]} if "guard" in first else {}
 
 
 def _only_do(work: Callable[[], object]) -> None:

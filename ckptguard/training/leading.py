@@ -15,8 +15,7 @@ from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollbacks import WentBack
 
 if TYPE_CHECKING:
-    from ckptguard.training.sharded_store import ShardedStore
-    from ckptguard.training.stores import Store
+    from ckptguard.training.stores import LedStore, Store
 
 Done = TypeVar("Done")
 _KINDS = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
@@ -24,41 +23,38 @@ _KINDS = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
 
 def load_together(ranks: Ranks, store: Store, work: Callable[[], Loaded | None]) -> Loaded | None:
     """Rank 0 does the work, which loads through the store; every rank returns what was loaded, with its own extra."""
-    if ranks.size == 1:
-        return work()
-    sharded = cast("ShardedStore", store)
     if ranks.rank == 0:
-        return _lead(sharded, work)
-    answer, extra = _follow(sharded)
+        return _lead(ranks, store, work)
+    answer, extra = _follow(store)
     return None if answer is None else dataclasses.replace(msgspec.convert(answer, Loaded), extra=extra)
 
 
 def go_back_together(ranks: Ranks, store: Store, work: Callable[[], WentBack]) -> WentBack:
     """The same for a rollback."""
-    if ranks.size == 1:
-        return work()
-    sharded = cast("ShardedStore", store)
     if ranks.rank == 0:
-        return _lead(sharded, work)
-    answer, extra = _follow(sharded)
+        return _lead(ranks, store, work)
+    answer, extra = _follow(store)
     went = msgspec.convert(answer, WentBack)
     return dataclasses.replace(went, loaded=dataclasses.replace(went.loaded, extra=extra))
 
 
-def _lead(store: ShardedStore, work: Callable[[], Done]) -> Done:
+def _lead(ranks: Ranks, store: Store, work: Callable[[], Done]) -> Done:
+    if ranks.size == 1:
+        return work()
+    led = cast("LedStore", store)
     try:
         done = work()
     except Exception as error:
         message = error.message if isinstance(error, CkptguardError) else repr(error)
         with contextlib.suppress(RanksError):  # a rank that is gone: the reason is what rank 0 raises
-            store.finish({"failed": getattr(error, "kind", "error"), "message": message})
+            led.finish({"failed": getattr(error, "kind", "error"), "message": message})
         raise
-    store.finish({"done": msgspec.to_builtins(_without_extra(done))})
+    led.finish({"done": msgspec.to_builtins(_without_extra(done))})
     return done
 
 
-def _follow(store: ShardedStore) -> tuple[Any, dict[str, Any]]:
-    answer, extra = store.follow()
+def _follow(store: Store) -> tuple[Any, dict[str, Any]]:
+    answer, extra = cast("LedStore", store).follow()
     if "failed" in answer:
         raise _KINDS.get(answer["failed"], RanksError)(f"rank 0: {answer['message']}")
     return answer["done"], extra

@@ -39,14 +39,13 @@ from ckptguard.training.own_layout import (
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import GlooRanks, together
 from ckptguard.training.state_json import decode_state, encode_state, to_text
-from ckptguard.training.stores import Extra
+from ckptguard.training.stores import Extra, part_of_rank
 
 _log = logging.getLogger("ckptguard")
 
 
 class ShardedStore:
-    """See `Store`; to be made, and `write` to be called, by all ranks. `read` is called by rank 0 alone, while the
-    others `follow` it."""
+    """See `LedStore`; to be made by all ranks."""
 
     hashes_on_load = False  # rank 0 has it verified, and every rank then loads through torch
 
@@ -79,12 +78,11 @@ class ShardedStore:
         return self._load(manifest), None
 
     def finish(self, answer: object) -> None:
-        """Rank 0: end what the other ranks follow, with this answer (a JSON value)."""
+        """See `LedStore`."""
         self._ranks.tell(["end", answer])
 
     def follow(self) -> tuple[Any, Extra]:
-        """The other ranks: load whatever rank 0 loads, until it is done; its answer, and what was saved beside the
-        checkpoint that was loaded last."""
+        """See `LedStore`."""
         extra: Extra = {}
         while True:
             order, *rest = self._ranks.tell(None)
@@ -122,12 +120,6 @@ class ShardedStore:
         optimizer = self._parts.optimizer
         return self._ranks.any(optimizer is not None and bool(optimizer.state))
 
-    def _live_of_all(self, what: str, *, with_optimizer: bool) -> dict[str, Any]:
-        """The same, once every rank has its own: none may wait in torch for one that has not."""
-        live: list[dict[str, Any]] = []
-        together(self._ranks, what, lambda: live.append(self._live(with_optimizer=with_optimizer)))
-        return live[0]
-
     def _live(self, *, with_optimizer: bool) -> dict[str, Any]:
         """The tensors of model and optimizer that lie on this rank, by names that all ranks share."""
         from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
@@ -136,6 +128,12 @@ class ShardedStore:
         if with_optimizer and self._parts.optimizer is not None:
             live["optimizer"] = get_optimizer_state_dict(self._parts.model, self._parts.optimizer)
         return live
+
+    def _live_of_all(self, what: str, *, with_optimizer: bool) -> dict[str, Any]:
+        """What `_live` gives, once every rank has its own: none may wait in torch for one that has not."""
+        live: list[dict[str, Any]] = []
+        together(self._ranks, what, lambda: live.append(self._live(with_optimizer=with_optimizer)))
+        return live[0]
 
     def _own_files(self, temporary: str, name: str) -> list[Any]:
         """This rank's files, read back: what the storage has must be what was hashed while it was written."""
@@ -185,7 +183,7 @@ class ShardedStore:
         live = self._live_of_all(what, with_optimizer="optimizer" not in state)
         self._load_shards(manifest.path, live)
         together(self._ranks, what, lambda: self._put_back(state, live))
-        return self._extra_of(manifest, state)
+        return part_of_rank(self._ranks, state["ranks"])
 
     def _load_shards(self, path: str, live: dict[str, Any]) -> None:
         from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -211,20 +209,6 @@ class ShardedStore:
                 if name not in state:
                     raise StateError(f"the checkpoint holds no state of the {name}")
                 part.load_state_dict(decode_state(state[name]))
-
-    def _extra_of(self, manifest: Manifest, state: Mapping[str, Any]) -> Extra:
-        saved = state["ranks"]
-        if len(saved) == self._ranks.size:
-            return dict(decode_state(saved[self._ranks.rank]))
-        _log.warning(
-            "%s was saved by %d ranks, and %d load it: model and optimizer are exact; the data starts its epoch anew, "
-            "and the random numbers are new ones",
-            manifest.path,
-            len(saved),
-            self._ranks.size,
-        )
-        first = decode_state(saved[0])
-        return {"guard": first["guard"]} if "guard" in first else {}
 
     def _check_visible(self) -> None:
         """SettingsError on every rank unless all see the folder that rank 0 sees."""

@@ -29,6 +29,7 @@ from ckptguard.training.own_layout import (
     write_checkpoint,
 )
 from ckptguard.training.parts import Parts
+from ckptguard.training.ranks import Ranks
 from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
 
 _log = logging.getLogger("ckptguard")
@@ -68,6 +69,31 @@ class CopyingStore(Store, Protocol):
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
         """Copy everything that a save of this step needs. The copy before it must have been written or given up: its
         memory is used again. MemoryError if there is no room."""
+
+
+class LedStore(Store, Protocol):
+    """A store of several ranks: `write` is called by all of them; `read` by rank 0 alone, while the others `follow`."""
+
+    def finish(self, answer: object) -> None:
+        """Rank 0: end what the other ranks follow, with this answer (a JSON value)."""
+
+    def follow(self) -> tuple[Any, Extra]:
+        """The other ranks: load whatever rank 0 loads, until it is done; its answer, and this rank's part of what was
+        saved beside the checkpoint that was loaded last."""
+
+
+def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
+    """This rank's part of what each rank saved beside a checkpoint; of other numbers of ranks only what all share."""
+    if len(saved) == ranks.size:
+        return dict(decode_state(saved[ranks.rank]))
+    if saved:
+        _log.warning(
+            "saved by %d ranks, loaded by %d: the data starts its epoch anew, with new random numbers",
+            len(saved),
+            ranks.size,
+        )
+    first = decode_state(saved[0]) if saved else {}
+    return {"guard": first["guard"]} if "guard" in first else {}
 
 
 class OwnStore:

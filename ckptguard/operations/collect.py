@@ -1,11 +1,13 @@
-"""Collect what killed processes left behind: temporaries of ours that nobody writes any more."""
+"""Collect what killed processes left behind: temporaries of ours that nobody writes any more, and their pins."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 
-from ckptguard.errors import ObjectMissingError
+from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.names import RECORDS_FOLDER, is_temporary
+from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.run import Run
 from ckptguard.storage import Entry, Storage
 
@@ -13,7 +15,8 @@ OLD = 3600.0  # seconds without a write; a copy of a large checkpoint touches it
 
 
 def collect_leftovers(run: Run) -> list[str]:
-    """Remove our own temporaries in the records (old ones) and of rollbacks in the run; returns their keys.
+    """Remove our own temporaries in the records (old ones) and of rollbacks in the run, and pins that hold nothing any
+    more; returns their keys.
 
     The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
     trainer's temporaries are its own business, whatever their age.
@@ -30,6 +33,16 @@ def collect_leftovers(run: Run) -> list[str]:
             removed.append(entry.key)
         elif _remove_if_old(run.storage, entry):
             removed.append(entry.key)
+    return removed + _remove_pins(run)
+
+
+def _remove_pins(run: Run) -> list[str]:
+    removed = []
+    for pin in list_pins(run):
+        if not counts(pin):
+            with contextlib.suppress(CouldNotTellError):  # it does no harm
+                release_pin(run, pin)
+                removed.append(f"{RECORDS_FOLDER}/{pin.key}")
     return removed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ckptguard.config import Settings
 from ckptguard.errors import ObjectExistsError, SettingsError, StorageError
@@ -11,6 +11,7 @@ from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept
+from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.storage.protocol import Entry
 from ckptguard.verdict import Outcome, Verdict
@@ -68,14 +69,24 @@ def release(run: Run, series: str, key: Key) -> None:
     run.records.remove(folder)
 
 
+def release_unpinned(run: Run, keys: Iterable[tuple[str, Key]]) -> list[tuple[str, Key]]:
+    """Remove kept copies that nothing asks for, except pinned ones; returns what was removed."""
+    unwanted = list(keys)
+    pinned = pinned_generations(run) if unwanted else {}
+    removed = [(series, key) for series, key in unwanted if key not in pinned.get(series, ())]
+    for series, key in removed:
+        release(run, series, key)
+    return removed
+
+
 def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str, Key]]:
     """Remove the kept copies that nothing asks for any more; what stays are, in each series, the newest `keep_good`
-    GOOD ones, and the newest `keep_pending` without a verdict. Returns what was removed.
+    GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. Returns what was removed.
 
     A copy of a generation that was GOOD before its place was damaged counts as GOOD: it was verified when the
     damage was found, or removed then.
     """
-    removed = []
+    unwanted: list[tuple[str, Key]] = []
     by_series: dict[str, list[Key]] = {}
     for series, step, generation in list_kept(run):
         by_series.setdefault(series, []).append((step, generation))
@@ -86,11 +97,8 @@ def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str,
         good = [k for k in whole if is_good(history, series, k)]
         pending = [k for k in whole if k not in current]
         stay = {*good[: settings.keep_good], *pending[: settings.keep_pending]}
-        for key in ordered:
-            if key not in stay:
-                release(run, series, key)
-                removed.append((series, key))
-    return removed
+        unwanted += [(series, key) for key in ordered if key not in stay]
+    return release_unpinned(run, unwanted)
 
 
 def is_good(history: History, series: str, key: Key) -> bool:

@@ -25,7 +25,7 @@ from ckptguard.operations.classify_change import is_new
 from ckptguard.operations.collect import collect_leftovers
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import is_good, keep_checkpoint, kept_matches, release, trim_kept
+from ckptguard.operations.keep import is_good, keep_checkpoint, kept_matches, release_unpinned, trim_kept
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.protect import protect
@@ -252,6 +252,7 @@ def _settle_kept(run: Run, checkpoints: list[Checkpoint], settings: Settings) ->
     troubles = []
     try:
         with run_lock(run):
+            unwanted = []
             for series, step, generation in list_kept(run):
                 key = (step, generation)
                 copy = read_kept(run, series, *key)
@@ -260,7 +261,8 @@ def _settle_kept(run: Run, checkpoints: list[Checkpoint], settings: Settings) ->
                 manifest = history.manifest(series, key)
                 whole = manifest is not None and kept_matches(run, copy, manifest)
                 if not whole or not is_good(history, series, key):
-                    release(run, series, key)
+                    unwanted.append((series, key))
+            release_unpinned(run, unwanted)
             for checkpoint, key in _good_without_copy(run, history, checkpoints, settings):
                 keep_checkpoint(run, checkpoint, key[1], settings)
             trim_kept(run, history, settings)

@@ -30,6 +30,7 @@ from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.kept import read_kept
+from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.scan import Progress, Scanner, scan_files
@@ -84,10 +85,26 @@ def restore(
     ):
         raise SettingsError(f"{dest} lies inside the run", hint="restore elsewhere, or use ckptguard rollback")
     _refuse_unless_empty(dest)
+    with InUse(run, "restore") as in_use:
+        return _restore(run, settings, dest, step, in_use, force=force, scanner=scanner, progress=progress)
+
+
+def _restore(
+    run: Run,
+    settings: Settings,
+    dest: str,
+    step: int | None,
+    in_use: InUse,
+    *,
+    force: bool,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> Restored:
     wrong = "no whole copy of it is there"
     name = ""
     for choice in _choices(run, settings, step, force=force, scanner=scanner):
         name = f"{checkpoint_id(*choice.key)} of {choice.series}"
+        in_use.pin(choice.series, choice.key)
         for source in _sources(run, choice, force=force):
             storage = run.storage if source.storage_is_run else run.records
             try:

@@ -12,6 +12,7 @@ from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError
 from ckptguard.layouts import LAYOUTS, Checkpoint, tops
 from ckptguard.manifest import File, Manifest
+from ckptguard.names import parse_id
 from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates
@@ -24,6 +25,7 @@ from ckptguard.operations.quarantine import move_aside, quarantine_checkpoint
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.seal import seal_written
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run
 from ckptguard.scan import Scanner, scan_files
 from ckptguard.verdict import Outcome
@@ -51,6 +53,7 @@ def roll_back(
     force: bool = False,
     check_writing: bool = True,
     read_back: bool = True,
+    in_use: InUse | None = None,
     scanner: Scanner = scan_files,
 ) -> RolledBack:
     """Go back to the newest known-good checkpoint (before `before_step`, or to `to_id`), which is read and verified
@@ -58,13 +61,16 @@ def roll_back(
     verified before that, newest first, until one is GOOD.
 
     Without `read_back` one that lies in place is taken at its verdict: for a caller that reads it next and holds
-    every byte against the manifest.
+    every byte against the manifest. What is gone back to is pinned by `in_use`, if given beyond the end of this.
 
     Newer checkpoints of the series are quarantined, the GOOD ones as SUSPECT. The known-good is put back from its
     kept copy with fresh times where it is not in place. BusyError if training is still writing (`check_writing`, not
     with `force`) or another process holds the run; NoKnownGoodError if nothing good is left.
     """
-    with run_lock(run):
+    with contextlib.ExitStack() as held:
+        if in_use is None:
+            in_use = held.enter_context(InUse(run, "a rollback"))
+        held.enter_context(run_lock(run))
         if check_writing and not force:
             _refuse_while_writing(run, settings)
         unverified = verify_pending(
@@ -78,6 +84,7 @@ def roll_back(
             series=series,
             dry_run=dry_run,
             read_back=read_back,
+            in_use=in_use,
             scanner=scanner,
         )
         history = load_history(run)
@@ -96,6 +103,7 @@ def roll_back(
         answer = chosen.answer
         if not chosen.in_place and not dry_run:
             answer = _arrived(run, settings, chosen, scanner)
+            in_use.pin(answer.series, parse_id(answer.id) or chosen.key)
         return RolledBack(
             known_good=answer,
             quarantined=tuple(c.path for c in newer),
@@ -149,6 +157,7 @@ def _choose(
     series: str | None,
     dry_run: bool,
     read_back: bool,
+    in_use: InUse,
     scanner: Scanner,
 ) -> Candidate:
     """The best candidate whose bytes are right now. Damage found on the way is recorded."""
@@ -165,6 +174,8 @@ def _choose(
                 raise unsure
             raise NoKnownGoodError(f"{run.url} has no known-good checkpoint{wanted} to go back to")
         candidate = found[0]
+        if not dry_run:
+            in_use.pin(candidate.answer.series, candidate.key)
         if candidate.in_place and not read_back and find_checkpoint(run, candidate.manifest.path) is not None:
             return candidate
         try:

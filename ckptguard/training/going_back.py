@@ -1,4 +1,7 @@
-"""Going back: which checkpoint, verified, loaded. Damage found on the way is recorded, and the next older one taken."""
+"""Going back: which checkpoint, verified, loaded. Damage found on the way is recorded, and the next older one taken.
+
+What is loaded is pinned until every rank has it: a store's `read` returns only then.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.roll_back import roll_back, verify_pending
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.manifests import read_manifest
+from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run
 from ckptguard.training.stores import Extra, Store
 from ckptguard.verdict import Outcome
@@ -43,35 +47,37 @@ def load_newest_good(run: Run, settings: Settings, store: Store, *, refused: Ite
     oldest = min((p[0] for p in map(parse_id, refused) if p is not None and p[0] is not None), default=None)
     verify_pending(run, settings, before_step=oldest, series=store.series)
     damaged: set[str] = set()
-    while True:
-        found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
-        if not found:
-            if refused:
-                raise NoKnownGoodError(f"no checkpoint of {run.url} could be loaded: {', '.join(sorted(refused))}")
-            return None
-        loaded = _use(run, settings, store, found[0])
-        if loaded is not None:
-            return loaded
-        checkpoint_id = found[0].answer.id
-        if found[0].in_place and checkpoint_id not in damaged:
-            damaged.add(checkpoint_id)  # its kept copy may still be whole
-        else:
-            refused.add(checkpoint_id)
+    with InUse(run, "a resume") as in_use:
+        while True:
+            found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
+            if not found:
+                if refused:
+                    raise NoKnownGoodError(f"no checkpoint of {run.url} could be loaded: {', '.join(sorted(refused))}")
+                return None
+            loaded = _use(run, settings, store, found[0], in_use)
+            if loaded is not None:
+                return loaded
+            checkpoint_id = found[0].answer.id
+            if found[0].in_place and checkpoint_id not in damaged:
+                damaged.add(checkpoint_id)  # its kept copy may still be whole
+            else:
+                refused.add(checkpoint_id)
 
 
 def go_back(run: Run, settings: Settings, store: Store, *, before_step: int, reason: str) -> Loaded:
     """Roll the run back and load the known-good: newer checkpoints are quarantined. NoKnownGoodError if nothing good
     is left."""
     read_back = not store.hashes_on_load
-    while True:
-        loaded, tried = _roll_back_and_read(
-            run, settings, store, before_step=before_step, to_id=None, reason=reason, read_back=read_back
-        )
-        if loaded is not None:
-            return loaded
-        if read_back:
-            before_step = tried
-        read_back = True  # it is not what its verdict says: a copy of it that is may still be there
+    with InUse(run, "a rollback") as in_use:
+        while True:
+            loaded, tried = _roll_back_and_read(
+                run, settings, store, in_use, before_step=before_step, to_id=None, reason=reason, read_back=read_back
+            )
+            if loaded is not None:
+                return loaded
+            if read_back:
+                before_step = tried
+            read_back = True  # it is not what its verdict says: a copy of it that is may still be there
 
 
 def newest_good_step(run: Run, settings: Settings, store: Store, *, before_step: int) -> int | None:
@@ -89,7 +95,8 @@ def load_unrecorded(run: Run, settings: Settings, store: Store, *, before_step: 
         try:
             checked = verify_checkpoint(run, checkpoint, settings, md5=False, record=False)
             if checked.outcome is Outcome.GOOD and checked.id is not None:
-                loaded = _read(run, settings, store, checkpoint.path, checked.id)
+                with InUse(run, "a rollback") as in_use:
+                    loaded = _read(run, settings, store, in_use, checkpoint.path, checked.id)
                 if loaded is not None:
                     return loaded
         except CouldNotTellError as error:
@@ -97,13 +104,14 @@ def load_unrecorded(run: Run, settings: Settings, store: Store, *, before_step: 
     return None
 
 
-def _use(run: Run, settings: Settings, store: Store, candidate: Candidate) -> Loaded | None:
+def _use(run: Run, settings: Settings, store: Store, candidate: Candidate, in_use: InUse) -> Loaded | None:
     """Verify and load one candidate; one that lies only in a kept copy is put back first."""
     answer = candidate.answer
+    in_use.pin(answer.series, candidate.key)
     try:
         if not candidate.in_place:
             loaded, _ = _roll_back_and_read(
-                run, settings, store, before_step=None, to_id=answer.id, reason="put back for a resume"
+                run, settings, store, in_use, before_step=None, to_id=answer.id, reason="put back for a resume"
             )
             return loaded
         checkpoint = find_checkpoint(run, candidate.manifest.path)
@@ -114,7 +122,7 @@ def _use(run: Run, settings: Settings, store: Store, candidate: Candidate) -> Lo
             if checked.outcome is not Outcome.GOOD or checked.id != answer.id:
                 _log.warning("%s is %s now; looking for an older one", checkpoint.path, checked.outcome.value)
                 return None
-        return _read(run, settings, store, candidate.manifest.path, answer.id)
+        return _read(run, settings, store, in_use, candidate.manifest.path, answer.id)
     except (CouldNotTellError, NoKnownGoodError) as error:
         _log.warning("%s could not be used: %s", answer.path, error.message)
         return None
@@ -124,6 +132,7 @@ def _roll_back_and_read(
     run: Run,
     settings: Settings,
     store: Store,
+    in_use: InUse,
     *,
     before_step: int | None,
     to_id: str | None,
@@ -141,20 +150,22 @@ def _roll_back_and_read(
                 series=store.series,
                 check_writing=False,
                 read_back=read_back,
+                in_use=in_use,
             )
             break
         except BusyError:
             if attempt == _LOCK_TRIES - 1:
                 raise
     path = rolled.known_good.path.removeprefix(run.url.rstrip("/") + "/")
-    return _read(run, settings, store, path, rolled.known_good.id), rolled.known_good.step or 0
+    return _read(run, settings, store, in_use, path, rolled.known_good.id), rolled.known_good.step or 0
 
 
-def _read(run: Run, settings: Settings, store: Store, path: str, checkpoint_id: str) -> Loaded | None:
+def _read(run: Run, settings: Settings, store: Store, in_use: InUse, path: str, checkpoint_id: str) -> Loaded | None:
     parsed = parse_id(checkpoint_id)
     manifest = read_manifest(run, store.series, *parsed) if parsed is not None else None
     if manifest is None or manifest.step is None:
         raise RecordsError(f"the manifest of {path} ({checkpoint_id}) is gone")
+    in_use.pin(store.series, (manifest.step, manifest.generation))
     extra, wrong = store.read(manifest)
     if wrong is None:
         return Loaded(step=manifest.step, id=checkpoint_id, path=run.usable(manifest.path), extra=extra)

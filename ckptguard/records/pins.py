@@ -1,0 +1,169 @@
+"""Pins on storage: what must not be removed, by whom and until when."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import uuid
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from ckptguard.errors import CkptguardError, CouldNotTellError
+from ckptguard.names import is_temporary, parse_id, record_name, series_folder, series_from_folder
+from ckptguard.record_text import decode_record
+from ckptguard.records.clock import utc_now
+from ckptguard.records.owners import Owner, has_ended, this_process
+from ckptguard.records.run import Run, create_record, list_records, read_record
+
+FOLDER = "pins"
+IN_USE, PINNED = "in use", "pinned"
+LONGEST_USE = datetime.timedelta(days=1)  # a process of another machine may have died without our knowing
+_log = logging.getLogger("ckptguard")
+Key = tuple[int | None, int]
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """One reason why a generation must stay. `reason` is `IN_USE`, which ends with its owner, or `PINNED`; `until` is
+    a time, or None. `owner` is None where the record cannot be read."""
+
+    format: int = 1
+    series: str
+    step: int | None
+    generation: int
+    token: str
+    reason: str
+    owner: Owner | None
+    since: str
+    until: str | None = None
+    note: str = ""
+
+    @property
+    def key(self) -> str:
+        """The record's key."""
+        return f"{FOLDER}/{series_folder(self.series)}/{record_name(self.step, self.generation)}/{self.token}.json"
+
+
+def pin_checkpoint(
+    run: Run, series: str, key: Key, *, reason: str = PINNED, lasts: datetime.timedelta | None = None, note: str = ""
+) -> Pin:
+    """Pin a generation, whether or not it is there, until the pin is released or has lasted. StorageError."""
+    until = None
+    if lasts is not None:
+        until = (datetime.datetime.now(datetime.UTC) + lasts).strftime("%Y-%m-%dT%H:%M:%SZ")
+    pin = Pin(
+        series=series,
+        step=key[0],
+        generation=key[1],
+        token=uuid.uuid4().hex,
+        reason=reason,
+        owner=this_process(),
+        since=utc_now(),
+        until=until,
+        note=note,
+    )
+    create_record(run, pin.key, msgspec.json.encode(pin) + b"\n")
+    return pin
+
+
+def release_pin(run: Run, pin: Pin) -> None:
+    """Remove a pin; one that is gone is no error."""
+    run.records.remove(pin.key)
+
+
+def list_pins(run: Run) -> list[Pin]:
+    """Every pin, whether or not it counts. One that cannot be read holds what its place names: in doubt nothing is
+    removed."""
+    found = (_read(run, key) for key in list_records(run, FOLDER, recursive=True))
+    return [pin for pin in found if pin is not None]
+
+
+def counts(pin: Pin) -> bool:
+    """Whether a pin holds its generation: its time has not passed, and if it is in use its owner may still live."""
+    if pin.until is not None and _passed(pin.until):
+        return False
+    return pin.reason != IN_USE or pin.owner is None or not has_ended(pin.owner)
+
+
+def pinned_generations(run: Run) -> dict[str, set[Key]]:
+    """(step, generation) of all that must stay, by series."""
+    found: dict[str, set[Key]] = {}
+    for pin in list_pins(run):
+        if counts(pin):
+            found.setdefault(pin.series, set()).add((pin.step, pin.generation))
+    return found
+
+
+class InUse:
+    """What one piece of work reads, pinned from `pin` until the end of the work, however it ends.
+
+    Nothing here raises: what cannot be pinned is said, and read all the same.
+    """
+
+    def __init__(self, run: Run, note: str) -> None:
+        self._run, self._note = run, note
+        self._pins: dict[tuple[str, Key], Pin | None] = {}
+
+    def pin(self, series: str, key: Key) -> None:
+        """Pin a generation, if it is not yet."""
+        if (series, key) in self._pins:
+            return
+        self._pins[series, key] = None
+        try:
+            pin = pin_checkpoint(self._run, series, key, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
+            self._pins[series, key] = pin
+        except CkptguardError as error:
+            _log.warning("what is read now could not be pinned, others may remove it: %s", error.message)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pins, self._pins = self._pins, {}
+        for pin in pins.values():
+            try:
+                if pin is not None:
+                    release_pin(self._run, pin)
+            except CkptguardError as trouble:
+                _log.warning("a pin could not be released, it ends with this process: %s", trouble.message)
+
+
+def _read(run: Run, place: str) -> Pin | None:
+    """The pin under a key below the folder; None if it is none, or was released meanwhile."""
+    folder, _, rest = place.partition("/")
+    name, _, file = rest.partition("/")
+    token, dot, kind = file.rpartition(".")
+    parsed = parse_id(name)
+    if parsed is None or (dot, kind) != (".", "json") or "/" in token or is_temporary(file):
+        return None
+    unreadable = Pin(
+        series=series_from_folder(folder),
+        step=parsed[0],
+        generation=parsed[1],
+        token=token,
+        reason=PINNED,
+        owner=None,
+        since="",
+        note="this record cannot be read",
+    )
+    if unreadable.key != f"{FOLDER}/{place}":
+        return None
+    try:
+        text = read_record(run, unreadable.key)
+        if text is None:
+            return None
+        pin = decode_record(text, Pin, "a pin")
+    except CouldNotTellError:
+        return unreadable
+    return pin if pin.key == unreadable.key else unreadable
+
+
+def _passed(moment: str) -> bool:
+    try:
+        end = datetime.datetime.fromisoformat(moment)
+    except ValueError:
+        return False
+    return end.tzinfo is not None and end < datetime.datetime.now(datetime.UTC)

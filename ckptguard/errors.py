@@ -21,7 +21,9 @@
             ├── ObjectMissingError
             ├── ObjectExistsError
             ├── DeniedError
-            └── StorageFullError
+            ├── StorageFullError
+            ├── TransientError          a failure that may pass: worth another try
+            └── StoppedError            waiting for another try was called off
 
 Bad data is never an exception: it is a verdict. ``kind`` is stable for machines, ``hint`` is for people.
 """
@@ -173,3 +175,15 @@ class StorageFullError(StorageError):
     """No space left, or a quota is used up."""
 
     kind = "full"
+
+
+class TransientError(StorageError):
+    """The storage failed in a way that may pass: a timeout, a reset, "slow down". Worth another try."""
+
+    kind = "transient"
+
+
+class StoppedError(StorageError):
+    """Waiting for another try was called off; nothing was written since."""
+
+    kind = "stopped"

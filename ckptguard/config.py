@@ -37,6 +37,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workers: int = 0  # how many threads or processes scan side by side; 0: as many as there are processors
     worker_memory: int = 4 * 1024**3  # bytes of address space of a scanning process
     worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
+    niceness: int = 10  # how far what verifies beside training stands back from it; 0: not at all
+    verify_rate: float | None = None  # bytes a second that are read at most to verify beside training
 
     def __post_init__(self) -> None:
         for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds"):
@@ -57,6 +59,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f'executor must be "inline", "threads" or "processes", not "{self.executor}"')
         if not 0 <= self.workers <= 256:
             raise SettingsError(f"workers must be between 0 and 256, not {self.workers}")
+        if not 0 <= self.niceness <= 19:
+            raise SettingsError(f"niceness must be between 0 and 19, not {self.niceness}")
+        if self.verify_rate is not None and not 2**16 <= self.verify_rate < 1e15:
+            raise SettingsError("verify_rate must be at least 65536 bytes a second; leave it out for no limit")
         if self.worker_memory < 256 * 1024**2:
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-_NICE = 10
 Result = TypeVar("Result")
 
 
 class Background:
-    """Does what is submitted, one after the other, in a thread that lives as long as the process."""
+    """Does what is submitted, one after the other, in a thread that lives as long as the process, with some
+    `niceness`."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, niceness: int) -> None:
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._niceness = niceness
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], Result], when_done: Callable[[], None]) -> Future[Result]:
@@ -29,9 +30,8 @@ class Background:
 
     def _run(self) -> None:
         try:
-            os.setpriority(
-                os.PRIO_PROCESS, threading.get_native_id(), _NICE
-            )  # of this thread alone, and what it starts
+            thread = threading.get_native_id()  # this alone, and what it starts
+            os.setpriority(os.PRIO_PROCESS, thread, max(self._niceness, os.getpriority(os.PRIO_PROCESS, thread)))
         except (OSError, AttributeError):
             pass
         while True:

@@ -83,16 +83,19 @@ class _Supervisor:
         self._most, self._stop_seconds = most, stop_seconds
         self._asked: int | None = None  # the signal by which we were told to end
         self._ending = threading.Event()
+        self._runs = False  # the command: while it does not, nobody is in the way of the scan
         self._scanner = ProcessScanner(
             memory=settings.worker_memory,
             seconds=settings.worker_seconds,
             workers=settings.workers or 2,
             stop=self._ending,
             spare_cache=True,  # training's files matter more than ours
+            niceness=settings.niceness,
+            rate=lambda: settings.verify_rate if self._runs else None,
         )
         self._hooks = Hooks(settings, self._hook_log, signals.released)
         self._command = SupervisedCommand(argv, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids])
-        self._background = Background("saves")
+        self._background = Background("saves", settings.niceness)
         self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
         self._recovery = Recovery(url, settings, self._saves, tell=tell, event=self._hooks.tell)
         self._restarts = 0
@@ -161,6 +164,7 @@ class _Supervisor:
         """Start the command, and come back when it has ended; with the sick saves for which it was stopped."""
         until = threading.Event()
         self._command.start()
+        self._runs = True
         watching = self._background.submit(lambda: self._saves.watch(until), _look)
 
         def found() -> list[SickSave]:
@@ -176,6 +180,7 @@ class _Supervisor:
             self._command.stop(self._stop_seconds, self._wait)
             return found()
         finally:
+            self._runs = False
             until.set()
 
     def _follow(self, ended: Ended, sick: list[SickSave]) -> Supervised | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from ckptguard.scan.lane import BLOCK, REMOTE_BLOCK, Lane
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.pass_over import Pass, numbers_of, problems_of
 from ckptguard.scan.plan import Part, Plan, parts_of, plan_of
+from ckptguard.scan.rate import Rate
 from ckptguard.scan.result import ScannedFile
 from ckptguard.scan.structures import Structures
 from ckptguard.scan.views import numbers_of_views
@@ -27,6 +29,7 @@ from ckptguard.storage.protocol import Reader, Storage
 
 LEAST_PART = 8 << 20  # less than that is not worth another thread
 _PARTS_EACH = 4  # parts for each thread: spans differ in size
+_TICK = 0.1  # seconds after which someone who waits for its turn to read looks whether it is still wanted
 
 
 class Stopped(Exception):
@@ -50,6 +53,7 @@ class FileScanner:
         self._parts: Executor | None = None
         self._parts_lock = threading.Lock()
         self._structures = Structures(storage)
+        self._rate = None if options.rate is None else Rate(options.rate, time.monotonic)
         self._stopped = False
 
     def __call__(self, key: str) -> ScannedFile:
@@ -162,8 +166,19 @@ class FileScanner:
                 reader.done_with(offset, length)
             if self._progress is not None:
                 self._progress(length)
+            if self._rate is not None:
+                self._pause(self._rate.take(length))
 
         return done
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, and hear meanwhile whether the scan is given up, here or by whoever follows its progress."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _TICK))
+            self._check_stopped()
+            if self._progress is not None:
+                self._progress(0)
 
     @contextmanager
     def _lane(self) -> Iterator[Lane]:

@@ -16,7 +16,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     `spare_cache`: tell the storage as soon as bytes will not be read again, so that a daemon does not push training's
     files out of the page cache; not for a user who loads the file next. `workers`: how many threads read and hash side
     by side (0: as many as there are processors), each with one more for each whole-file digest; with 1, everything
-    happens in the caller's thread.
+    happens in the caller's thread. `rate`: bytes a second that all of them together read at most.
 
     `structure_only`: read what the structures need and no more; digests and numbers are then empty. Hostile files are
     parsed for that too, so it goes through the same scanner.
@@ -25,9 +25,10 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     md5: bool = True
     sums: tuple[str, ...] = ()
     workers: int = 0
+    rate: float | None = None
     spare_cache: bool = False
     structure_only: bool = False
 
 
-Progress = Callable[[int], None]  # bytes done since the last call; may be called from other threads
+Progress = Callable[[int], None]  # bytes done since the last call, may be 0; may be called from other threads
 Scanner = Callable[[Storage, Sequence[str], ScanOptions, Progress | None], Scan]

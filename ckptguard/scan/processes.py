@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from ckptguard.errors import WorkerError
 from ckptguard.scan import scan_files
 from ckptguard.scan.executors import executor_of
 from ckptguard.scan.frames import Request
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.result import Scan
-from ckptguard.scan.worker_process import WorkerProcess
+from ckptguard.scan.worker_process import NICENESS, WorkerProcess
 from ckptguard.storage.protocol import Storage
 
 IDLE_SECONDS = 60.0
@@ -25,7 +26,9 @@ IDLE_SECONDS = 60.0
 class ProcessScanner:
     """A `Scanner` that reads local files in up to `processes` processes, which share `workers` threads.
 
-    Each may take `memory` bytes of address space, and a scan `seconds`. The processes are used again, and end when
+    Each may take `memory` bytes of address space, and a scan `seconds`. They yield to others by `niceness`, and read at
+    most as many bytes a second as `rate` says, together; a scan may take longer by as much as that holds it up, and
+    begins anew when `rate` says something else. The processes are used again, and end when
     they were idle for a while. When one dies, hangs, or answers nonsense, the scan raises WorkerError: it could not be
     told. Setting `stop` ends a scan at once. Storages that are not local are scanned in this process, because one
     without secrets could not open them.
@@ -44,12 +47,15 @@ class ProcessScanner:
         stop: threading.Event | None = None,
         spare_cache: bool = False,
         idle: float = IDLE_SECONDS,
+        niceness: int = NICENESS,
+        rate: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._seconds = seconds
         self._workers = workers
         self._stop = stop or threading.Event()
         self._spare_cache = spare_cache
-        self._processes = [WorkerProcess(memory, idle) for _ in range(processes)]
+        self._rate = rate
+        self._processes = [WorkerProcess(memory, idle, niceness) for _ in range(processes)]
         self._lock = threading.Lock()
 
     def __call__(
@@ -60,35 +66,60 @@ class ProcessScanner:
         progress: Progress | None = None,
     ) -> Scan:
         options = options or ScanOptions()
-        if storage.root is None:
-            return scan_files(storage, keys, options, progress)
+        while True:
+            rate = self._rate()
+            limited = msgspec.structs.replace(options, rate=None if options.structure_only else rate)
+
+            def is_over(rate: float | None = rate) -> bool:
+                return self._stop.is_set() or self._rate() != rate
+
+            try:
+                if storage.root is None:
+                    return scan_files(storage, keys, limited, _until(is_over, progress))
+                return self._scan(storage, keys, limited, progress, is_over)
+            except WorkerError:
+                if self._stop.is_set() or self._rate() == rate:
+                    raise
+
+    def _scan(
+        self,
+        storage: Storage,
+        keys: Sequence[str],
+        options: ScanOptions,
+        progress: Progress | None,
+        is_over: Callable[[], bool],
+    ) -> Scan:
         started = time.perf_counter()
         shares = _shares(storage, keys, len(self._processes))
         threads = max(self._workers // len(shares), 1)
+        rate, held_up = options.rate, 0.0
+        if rate is not None:
+            held_up, rate = sum(storage.stat(key).size for key in keys) / rate, rate / len(shares)
         options = msgspec.structs.replace(
-            options, workers=threads, spare_cache=options.spare_cache or self._spare_cache
+            options, workers=threads, rate=rate, spare_cache=options.spare_cache or self._spare_cache
         )
-        seconds = self._seconds * 2 * threads  # each has another thread for a whole-file digest
-        requests = [Request(url=storage.root, keys=share, options=options, cpu_seconds=seconds) for share in shares]
+        cpu_seconds = self._seconds * 2 * threads  # each has another thread for a whole-file digest
+        root = storage.root or ""
+        requests = [Request(url=root, keys=share, options=options, cpu_seconds=cpu_seconds) for share in shares]
         with self._lock:
-            scans = self._ask(requests)
+            scans = self._ask(requests, self._seconds + held_up, is_over)
         files = {file.entry.key: file for scan in scans for file in scan.files}
         if progress is not None:
             progress(sum(file.entry.size for file in files.values()))
         return Scan(files=tuple(files[key] for key in keys), seconds=time.perf_counter() - started)
 
-    def _ask(self, requests: list[Request]) -> list[Scan]:
+    def _ask(self, requests: list[Request], seconds: float, is_over: Callable[[], bool]) -> list[Scan]:
         failed = threading.Event()
         processes = self._processes[: len(requests)]
         for process in processes:  # here and not in the executor's threads, which soon end
             process.start()
 
         def stopped() -> bool:
-            return self._stop.is_set() or failed.is_set()
+            return is_over() or failed.is_set()
 
         with executor_of(len(requests)) as executor:
             futures: list[Future[Scan]] = [
-                executor.submit(process.scan, request, self._seconds, stopped)
+                executor.submit(process.scan, request, seconds, stopped)
                 for process, request in zip(processes, requests, strict=True)
             ]
             try:
@@ -118,6 +149,18 @@ class ProcessScanner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _until(is_over: Callable[[], bool], progress: Progress | None) -> Progress:
+    """Progress that gives a scan in this process up when it is over."""
+
+    def report(done: int) -> None:
+        if is_over():
+            raise WorkerError("the scan was stopped")
+        if progress is not None:
+            progress(done)
+
+    return report
 
 
 def _shares(storage: Storage, keys: Sequence[str], most: int) -> list[tuple[str, ...]]:

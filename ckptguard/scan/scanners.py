@@ -22,7 +22,11 @@ def scanner_of(settings: Settings) -> Iterator[Scanner]:
 
         workers = workers_of(settings.workers)
         with ProcessScanner(
-            memory=settings.worker_memory, seconds=settings.worker_seconds, processes=workers, workers=workers
+            memory=settings.worker_memory,
+            seconds=settings.worker_seconds,
+            processes=workers,
+            workers=workers,
+            niceness=settings.niceness,
         ) as scanner:
             yield scanner
         return

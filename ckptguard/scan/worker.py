@@ -1,4 +1,4 @@
-"""The scanning process: ``python -m ckptguard.scan.worker MEMORY IDLE PARENT``.
+"""The scanning process: ``python -m ckptguard.scan.worker MEMORY IDLE PARENT NICENESS``.
 
 It parses files that may be hostile, so it holds no secrets, is limited in memory and time, yields to training, and
 dies with the process that started it. It serves one request at a time and ends after being idle for a while.
@@ -32,12 +32,13 @@ _OPEN_FILES = 256
 
 def main() -> None:
     """Serve requests from stdin until it closes or nothing comes for the idle time."""
-    memory, idle, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    memory, idle, parent, niceness = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not end up between the answers
     _die_with(parent)
     _limit(memory)
-    _yield_to_training()
+    if niceness:
+        _yield_to_training(niceness)
     while select.select([0], [], [], idle)[0]:
         body = _read_request()
         if body is None:
@@ -86,8 +87,9 @@ def _limit(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _yield_to_training() -> None:
-    os.nice(10)
+def _yield_to_training(niceness: int) -> None:
+    # Not os.nice: the thread that started us may stand back already.
+    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
     with contextlib.suppress(OSError, AttributeError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     number = _IOPRIO_SET.get(platform.machine())

@@ -19,19 +19,22 @@ from ckptguard.names import escape
 from ckptguard.scan.frames import LARGEST_ANSWER, PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 
+NICENESS = 10
 _TICK = 0.1  # how soon a stop is noticed
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 
 
 class WorkerProcess:
     """A process that scans local files, with at most `memory` bytes of address space; it ends after `idle` seconds.
+    With a `niceness` it also stands back from others that compute and that read.
 
     Call `start` from a thread that lives as long as this: the system ends the process with the thread that started it.
     """
 
-    def __init__(self, memory: int, idle: float) -> None:
+    def __init__(self, memory: int, idle: float, niceness: int = NICENESS) -> None:
         self._memory = memory
         self._idle = idle
+        self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None
 
@@ -47,7 +50,7 @@ class WorkerProcess:
             return
         self.end()  # it had been idle
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        arguments = (str(self._memory), str(self._idle), str(os.getpid()))
+        arguments = (str(self._memory), str(self._idle), str(os.getpid()), str(self._niceness))
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ckptguard.scan.worker", *arguments],

@@ -146,6 +146,8 @@ def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
         workers=settings.workers or 2,
         stop=stop,
         spare_cache=True,
+        niceness=settings.niceness,
+        rate=lambda: settings.verify_rate,
     )
 
 

@@ -18,7 +18,8 @@ def test_toml_and_environment():
     "text",
     ["settle = -1", "settle = nan", "keep_good = 0", 'keep = "links"', "colour = 1", 'settle = "soon"', "settle = ",
      'webhook = "ftp://x"', "worker_memory = 1", "scan_interval = 0", "keep_pending = 0",
-     'digest = "sha1"', 'executor = "gpu"', "workers = -1"],
+     'digest = "sha1"', 'executor = "gpu"', "workers = -1", "niceness = 20", "niceness = -1", "verify_rate = 1000",
+     "verify_rate = nan", "verify_rate = inf"],
 )  # fmt: skip
 def test_nonsense_is_refused_with_the_source(text):
     """Impossible values, unknown names and broken TOML name the file."""

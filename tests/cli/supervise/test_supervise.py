@@ -309,5 +309,5 @@ if start(run) == 1:
         ("verdict", 1, "supervise"),
         ("verdict", 4, "supervise"),
         ("incident", 4, "supervise"),
-    ]
+    ], done.stderr
     assert {e["held"] for e in events} == {0}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 from ckptguard.training.parts import Captured
 from ckptguard.training.tensor_bytes import byte_size, dtype_word, is_writable_in_place, threads_for_memory
+
+Name = TypeVar("Name", bound=Hashable)
 
 _ALIGNMENT = 64
 _PIECE = 32 * 1024**2  # bytes that one thread copies at a time
@@ -31,31 +33,41 @@ class HostCopy:
 
         StateError names a tensor that cannot be stored; MemoryError if there is no room for a copy.
         """
+        model = {("model", name): tensor for name, tensor in captured.model.items()}
+        others = {("others", name): tensor for name, tensor in captured.others.items()}
+        for (_, name), tensor in (model | others).items():
+            dtype_word(tensor, name)
+        copies = self.take_tensors(model | others)
+        return Captured(
+            model={name: copies["model", name] for name in captured.model},
+            others={name: copies["others", name] for name in captured.others},
+            sections=captured.sections,
+        )
+
+    def take_tensors(self, tensors: Mapping[Name, Any]) -> dict[Name, Any]:
+        """The same for strided tensors by name. Each copy has a storage of exactly its size; tensors that are one and
+        the same memory have one copy."""
         import torch
 
-        tensors = [*captured.model.items(), *captured.others.items()]
         places: dict[tuple[object, ...], int] = {}
         end = 0
-        for name, tensor in tensors:
-            dtype_word(tensor, name)
+        for tensor in tensors.values():
             if _place(tensor) not in places:
                 places[_place(tensor)] = end
                 end += -(-byte_size(tensor) // _ALIGNMENT) * _ALIGNMENT
-        memory = self._room_for(end, pinned=any(t.device.type != "cpu" for _, t in tensors))
+        memory = self._room_for(end, pinned=any(t.device.type != "cpu" for t in tensors.values())).untyped_storage()
         copies: dict[tuple[object, ...], Any] = {}
         pairs = []
         with torch.no_grad():
-            for _, tensor in tensors:
+            for tensor in tensors.values():
                 place = _place(tensor)
                 if place not in copies:
                     begin = places[place]
-                    room = memory[begin : begin + byte_size(tensor)]
-                    copies[place] = room.view(tensor.dtype).view(tensor.shape)
+                    copy = torch.empty(0, dtype=tensor.dtype)
+                    copies[place] = copy.set_(memory[begin : begin + byte_size(tensor)], 0, tensor.shape)
                     pairs.append((copies[place], tensor.detach()))
             _copy_all(pairs)
-        model = {name: copies[_place(tensor)] for name, tensor in captured.model.items()}
-        others = {name: copies[_place(tensor)] for name, tensor in captured.others.items()}
-        return Captured(model=model, others=others, sections=captured.sections)
+        return {name: copies[_place(tensor)] for name, tensor in tensors.items()}
 
     def _room_for(self, size: int, *, pinned: bool) -> Any:
         if self._owner != os.getpid():

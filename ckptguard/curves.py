@@ -18,11 +18,13 @@ def curve_svg(
     span: tuple[int, int],
     onset: int | None,
     good: int | None,
+    onset_through: int | None = None,
     log: bool = False,
     steps: bool = False,
 ) -> str:
-    """A curve of (step, value) over the steps of `span`. `onset` and `good` are marked by upright lines. With `log`
-    the scale is logarithmic where all values are positive and span more than a decade; `steps` draws a staircase.
+    """A curve of (step, value) over the steps of `span`. `onset` and `good` are marked by upright lines; with
+    `onset_through` the onset is a span. With `log` the scale is logarithmic where all values are positive and span
+    more than a decade; `steps` draws a staircase.
 
     The text of `label` must hold nothing but plain characters.
     """
@@ -35,6 +37,7 @@ def curve_svg(
     scale = _Scale(span, low, high, logarithmic)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} by step" class="curve">',
+        *_span(scale, onset, onset_through, span),
         *_grid(scale, span),
         *_mark(scale, onset, "onset", span),
         *_mark(scale, good, "good", span),
@@ -96,6 +99,16 @@ def _grid(scale: _Scale, span: tuple[int, int]) -> list[str]:
         for step, anchor in names
     ]
     return parts
+
+
+def _span(scale: _Scale, first: int | None, last: int | None, span: tuple[int, int]) -> list[str]:
+    if first is None or last is None:
+        return []
+    left, right = (scale.x(max(span[0], min(span[1], step))) for step in (first, last))
+    height = HEIGHT - _BOTTOM - _TOP + 10
+    if right <= left:
+        return []
+    return [f'<rect class="span" x="{left:.1f}" y="{_TOP - 10}" width="{right - left:.1f}" height="{height}"/>']
 
 
 def _mark(scale: _Scale, step: int | None, kind: str, span: tuple[int, int]) -> list[str]:

@@ -104,10 +104,12 @@ class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The evidence of an incident, and what was concluded from it.
 
-    `onset`: the first update under suspicion. `tensors`: what was not finite, what went first at the top.
+    `onset`: the first update under suspicion; with `onset_through` the harm was done by any update from `onset` to that
+    one, for no loss showed it. `tensors`: what was not finite, what went first at the top.
     """
 
     onset: int | None = None
+    onset_through: int | None = None
     samples: tuple[Sample, ...] = ()
     training: Training | None = None
     resumed: Resumed | None = None

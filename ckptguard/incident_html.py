@@ -19,6 +19,8 @@ from ckptguard.incident_words import (
     known_facts,
     loss_note,
     next_commands,
+    onset_note,
+    onset_words,
     outcome,
     shown,
     tensor_line,
@@ -88,7 +90,7 @@ def _tiles(report: Report) -> str:
     good, causes = report.details.last_good, report.details.causes
     back = report.known_good or (good.id if good is not None else None)
     tiles = [
-        ("Onset", f"step {shown(report.onset)}", "the first update under suspicion"),
+        ("Onset", f"step {onset_words(report)}", onset_note(report) or "the first update under suspicion"),
         ("Noticed", f"step {shown(report.step)}", _later(report)),
         ("Last good", shown(back), good.path if good is not None else "no good checkpoint is known"),
         *([("Most likely" if causes[0].confidence == "likely" else "Possibly", causes[0].title, "")] if causes else []),
@@ -104,7 +106,9 @@ def _later(report: Report) -> str:
     if report.step is None or report.onset is None:
         return ""
     late = report.step - report.onset
-    return "in that very update" if late <= 0 else f"{late} update{'s' * (late > 1)} later"
+    if late <= 0:
+        return "in that very update"
+    return f"{'at most ' if onset_note(report) else ''}{late} update{'s' * (late > 1)} later"
 
 
 def _causes(report: Report) -> str:
@@ -148,6 +152,7 @@ def _curves(report: Report) -> str:
                 label=name,
                 span=span,
                 onset=report.onset,
+                onset_through=report.details.onset_through,
                 good=good.step if good is not None else None,
                 log=log,
                 steps=steps,

@@ -43,6 +43,7 @@ figure{margin:0 0 14px}figcaption{font-weight:600;font-size:.95rem}figcaption sp
 .curve .grid{stroke:var(--line)}.curve .tick{fill:var(--soft);font-size:11px}
 .curve .line{fill:none;stroke:var(--link);stroke-width:1.8;stroke-linejoin:round}.curve .dot{fill:var(--link)}
 .curve .sick{fill:var(--bad)}.curve .mark{stroke-width:1.6}
+.curve .span{fill:var(--bad);opacity:.1}
 .curve .onset{stroke:var(--bad);stroke-dasharray:5 4}.curve .good{stroke:var(--good)}
 .legend{font-size:.88rem;color:var(--soft);margin-bottom:10px}.k{margin-right:1.4em;white-space:nowrap}
 .k::before{content:"";display:inline-block;margin-right:.5em;vertical-align:.25em;width:18px;border-top:2px solid}

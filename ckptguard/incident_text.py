@@ -12,6 +12,8 @@ from ckptguard.incident_words import (
     known_facts,
     loss_note,
     next_commands,
+    onset_note,
+    onset_words,
     outcome,
     shown,
     tensor_line,
@@ -43,7 +45,7 @@ def report_text(report: Report) -> str:
 
 
 def _head(report: Report) -> str:
-    good = report.details.last_good
+    good, note = report.details.last_good, onset_note(report)
     return "\n".join(
         [
             escape(title(report)),
@@ -53,7 +55,8 @@ def _head(report: Report) -> str:
             "",
             f"run:        {escape(report.run)}",
             f"incident:   {escape(report.id)}, {escape(when(report.opened_at))}, noticed by {escape(report.source)}",
-            f"onset:      {shown(report.onset)} (noticed at step {shown(report.step)})",
+            f"onset:      {onset_words(report)} (noticed at step {shown(report.step)})",
+            *([f"            {note}"] if note else []),
             *([f"known-good: {escape(shown(report.known_good))}"] if report.known_good or good is None else []),
             *([f"last good:  {escape(good.path)} ({escape(shown(good.id))})"] if good is not None else []),
         ]

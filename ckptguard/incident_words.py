@@ -85,6 +85,19 @@ def known_facts(report: Report) -> list[tuple[str, str]]:
     return [(name, shown(value)) for name, value in pairs if value not in (None, "")]
 
 
+def onset_words(report: Report) -> str:
+    """Where harm began, as far as it is known."""
+    return f"{report.onset} to {report.details.onset_through}" if onset_note(report) else shown(report.onset)
+
+
+def onset_note(report: Report) -> str | None:
+    """Why the onset is a range, where it is one."""
+    through = report.details.onset_through
+    if through is None or report.onset is None or through <= report.onset:
+        return None
+    return "no loss showed it: the onset is any update since the last look at which everything was finite"
+
+
 def evidence_pairs(report: Report) -> list[tuple[str, str]]:
     """What the one who noticed wrote down."""
     return [(str(name).replace("_", " "), shown(value)) for name, value in sorted(report.evidence.items())]

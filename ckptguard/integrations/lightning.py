@@ -11,17 +11,20 @@ Lightning resumes exactly at the end of an epoch only: within one it begins the 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.incident import Details
+from ckptguard.incident import Details, Resumed
 from ckptguard.integrations.guarded_run import GuardedRun, Target
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.listing import find_checkpoint
@@ -32,7 +35,8 @@ from ckptguard.training.evidence import Evidence
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.parts import Parts, scale_learning_rate
 from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.ranks import Ranks, agree, ranks_of_training
+from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
+from ckptguard.training.recent import Recent
 from ckptguard.training.rng import capture_rng, restore_rng
 from ckptguard.training.scaler import raise_loss_scale
 from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
@@ -96,6 +100,13 @@ class GuardedIO(TorchCheckpointIO):
             _log.error("%s is %s", place, checked.outcome.value)
         return checked.outcome is Outcome.GOOD and checkpoint.step is not None
 
+    def find_series(self) -> str | None:
+        """The series of the last save, else of the known-good; None while there is neither."""
+        try:
+            return self.series or find_known_good(self.open_run()).series
+        except NoKnownGoodError:
+            return None
+
     def open_run(self) -> Run:
         """The run as it is now."""
         return open_run(self.url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
@@ -114,6 +125,7 @@ class GuardCallback(Callback):
         self.lr_factor = 1.0
         self._loaded: dict[str, Any] = {}
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
+        self._completed = 0  # updates, before the batch that is at work
         self._policy = policy if policy is not None else RollbackPolicy()
         self._settings = settings if settings is not None else load_settings(None, os.environ)
         self._check_every = check_every
@@ -129,10 +141,14 @@ class GuardCallback(Callback):
         scheduler = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         parts = Parts(model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        recent = self._watch.recent if self._watch is not None else Recent()
+        recent.follow(optimizer)
         self._watch = Watch(parts, self._settings, self._policy, check_every=self._check_every)
+        self._watch.recent = recent  # the curves of a report go on from the round before
         self._watch.restart(trainer.global_step)
-        self._evidence = Evidence(parts, self._watch.recent, allow=self._settings.allow_nonfinite)
-        self._ranks = self._ranks or ranks_of_training()
+        self._close_evidence()
+        self._evidence = Evidence(parts, recent, allow=self._settings.allow_nonfinite)
+        self._evidence.resumed = Resumed(step=trainer.global_step) if trainer.global_step else None
         saved = float(self._loaded.get("lr_factor", 1.0))
         if self.target is None:
             self.lr_factor = saved
@@ -142,16 +158,21 @@ class GuardCallback(Callback):
         self._watch.look(trainer.global_step)
         self._raise_if_sick()
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Remember which update the batch is for."""
+        self._completed = trainer.global_step
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Judge the update; Lightning saves after this."""
         assert self._watch is not None
-        here = (trainer.current_epoch, batch_idx)
-        self._batches.setdefault(trainer.global_step, []).append(here)
+        here, update = (trainer.current_epoch, batch_idx), self._completed + 1
+        for number in range(update, max(update, trainer.global_step) + 1):  # several, with several optimizers
+            self._batches.setdefault(number, []).append(here)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if here not in self.left_out:
-            self._watch.observe(trainer.global_step, loss)
+            self._watch.observe(update, loss)
         self._watch.after_step(trainer.global_step)
         self._raise_if_sick()
 
@@ -166,11 +187,17 @@ class GuardCallback(Callback):
         if self._watch is not None:
             self._watch.look(trainer.global_step)
             self._raise_if_sick()
+        self._close_evidence()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the model as it was."""
+        self._close_evidence()
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning leaves out of its checkpoints: the random numbers; and the factor of the learning rate."""
-        rng = to_text(encode_state(capture_rng(), path="rng")).decode()
-        return {"rng": rng, "lr_factor": self.lr_factor}
+        """What Lightning leaves out of its checkpoints: every rank's random numbers; and the factor of the learning
+        rate."""
+        own = to_text(encode_state(capture_rng(), path="rng")).decode()
+        return {"rng": self._ranks.gather(own) if self._ranks is not None else [own], "lr_factor": self.lr_factor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Remember it until training begins."""
@@ -178,9 +205,10 @@ class GuardCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the random numbers back, before Lightning makes the iterator of the first epoch: that draws a seed."""
-        rng = self._loaded.pop("rng", None)
-        if rng is not None:
-            restore_rng(decode_state(from_text(rng.encode())))
+        self._ranks = self._ranks or ranks_of_training()
+        saved = self._loaded.pop("rng", ())
+        if len(saved) == self._ranks.size:  # other numbers of ranks go on with new ones
+            restore_rng(decode_state(from_text(saved[self._ranks.rank].encode())))
 
     def leave_out(self, first: int, last: int) -> None:
         """The batches of these updates are not trained on any more."""
@@ -194,9 +222,14 @@ class GuardCallback(Callback):
         if found is not None:
             self.diagnosis = found
             if self._evidence is not None:
-                self.details = self._evidence.gather(found.onset_step, found.cause or "")
+                self.details = self._evidence.gather(found.onset_step, found.cause or "", through=found.onset_through)
                 self._evidence.close()
             raise SickTrainingError(f"training was stopped at step {found.step}: {found.reason}", known_good=None)
+
+    def _close_evidence(self) -> None:
+        if self._evidence is not None:
+            self._evidence.close()
+            self._evidence = None
 
 
 def fit(
@@ -213,66 +246,97 @@ def fit(
     given (None: anew), and goes back to it when training turns sick.
 
     The Trainer's plugins hold a `GuardedIO`; each save was verified by it. `save_every` is how many updates lie between
-    saves, as far as the policy asks. Batches that did harm are left out by a ``training_step`` that returns None.
+    saves, as far as the policy asks. Batches that did harm are left out: no forward pass and no update is made for
+    them. With several ranks all go back to the same checkpoint; each reads it, and has its own random numbers again.
     RollbackExhausted when the budget is spent, NoKnownGoodError when training turns sick before a good save.
     """
-    if trainer.world_size > 1:
-        hint = "with several ranks GuardCallback() and GuardedIO stop training, and a restart resumes at known-good"
-        raise SettingsError("fit() goes back in one process only so far", hint=hint)
     io = trainer.strategy.checkpoint_io
     if not isinstance(io, GuardedIO):
         raise SettingsError("the Trainer does not save by a GuardedIO", hint="Trainer(plugins=[GuardedIO(run)])")
+    _start_ranks(trainer)
     callback = GuardCallback(check_every=check_every, policy=policy, settings=io.settings)
     trainer.callbacks.insert(0, callback)
     guarded = _guard(io, policy, daemon)
     newest = guarded.newest() if guarded is not None and "ckpt_path" not in arguments else None
     if newest is not None:
         arguments["ckpt_path"] = newest.path
-    own = vars(module).get("training_step")
-    module.training_step = _leaving_out(module.training_step, trainer, callback)
     try:
-        while True:
-            try:
-                trainer.fit(module, *data, **arguments)
-                return
-            except SickTrainingError:
-                found = callback.diagnosis
-                if found is None:
-                    raise
-            guarded = guarded or _guard(io, policy, daemon)
-            if guarded is None:
-                raise NoKnownGoodError(f"{found.reason}; nothing that was saved is good")
-            callback.target = target = guarded.back(found, save_every=save_every, details=callback.details)
-            if target.skip is not None:
-                callback.leave_out(*target.skip)
-            callback.lr_factor *= target.lr_factor
-            arguments["ckpt_path"] = target.path
+        with _leaving_out(module, trainer, callback):
+            while True:
+                try:
+                    trainer.fit(module, *data, **arguments)
+                    return
+                except SickTrainingError:
+                    found = callback.diagnosis
+                    if found is None:
+                        raise
+                guarded = guarded or _guard(io, policy, daemon)
+                if guarded is None:
+                    raise NoKnownGoodError(f"{found.reason}; nothing that was saved is good")
+                callback.target = target = guarded.back(found, save_every=save_every, details=callback.details)
+                if target.skip is not None:
+                    callback.leave_out(*target.skip)
+                callback.lr_factor *= target.lr_factor
+                arguments["ckpt_path"] = target.path
     finally:
-        if own is not None:
-            module.training_step = own
-        else:
-            del module.training_step
         trainer.callbacks.remove(callback)
         if guarded is not None:
             guarded.close()
 
 
+def _start_ranks(trainer: Trainer) -> None:
+    """Have all ranks started and talking: `fit` asks for a checkpoint to resume from before the first ``trainer.fit``,
+    which would do it otherwise. Processes that Lightning starts run the script again, and get here by themselves."""
+    if trainer.world_size == 1:
+        return
+    launcher = trainer.strategy.launcher
+    if launcher is not None and launcher.launch(os.getpid) != os.getpid():
+        hint = 'strategy="ddp", or torchrun: then every rank calls fit()'
+        raise SettingsError("fit() cannot go back in ranks that are spawned for each call", hint=hint)
+    trainer.strategy.setup_environment()
+
+
 def _guard(io: GuardedIO, policy: RollbackPolicy | None, daemon: str) -> GuardedRun | None:
-    """The run in the series of its known-good; None while there is none."""
-    try:
-        series = io.series or find_known_good(io.open_run()).series
-    except NoKnownGoodError:
+    """The run in the series of its known-good; None while there is none. Only rank 0 saves, and knows."""
+    ranks = ranks_of_training()
+    series = together(ranks, "looking for known-good checkpoints", lambda: io.find_series() if ranks.rank == 0 else "")
+    if series[0] is None:
         return None
-    return GuardedRun(io.url, series=series, settings=io.settings, policy=policy, daemon=daemon)
+    return GuardedRun(io.url, series=series[0], settings=io.settings, policy=policy, daemon=daemon)
 
 
-def _leaving_out(step: Any, trainer: Trainer, callback: GuardCallback) -> Any:
-    """A training_step that makes no update for batches that did harm: Lightning allows it to return None."""
+@contextlib.contextmanager
+def _leaving_out(module: Any, trainer: Trainer, callback: GuardCallback) -> Iterator[None]:
+    """No update for batches that did harm. With several ranks Lightning allows no ``training_step`` that returns None:
+    so a loss that depends on nothing, and no step of the optimizer."""
 
-    def training_step(batch: Any, batch_idx: int, *more: Any, **named: Any) -> Any:
-        if (trainer.current_epoch, batch_idx) in callback.left_out:
-            return None
-        return step(batch, batch_idx, *more, **named)
+    def is_left_out(batch_idx: int) -> bool:
+        return (trainer.current_epoch, batch_idx) in callback.left_out
+
+    own = {name: vars(module).get(name) for name in ("training_step", "optimizer_step")}
+    training_step, optimizer_step = module.training_step, module.optimizer_step
 
     # Lightning calls it with as many arguments as the module's own takes.
-    return functools.wraps(step)(training_step)
+    @functools.wraps(training_step)
+    def step(batch: Any, batch_idx: int, *more: Any, **named: Any) -> Any:
+        if not is_left_out(batch_idx):
+            return training_step(batch, batch_idx, *more, **named)
+        nothing = torch.zeros((), device=trainer.strategy.root_device, requires_grad=True)
+        return nothing if module.automatic_optimization else None
+
+    @functools.wraps(optimizer_step)
+    def update(epoch: int, batch_idx: int, optimizer: Any, closure: Any = None, **named: Any) -> None:
+        if is_left_out(batch_idx) and closure is not None:
+            closure()
+        else:
+            optimizer_step(epoch, batch_idx, optimizer, closure, **named)
+
+    module.training_step, module.optimizer_step = step, update
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            if value is not None:
+                setattr(module, name, value)
+            else:
+                delattr(module, name)

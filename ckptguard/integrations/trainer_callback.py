@@ -188,7 +188,7 @@ class GuardCallback(TrainerCallback):
         if self.diagnosis is None:
             self.diagnosis = found
             if self._evidence is not None:
-                self.details = self._evidence.gather(found.onset_step, found.cause or "")
+                self.details = self._evidence.gather(found.onset_step, found.cause or "", through=found.onset_through)
             _log.error("ckptguard: step %d: %s: training stops, nothing is saved", state.global_step, found.reason)
         control.should_save = False
         control.should_training_stop = True

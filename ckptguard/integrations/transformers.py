@@ -103,8 +103,9 @@ class _Rounds(GuardCallback):
         healthy = (diagnosis.onset_step or diagnosis.step) - 1
         told = self._rollbacks.ranks.gather(self.left_out.first_bad_loss(after=healthy))
         first = min((update for update in told if update is not None), default=None)
-        if first is not None:  # every later loss was computed from what it had harmed
-            diagnosis = dataclasses.replace(diagnosis, suspect_through=first)
+        if first is not None:  # every later loss was computed from what it, or the update before it, had harmed
+            began = min(diagnosis.surely_by, max(healthy + 1, first - 1))
+            diagnosis = dataclasses.replace(diagnosis, onset_step=began, onset_through=None, suspect_through=first)
         target = self._rollbacks.back(diagnosis, save_every=save_every, details=self.details)
         if target.skip is not None:
             self.left_out.updates |= set(range(target.skip[0], target.skip[1] + 1))

@@ -31,14 +31,15 @@ class Evidence:
         self.resumed: Resumed | None = None
         self._autocast = _tried(lambda: AutocastProbe(parts.model), None)
 
-    def gather(self, onset: int | None, cause: str) -> Details:
-        """Everything that is known now, before anything is put back."""
+    def gather(self, onset: int | None, cause: str, *, through: int | None = None) -> Details:
+        """Everything that is known now, before anything is put back. `through`: see `Diagnosis.onset_through`."""
         parts = self._parts
         autocast = self._autocast.seen if self._autocast is not None else None
         return details_of(
             parts.model,
             parts.optimizer,
             onset=onset,
+            onset_through=through,
             cause=cause,
             samples=_tried(self.recent.samples, ()),
             training=_tried(lambda: describe_training(parts, autocast=autocast), None),
@@ -58,6 +59,7 @@ def details_of(
     *,
     onset: int | None,
     cause: str,
+    onset_through: int | None = None,
     samples: tuple[Sample, ...] = (),
     training: Training | None = None,
     resumed: Resumed | None = None,
@@ -68,6 +70,7 @@ def details_of(
     sick, omitted = _tried(lambda: sick_tensors(model, optimizer, cause=cause, allow=allow), nothing)
     return Details(
         onset=onset,
+        onset_through=onset_through,
         samples=samples,
         training=training,
         resumed=resumed,

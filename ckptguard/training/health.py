@@ -53,12 +53,15 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis:
     """Healthy (`cause` is None), or sick since `onset_step`: no state after an update before it is under suspicion.
 
-    What may have done the harm are the updates from `onset_step` to `suspect_through` (None: to `step`).
+    What may have done the harm are the updates from `onset_step` to `suspect_through` (None: to `step`). Where no loss
+    showed the harm and only a look at the tensors found it, `onset_through` is the last update that the onset can be
+    by what the losses tell (None: the onset is `onset_step`).
     """
 
     step: int
     cause: str | None = None
     onset_step: int | None = None
+    onset_through: int | None = None
     suspect_through: int | None = None
     reason: str = ""
     evidence: dict[str, object] = field(default_factory=dict)
@@ -68,15 +71,23 @@ class Diagnosis:
         """Whether training should go back."""
         return self.cause is not None
 
+    @property
+    def surely_by(self) -> int:
+        """The update by which the harm was done at the latest."""
+        last = self.onset_through if self.onset_through is not None else self.onset_step
+        return last if last is not None else self.step
+
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """What is remembered between signals. `healthy_through`: after this update the weights are known to be finite.
+    """What is remembered between signals. `healthy_through`: after this update no loss or look showed harm, and
+    `looked_through`: a look found all weights, buffers and moments finite, also those that no loss depends on.
 
     `skips` updates were skipped in a row and `skips_in_all` at all; `nan_losses` losses in a row were not finite,
     since update `nan_since`. `highest_scale` tells a scale that fell to its floor from one that is set there.
     """
 
     healthy_through: int = 0
+    looked_through: int = 0
     nan_losses: int = 0
     nan_since: int | None = None
     skips: int = 0
@@ -91,6 +102,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         """After a good state was loaded, that after update `step`: only what is normal is remembered."""
         return Health(
             healthy_through=step,
+            looked_through=step,
             scaler_settled=step > 0,
             losses=_without_spikes(self.losses),
             norms=_without_spikes(self.norms),
@@ -114,6 +126,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
                 norms = norms.after(norm, limits.spikes)
         now = Health(
             healthy_through=self._healthy_through(signal),
+            looked_through=self._looked_through(signal),
             nan_losses=nan_losses,
             nan_since=nan_since,
             skips=self.skips + 1 if skipped else 0 if told_of_skips else self.skips,
@@ -131,13 +144,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     def wants_look(self, signal: Signal) -> bool:
         """Whether the signal cannot be judged without reading the weights and buffers."""
-        loss = signal.loss
-        if signal.looked or loss is None:
-            return False
-        # The Hugging Face Trainer shows a loss of exactly 0 where it was NaN: a forward pass that overflowed, which
-        # poisons running statistics although the scaler skips the update.
-        hidden = loss == 0.0 and signal.grad_norm is not None and not _FINITE(signal.grad_norm)
-        return hidden or not _FINITE(loss)
+        return not signal.looked and _shows_harm(signal)
 
     def _was_skipped(self, signal: Signal) -> bool:
         if signal.skipped is not None:
@@ -156,6 +163,10 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             # A finite loss was computed from the weights as they were before this update.
             return max(self.healthy_through, signal.step - 1)
         return self.healthy_through
+
+    def _looked_through(self, signal: Signal) -> int:
+        clean = signal.looked and signal.bad_tensor is None
+        return max(self.looked_through, signal.step) if clean else self.looked_through
 
     def _judge(self, signal: Signal, limits: Limits, *, skipped: bool) -> tuple[str | None, str, int]:
         """(cause, reason, how many updates in a row say so)."""
@@ -191,6 +202,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     def _diagnosis(self, signal: Signal, cause: str, reason: str, in_a_row: int) -> Diagnosis:
         onset = signal.step - in_a_row + 1 if in_a_row else min(self.healthy_through + 1, signal.step)
+        onset_through = None
+        if signal.bad_tensor is not None and self.nan_since is None and not _shows_harm(signal):
+            # A finite loss tells nothing of what it does not depend on: only the last look does.
+            first = min(self.looked_through + 1, onset)
+            if first < onset:
+                onset, onset_through = first, onset
+                reason = f"{reason}, and everything was after step {self.looked_through}"
         evidence: dict[str, object] = {
             k: v
             for k, v in (
@@ -201,6 +219,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
                 ("in_a_row", in_a_row or None),
                 ("skipped_updates", self.skips_in_all or None),
                 ("healthy_through", self.healthy_through),
+                ("looked_through", self.looked_through if onset_through is not None else None),
             )
             if v is not None
         }
@@ -210,6 +229,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             step=signal.step,
             cause=cause,
             onset_step=max(onset, 1),
+            onset_through=onset_through,
             suspect_through=None if through is None or through < onset else through,
             reason=reason,
             evidence=evidence,
@@ -222,6 +242,15 @@ def overdue(step: int, last_saved: int | None, *, save_every: int, most: int) ->
     if step - since <= most * save_every:
         return None
     return f"no state was saved since step {since}: a rollback would lose {step - since} updates"
+
+
+def _shows_harm(signal: Signal) -> bool:
+    """Whether its loss is none that healthy weights are known by."""
+    loss, norm = signal.loss, signal.grad_norm
+    # The Hugging Face Trainer shows a loss of exactly 0 where it was NaN: a forward pass that overflowed, which
+    # poisons running statistics although the scaler skips the update.
+    hidden = loss == 0.0 and norm is not None and not _FINITE(norm)
+    return loss is not None and (hidden or not _FINITE(loss))
 
 
 def _without_spikes(baseline: Baseline) -> Baseline:

@@ -17,8 +17,10 @@ class RollbackPolicy:
 
     Numeric causes skip the offending batches, for an exact replay repeats a deterministic overflow; a crash, damage
     or a request replays. A second incident within `near` save intervals of the last one goes one GOOD checkpoint
-    further back and multiplies the learning rate by `lr_factor`; a third goes two further, and so on. After `budget`
-    rollbacks of one guard the next incident raises RollbackExhausted.
+    further back and multiplies the learning rate by `lr_factor`; a third goes two further, and so on. Where harm that
+    no loss showed was found by a look, every batch since the look before it is in question: they are skipped on such
+    a repeat, and at first only what the losses do not vouch for. After `budget` rollbacks of one guard the next
+    incident raises RollbackExhausted.
 
     `nan_losses` and `scale_skips` are how many in a row count as sick; `spikes=Spikes()` has finite losses and norms
     far above normal count too. Training goes back at least `margin` updates before the onset, and, with `proven`, to
@@ -62,9 +64,11 @@ class PastRollback:
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """What to do. Training goes back to a known-good checkpoint before `before_step`, the newest of those before
-    `prefer_before`, and `further` checkpoints further back than that; `choose_target` picks it."""
+    `prefer_before`, and `further` checkpoints further back than that; `choose_target` picks it. `onset_step`: the
+    update from which on there is suspicion enough to act upon, and with `skip` the first one that is skipped."""
 
     give_up: bool
+    onset_step: int
     before_step: int
     prefer_before: int
     further: int = 0
@@ -75,14 +79,24 @@ class Decision:
 
 
 def decide(
-    policy: RollbackPolicy, past: Sequence[PastRollback], *, cause: str, onset_step: int, save_every: int
+    policy: RollbackPolicy,
+    past: Sequence[PastRollback],
+    *,
+    cause: str,
+    onset_step: int,
+    save_every: int,
+    possibly_since: int | None = None,
 ) -> Decision:
-    """The decision about one incident, given the rollbacks that this guard has made so far."""
+    """The decision about one incident, given the rollbacks that this guard has made so far. `onset_step`: by this
+    update the harm was done; `possibly_since`: maybe by this earlier one."""
     skip = policy.skip and cause not in REPLAYED_CAUSES
     how = "skipping the batches in question" if skip else "replaying every batch"
     give_up = len(past) >= policy.budget
     asked = cause == "asked"
     repeats = 0 if asked else _repeats(past, onset_step, policy.near * save_every)
+    if repeats and possibly_since is not None and possibly_since < onset_step:
+        onset_step = possibly_since
+        how = "skipping every batch since the last clean look" if skip else how
     if give_up:
         reason = f"the budget of {policy.budget} rollbacks is spent"
     elif repeats:
@@ -95,6 +109,7 @@ def decide(
         reason = how
     return Decision(
         give_up=give_up,
+        onset_step=onset_step,
         before_step=onset_step if asked else max(onset_step - policy.margin, 1),
         prefer_before=onset_step if asked else onset_step - max(policy.proven, policy.margin),
         further=repeats,

@@ -151,7 +151,7 @@ def agree(ranks: Ranks, own: Diagnosis | None) -> Diagnosis | None:
         return own
     told = ranks.gather(None if own is None else msgspec.to_builtins(own))
     sick = [(msgspec.convert(answer, Diagnosis), rank) for rank, answer in enumerate(told) if answer is not None]
-    first, rank = min(sick, key=lambda s: (s[0].onset_step if s[0].onset_step is not None else s[0].step, s[1]))
+    first, rank = min(sick, key=lambda s: (s[0].surely_by, s[1]))
     return dataclasses.replace(
         first, reason=f"rank {rank}: {first.reason}", evidence={**first.evidence, "ranks": [r for _, r in sick]}
     )

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.incident import Details
@@ -52,19 +54,28 @@ class Rollbacks:
     def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> WentBack:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
         NoKnownGoodError when there is nothing to go back to."""
-        onset = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
+        since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
         cause = diagnosis.cause or "asked"
         _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
+        details = self.evidence(since, cause) if self.evidence is not None else Details()
         incident = begin_incident(
             self._run,
             step=diagnosis.step,
             cause=cause,
             reason=diagnosis.reason,
             evidence=diagnosis.evidence,
-            details=self.evidence(onset, cause) if self.evidence is not None else Details(onset=onset),
+            details=msgspec.structs.replace(details, onset=since, onset_through=diagnosis.onset_through),
         )
-        decision = decide(self._policy, self._past, cause=cause, onset_step=onset, save_every=save_every)
+        decision = decide(
+            self._policy,
+            self._past,
+            cause=cause,
+            onset_step=diagnosis.surely_by,
+            save_every=save_every,
+            possibly_since=since,
+        )
+        onset = decision.onset_step
         if decision.give_up:
             report = end_incident(self._run, incident, action=f"gave up: {decision.reason}")
             raise RollbackExhausted(
@@ -81,7 +92,7 @@ class Rollbacks:
             end_incident(self._run, incident, action=f"could not go back: {error.message}")
             raise
         if cause != "asked":  # what the caller asks for is no sign of sickness
-            self._past.append(PastRollback(onset_step=onset, target_step=loaded.step))
+            self._past.append(PastRollback(onset_step=diagnosis.surely_by, target_step=loaded.step))
         action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
         end_incident(self._run, incident, action=action, known_good=loaded.id)

@@ -1,29 +1,34 @@
 """Random faults in a training of one process: it ends finite, or with a clear RollbackExhausted, and never goes on
-from a state that was not saved good. CKPTGUARD_CAMPAIGN=full: 200 faults."""
+from a state that was not saved good and GOOD at that moment. CKPTGUARD_CAMPAIGN=full: 240 faults."""
 
 import contextlib
 import math
 import os
 import random
-import socket
 from pathlib import Path
 
+import daemon_faults
 import pytest
 import torch
 from fixtures_runs import QUICK
-from training_faults import SAVE_EVERY, TOTAL, FullDisk, Oracle, Struck, damage
+from training_faults import SAVE_EVERY, TOTAL, FullDisk, HeldSave, Oracle, Struck, damage
 
 import ckptguard
 from ckptguard.errors import RollbackExhausted
+from ckptguard.operations.history import load_history
 from ckptguard.operations.verify_target import verify_target
-from ckptguard.records.presence import DaemonRecord, this_host, write_daemon_record
+from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
 from ckptguard.training import guard as guard_module
 from ckptguard.verdict import Outcome
 
-KINDS = ("gradient", "weight", "buffer", "optimizer", "input", "spike", "scale", "floor", "lasting", "killed", "asked")
-AROUND = ("calm", "damaged", "daemon_dead", "daemon_slow", "disk_full", "disk_full_later")
-COUNT = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 11
+KINDS = (
+    *("gradient", "weight", "buffer", "optimizer", "input", "spike", "scale", "floor", "lasting", "killed", "asked"),
+    "in_flight",  # one of these while a save is in flight
+)
+AROUND = ("calm", "damaged", "disk_full", "disk_full_later")
+FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
+COUNT = 240 if FULL else len(KINDS)
 POLICY = ckptguard.RollbackPolicy(spikes=ckptguard.Spikes(window=8, warm_up=8, sigma=10, factor=50, in_a_row=2))
 
 
@@ -54,30 +59,36 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
         "daemon": "off",
     }
     tells = generator.random() < 0.7  # the loop tells its loss and norm
+    daemons = (None, *daemon_faults.KINDS)
+    asked = generator.choice(daemons) if FULL else {2: "dead", 8: "slow", 11: "restarting"}.get(seed)
+    if asked is not None:
+        options |= {"daemon": "auto", "deadline": 0.1}
+        monkeypatch.setattr(guard_module, "ensure_daemon", lambda *_: None)
     run = tmp_path / "run"
     run.mkdir()
-    disk = FullDisk(monkeypatch, run)
-    told = f"seed {seed}: {kind} at {at}, {around}, {options['check_every']=}, {options['blocking']=}, {tells=}"
+    struck = Strikes(kind, around, at, generator, FullDisk(monkeypatch, run), HeldSave(monkeypatch), run, tells)
+    if kind == "in_flight":
+        struck.have_in_flight(options)
+    told = f"seed {seed}: {struck.kind} at {struck.at}, {around}, {asked=}, {struck.held=}, {options}, {tells=}"
     print(told)
     exhausted = None
     with contextlib.ExitStack() as stack:
-        if around.startswith("daemon"):
-            options |= {"daemon": "auto", "deadline": 0.1}
-            monkeypatch.setattr(guard_module, "ensure_daemon", lambda *_: None)
-            stack.enter_context(a_daemon(run, tmp_path / "socket", listens=around == "daemon_slow"))
+        if asked is not None:
+            struck.daemon = stack.enter_context(daemon_faults.a_daemon(asked, run, random.Random(seed)))
         training = Struck(seed, scaler=kind in ("scale", "floor"))
         try:
-            oracle = train(run, training, generator, kind, around, at, disk, tells, options)
+            oracle = struck.train(training, options)
         except Died:
-            disk.full = False
-            struck = damage(run, generator, generator.randrange(3)) if around == "damaged" else []
-            print(f"killed; damaged {struck}")
-            training = Struck(seed + 1)
-            again = train(run, training, generator, "calm", "calm", at, disk, tells, options)
-            assert again.loads == 1 or not list(run.glob("step-*")) or at <= SAVE_EVERY, told
-            oracle = again
+            struck.disk.full = False
+            damaged = damage(run, generator, generator.randrange(3)) if around == "damaged" else []
+            print(f"killed; damaged {damaged}")
+            training, before = Struck(seed + 1), oracle_of(run)
+            struck.kind = struck.around = "calm"
+            oracle = struck.train(training, options, before)
+            assert oracle.loads == 1 or not list(run.glob("step-*")) or at <= SAVE_EVERY, told
         except RollbackExhausted as error:
             exhausted = error
+    assert list_pins(open_run(str(run))) == [], told
     if exhausted is not None:
         assert kind == "lasting", told
         assert Path(exhausted.report).is_file(), told
@@ -93,76 +104,121 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
 _ORACLES = {}
 
 
-def train(run, training, generator, kind, around, at, disk, tells, options):
-    """Train to the end; the oracle that watched."""
-    hit = generator.randrange(1, 4) if kind == "scale" else 1
-    guard = ckptguard.TrainingGuard(run, **training.parts(), **options)
-    oracle = Oracle(training, guard._progress)
-    if run in _ORACLES:
-        oracle.take_over(_ORACLES[run])
-    _ORACLES[run] = oracle
-    struck = 0
-    try:
-        for step, (x,) in guard.steps(training.loader, total=TOTAL, save_every=SAVE_EVERY):
-            now = training.made + 1
-            if around == "disk_full":
-                disk.full = max(2, at - 6) <= now <= at - 2  # the first save was made
-            elif around == "disk_full_later":
-                disk.full = now in (at + 1, at + 2)
-            strikes = now >= at if kind in ("lasting", "scale", "floor") else now == at
-            fault = {"lasting": "gradient", "floor": "scale"}.get(kind, kind)
-            if kind in ("scale", "floor") and struck >= (5 * hit if kind == "scale" else 9):
-                strikes = False
-            struck += strikes
-            if strikes and around == "damaged" and kind != "killed":
+def oracle_of(run):
+    """The oracle that watched this run last."""
+    return _ORACLES.get(run)
+
+
+class Strikes:
+    """What happens to one training, and when."""
+
+    def __init__(self, kind, around, at, generator, disk, save, run, tells) -> None:
+        self.kind, self.around, self.at, self.generator, self.disk, self.save = kind, around, at, generator, disk, save
+        self.run, self.tells, self.daemon, self.held, self._struck = run, tells, None, None, 0
+        self._hit = generator.randrange(1, 4) if kind == "scale" else 1
+
+    def have_in_flight(self, options):
+        """Have the fault come in the update after a save, which stops before its first byte or before its manifest:
+        until the rollback waits for it, or until after that gave it up."""
+        self.kind = self.generator.choice(("gradient", "weight", "buffer", "optimizer", "asked", "killed"))
+        self.at = SAVE_EVERY * self.generator.randrange(1, (TOTAL - 1) // SAVE_EVERY + 1) + 1
+        self.held = (self.generator.choice(("write", "seal")), self.generator.choice(("waited for", "given up")))
+        options |= {"blocking": False, "check_every": 1, "deadline": 10.0 if self.held[1] == "waited for" else 0.1}
+        self._late = self.at + self.generator.randrange(2, 6)
+
+    def train(self, training, options, before=None):
+        """Train to the end; the oracle that watched."""
+        guard = ckptguard.TrainingGuard(self.run, **training.parts(), **options)
+        oracle = _ORACLES[self.run] = Oracle(training, guard, lambda: self.disk.full)
+        if before is not None:
+            oracle.take_over(before)
+        if self.held is not None and before is None and self.held[1] == "waited for":
+            self._let_go_when_waited_for(guard._saving)
+        try:
+            for step, (x,) in guard.steps(training.loader, total=TOTAL, save_every=SAVE_EVERY):
+                now = training.made + 1
+                if before is None:
+                    self._before(now)
+                strikes = self._strikes(now)
+                if strikes:
+                    self._surround(guard)
+                if strikes and self.kind == "killed":
+                    if self.generator.random() < 0.5:
+                        training.update(x, "weight")
+                    self.save.let_go(killed=True)
+                    raise Died
+                if strikes and self.kind == "asked":
+                    guard.rollback("asked")
+                    strikes = False
+                fault = {"lasting": "gradient", "floor": "scale"}.get(self.kind, self.kind)
+                loss, norm = training.update(x, fault if strikes else None)
+                self._tell(guard, training, loss, norm, at_floor=strikes and self.kind == "floor")
+                assert step <= TOTAL
+        finally:
+            self.disk.full = False
+            self.save.let_go()
+            if self.kind != "killed":
+                guard.close()
+        return oracle
+
+    def _before(self, now):
+        if self.around == "disk_full":
+            self.disk.full = max(2, self.at - 6) <= now <= self.at - 2  # the first save was made
+        elif self.around == "disk_full_later":
+            self.disk.full = now in (self.at + 1, self.at + 2)
+        if self.held is not None and now == self.at - 1:
+            self.save.arm(self.held[0])
+        if self.held is not None and now == self._late:
+            self.save.let_go()
+
+    def _strikes(self, now):
+        strikes = now >= self.at if self.kind in ("lasting", "scale", "floor") else now == self.at
+        if self.kind in ("scale", "floor") and self._struck >= (5 * self._hit if self.kind == "scale" else 9):
+            strikes = False
+        self._struck += strikes
+        return strikes
+
+    def _surround(self, guard):
+        if self.daemon is not None and self._struck == 1:
+            self.daemon.strike()
+        if self.held is not None and not self.disk.full:
+            assert self.save.reached.wait(10)
+        if self.around == "damaged" and self.kind != "killed":
+            if self.held is None:
                 guard._saving.drain(10.0)
-                print(damage(run, generator, generator.randrange(1, 4)))
-            if strikes and kind == "killed":
-                if generator.random() < 0.5:
-                    training.update(x, "weight")
-                raise Died
-            if strikes and kind == "asked":
-                guard.rollback("asked")
-                strikes = False
-            loss, norm = training.update(x, fault if strikes else None)
-            if strikes and kind == "floor" and training.scaler.scale <= 256:
-                error = Exception("Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.")
-                assert guard.observe(error=error).sick
-                struck = 9
-            elif tells or kind in ("spike", "scale"):
-                guard.observe(loss=loss, grad_norm=norm)
-            assert step <= TOTAL
-    finally:
-        disk.full = False
-        if kind != "killed":
-            guard.close()
-    return oracle
+            print(damage(self.run, self.generator, self.generator.randrange(1, 4)))
 
+    def _tell(self, guard, training, loss, norm, *, at_floor):
+        if at_floor and training.scaler.scale <= 256:
+            error = Exception("Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.")
+            assert guard.observe(error=error).sick
+            self._struck = 9
+        elif self.tells or self.kind in ("spike", "scale"):
+            guard.observe(loss=loss, grad_norm=norm)
 
-@contextlib.contextmanager
-def a_daemon(run, place, *, listens):
-    """A daemon that died and left its address behind, or one that takes a connection and never answers."""
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(place))
-    if listens:
-        server.listen()
-    else:
-        server.close()
-    host, boot = this_host()
-    record = DaemonRecord(address=str(place), host=host, boot_id=boot, pid=1, started_at="2026-01-01T00:00:00Z")
-    write_daemon_record(open_run(str(run)), record)
-    with contextlib.closing(server):
-        yield
+    def _let_go_when_waited_for(self, saving):
+        drain = saving.drain
+
+        def draining(seconds=None):
+            if seconds is not None:
+                self.save.let_go()
+            drain(seconds)
+
+        saving.drain = draining
 
 
 def test_the_oracle_sees_a_wrong_load(tmp_path):
     """A campaign that could not fail would prove nothing: a state that was never saved is noticed."""
     training = Struck(1)
     guard = ckptguard.TrainingGuard(tmp_path / "run", **training.parts(), daemon="off", settings=QUICK)
-    oracle = Oracle(training, guard._progress)
-    guard.save(step=1)
+    oracle = Oracle(training, guard)
+    path = guard.save(step=1)
     guard._progress.arrive(1, {})
     assert oracle.wrong != []
     training.model[0].weight.data.fill_(math.nan)
     guard._progress.arrive(0, {})
     assert "not finite" in oracle.wrong[-1]
+    (manifest,) = [load_history(open_run(guard.run)).manifest("step-#", (1, 1))]
+    assert manifest.path == Path(path).name
+    guard._store.read(manifest)
+    assert oracle.wrong[-1] == "step-000000001 is loaded, and it is None"

@@ -6,9 +6,18 @@ import hashlib
 import math
 import os
 import random
+import threading
 
 import torch
+from fixtures_runs import QUICK
 from torch import nn
+
+from ckptguard.operations.history import load_history
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.run import open_run
+from ckptguard.training import own_layout, stores
+from ckptguard.verdict import Outcome
 
 TOTAL, SAVE_EVERY = 16, 3
 
@@ -99,13 +108,15 @@ class Struck:
 
 
 class Oracle:
-    """Watches saves and loads from outside of the guard. `wrong` holds every load that should not have been."""
+    """Watches saves and loads from outside of the guard. `wrong` holds every load that should not have been.
+    `unrecorded()`: whether no verdict can be written now."""
 
-    def __init__(self, training: Struck, progress) -> None:
+    def __init__(self, training: Struck, guard, unrecorded=lambda: False) -> None:
         self.training, self.saved, self.wrong, self.loads = training, {}, [], 0
-        self._extra, self._arrive = progress.extra, progress.arrive
-        progress.extra, progress.arrive = self.extra, self.arrive
-        self._progress = progress
+        progress, store = guard._progress, guard._store
+        self._extra, self._arrive, self._read = progress.extra, progress.arrive, store.read
+        progress.extra, progress.arrive, store.read = self.extra, self.arrive, self.read
+        self._progress, self._run, self._unrecorded = progress, open_run(guard.run), unrecorded
 
     def take_over(self, other: Oracle) -> Oracle:
         """What was saved in an earlier process."""
@@ -117,6 +128,17 @@ class Oracle:
         if self.training.finite():
             self.saved.setdefault(self._progress.current, set()).add(self.training.digest())
         return self._extra()
+
+    def read(self, manifest):
+        """A load begins: what is loaded must be GOOD at this moment, in the records or, where nothing can be recorded,
+        as it is read."""
+        verdict = load_history(self._run).verdict(manifest.series, (manifest.step, manifest.generation))
+        if verdict is None and self._unrecorded():
+            checkpoint = find_checkpoint(self._run, manifest.path)
+            verdict = verify_checkpoint(self._run, checkpoint, QUICK, md5=False, record=False)
+        if verdict is None or verdict.outcome is not Outcome.GOOD:
+            self.wrong.append(f"{manifest.path} is loaded, and it is {verdict and verdict.outcome}")
+        return self._read(manifest)
 
     def arrive(self, step, extra, **options):
         """A load is done: the state must be, bit for bit, one that was saved finite at that step."""
@@ -168,3 +190,35 @@ class FullDisk:
             return real(descriptor, *arguments)
 
         return write
+
+
+class HeldSave:
+    """The next save behind training's back stops at a point ("write": before its first byte, "seal": before its
+    manifest) until it is let go, or killed there."""
+
+    def __init__(self, monkeypatch) -> None:
+        self._where, self._killed, self._go = None, False, threading.Event()
+        self.reached = threading.Event()
+        for module, name, where in ((stores, "write_checkpoint", "write"), (own_layout, "seal_written", "seal")):
+            monkeypatch.setattr(module, name, self._stopping(getattr(module, name), where))
+
+    def arm(self, where: str) -> None:
+        """Stop the next one there."""
+        self._where = where
+
+    def let_go(self, *, killed: bool = False) -> None:
+        """It goes on, or ends as in a process that was killed."""
+        self._killed = killed
+        self._go.set()
+
+    def _stopping(self, real, where):
+        def stop(*arguments, **options):
+            if self._where == where and threading.current_thread().name.startswith("ckptguard-save"):
+                self._where = None
+                self.reached.set()
+                assert self._go.wait(60)
+                if self._killed:
+                    raise SystemExit
+            return real(*arguments, **options)
+
+        return stop

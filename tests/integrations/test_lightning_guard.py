@@ -5,19 +5,28 @@ from pathlib import Path
 import pytest
 from contracts.writers.launch import launch
 
+from ckptguard.config import Settings
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+
 pytestmark = [pytest.mark.writers, pytest.mark.timeout(300)]
 
 
-def test_fit_goes_back(tmp_path):
-    """All of it is asserted in a process of its own."""
-    launch(str(Path(__file__).with_name("train_lightning.py")), "fit", tmp_path)
+def train(kind, folder):
+    """What training itself can see is asserted in processes of its own."""
+    launch(str(Path(__file__).with_name("train_lightning.py")), kind, folder)
+    for run in (folder / "struck", folder / "harmed"):
+        assert len(list_incidents(open_run(str(run)))) == 1
+        assert verify_target(str(run), Settings(settle=0.0)).outcome is Outcome.GOOD
 
 
-def test_the_last_good_one_is_not_deleted(tmp_path):
-    """Nor for a save that is finite in memory and no good on the disk."""
-    launch(str(Path(__file__).with_name("train_lightning.py")), "deleting", tmp_path)
+def test_one_process(tmp_path):
+    """Going back, leaving out, looking before every save, and no deletion of the last good one."""
+    train("alone", tmp_path)
 
 
-def test_no_save_goes_unlooked_at(tmp_path):
-    """Not those that come of a validation either."""
-    launch(str(Path(__file__).with_name("train_lightning.py")), "validating", tmp_path)
+def test_two_ranks(tmp_path):
+    """One of them is struck; both go back to the same epoch, each to its own random numbers."""
+    train("ranks", tmp_path)

@@ -1,4 +1,7 @@
-"""``train_lightning.py fit|deleting|validating FOLDER``: Lightning with the guard: going back, deleting, looking."""
+"""``train_lightning.py alone|ranks FOLDER``: Lightning with the guard: going back, deleting, looking.
+
+With ranks Lightning starts the second process by itself, which runs all of this again.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.training.policy import RollbackPolicy
 
 QUICK = Settings(settle=0.0)
+fit = ckptguard.integrations.lightning.fit
 
 
 class Module(lightning.LightningModule):
-    """A tiny module with dropout and batch statistics; once, after an update, a weight overflows."""
+    """A tiny module with dropout and batch statistics; once, after an update, a weight of the last rank overflows."""
 
     def __init__(self, strike: int | None = None) -> None:
         super().__init__()
@@ -33,12 +37,16 @@ class Module(lightning.LightningModule):
         self.strike = strike
         self.seen: list[tuple[int, int]] = []
 
+    def on_train_start(self):
+        if not self.trainer.global_step:
+            torch.manual_seed(10 + self.global_rank)
+
     def training_step(self, batch, batch_idx):
         self.seen.append((self.current_epoch, batch_idx))
         return self.net(batch[0]).square().mean()
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        if self.trainer.global_step == self.strike:
+        if self.trainer.global_step == self.strike and self.global_rank == self.trainer.world_size - 1:
             self.strike = None
             with torch.no_grad():
                 self.net[0].weight.mul_(1e38).mul_(1e38)
@@ -49,9 +57,9 @@ class Module(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def data(huge: int | None = None):
+def data(huge: int | None = None, *, ranks: int = 1):
     """Five batches an epoch."""
-    made = torch.randn(20, 4, generator=torch.Generator().manual_seed(1))
+    made = torch.randn(20 * ranks, 4, generator=torch.Generator().manual_seed(1))
     if huge is not None:
         made[4 * huge] = 3e38
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(made), batch_size=4)
@@ -63,9 +71,8 @@ def trainer(folder: Path, *, guarded: bool = True, keep: int = 1, **more) -> lig
     io = [ckptguard.integrations.lightning.GuardedIO(folder, settings=QUICK)] if guarded else None
     saver = ModelCheckpoint(folder, save_top_k=keep, monitor="step", mode="max", every_n_epochs=1)
     return lightning.Trainer(
-        **({"max_epochs": 4} | more),
+        **({"max_epochs": 4, "devices": 1} | more),
         accelerator="cpu",
-        devices=1,
         logger=False,
         callbacks=[saver],
         plugins=io,
@@ -125,38 +132,53 @@ def validate(root: Path) -> None:
     assert all(value.isfinite().all() for state in states for value in state.values())
 
 
-def main() -> None:
-    """As told; AssertionError if it is not as it must be."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    verb, root, fit = sys.argv[1], Path(sys.argv[2]), ckptguard.integrations.lightning.fit
-    if verb in ("deleting", "validating"):
-        {"deleting": delete, "validating": validate}[verb](root)
-        return
-
-    untouched, module = trainer(root / "untouched", guarded=False), Module()
-    untouched.fit(module, data())
-    struck, other = trainer(root / "struck"), Module(strike=13)
-    fit(struck, other, data(), policy=RollbackPolicy(skip=False), save_every=5)
+def replay(root: Path, **more) -> None:
+    """A run that is struck ends like one that is not, and Lightning has deleted what it was told to."""
+    data_of_all = data(ranks=more.get("devices", 1))
+    untouched, module = trainer(root / "untouched", guarded=False, **more), Module()
+    untouched.fit(module, data_of_all)
+    struck, other = trainer(root / "struck", **more), Module(strike=13)
+    fit(struck, other, data_of_all, policy=RollbackPolicy(skip=False), save_every=5)
     assert len(other.seen) > len(module.seen) == 20, other.seen
     assert same(everything(struck, other), everything(untouched, module))
     left = sorted(path.name for path in (root / "struck").glob("*.ckpt"))  # Lightning spares what it resumed from
     assert left == ["epoch=1-step=10.ckpt", "epoch=3-step=20.ckpt"], left
 
-    harmed = trainer(root / "harmed", max_epochs=1, keep=-1)
-    fit(harmed, Module(), data(), save_every=5)
-    poisoned = trainer(root / "harmed", keep=-1, max_epochs=2)
+
+def leave_out(root: Path, **more) -> None:
+    """A run resumes where another ended, and leaves out the batch that overflows; its momenta stay as they are."""
+    ranks = more.get("devices", 1)
+    harmed = trainer(root / "harmed", max_epochs=1, keep=-1, **more)
+    fit(harmed, Module(), data(ranks=ranks), save_every=5)
+    poisoned = trainer(root / "harmed", keep=-1, max_epochs=2, **more)
     module = Module()
-    fit(poisoned, module, data(huge=2))
+    fit(poisoned, module, data(huge=2 * ranks, ranks=ranks))
     assert poisoned.global_step == 10, poisoned.global_step
     assert module.seen[-1] == (1, 4), module.seen
     assert all(value.isfinite().all() for value in module.state_dict().values())
+    [first, *_] = poisoned.optimizers[0].state.values()
+    assert first["step"] < 10, first["step"]
 
-    try:
+
+def main() -> None:
+    """As told; AssertionError if it is not as it must be."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    kind, root = sys.argv[1], Path(sys.argv[2])
+    if kind == "ranks":
+        from leave import leave
+
+        replay(root, devices=2, strategy="ddp")
+        leave_out(root, devices=2, strategy="ddp")
+        leave()
+    delete(root / "deleting")
+    validate(root / "validating")
+    replay(root)
+    leave_out(root)
+    with pytest.raises(SettingsError, match="GuardedIO"):
         fit(trainer(root / "bare", guarded=False), Module(), data())
-    except SettingsError:
-        return
-    raise AssertionError("a Trainer without a GuardedIO was taken")
+    with pytest.raises(SettingsError, match="spawned"):
+        fit(trainer(root / "spawned", devices=2, strategy="ddp_fork"), Module(), data())
 
 
 if __name__ == "__main__":

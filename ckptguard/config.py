@@ -13,6 +13,7 @@ import msgspec
 
 from ckptguard.errors import SettingsError
 from ckptguard.patterns import Pattern
+from ckptguard.retention_policy import Policy, parse_best, parse_span
 
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 
@@ -25,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     unfinished_limit: float = 900.0  # a save that does not finish for so long is INCOMPLETE
     keep_good: int = 2  # newest GOOD checkpoints of a series that keep a protected copy
     keep_pending: int = 2  # finished saves of a series that are protected before their verdict
-    keep: str = "auto"  # "auto": reflink, link or copy; "copy": always independent bytes; "none"
+    keep: str = "auto"  # "auto": reflink, link or copy; "link": no bytes of its own; "copy": always its own; "none"
     records: str | None = None  # another place for our records than <run>/_ckptguard
     allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
     trust_globals: tuple[str, ...] = ()  # pickle globals accepted in stray files
@@ -39,6 +40,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
     niceness: int = 10  # how far what verifies beside training stands back from it; 0: not at all
     verify_rate: float | None = None  # bytes a second that are read at most to verify beside training
+    # Which good checkpoints `prune` leaves in place, and the daemon, once any of these is set; the others go.
+    keep_last: int | None = None  # the newest n of a series
+    keep_every: int | None = None  # the first of every n steps
+    keep_within: float | str | None = None  # those saved so long before the newest: seconds, or "2d"
+    keep_best: tuple[str, ...] = ()  # METRIC:min or METRIC:max, and :N for more than one
+    prune_failed: bool = False  # bad, incomplete and suspect ones go too, once `keep_good` newer ones are good
+    trash_grace: float | str = 86400.0  # what was pruned can be restored for so long: seconds, or "1d"
+    replica_keep_last: int | None = None  # the same for a replica
+    replica_keep_every: int | None = None
+    replica_keep_within: float | str | None = None
+    replica_keep_best: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds"):
@@ -51,8 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("keep_good must be at least 1: there is always a good one")
         if self.keep_pending < 1:
             raise SettingsError("keep_pending must be at least 1")
-        if self.keep not in ("auto", "copy", "none"):
-            raise SettingsError(f'keep must be "auto", "copy" or "none", not "{self.keep}"')
+        if self.keep not in ("auto", "link", "copy", "none"):
+            raise SettingsError(f'keep must be "auto", "link", "copy" or "none", not "{self.keep}"')
         if self.digest not in ("md5", "blake3"):
             raise SettingsError(f'digest must be "md5" or "blake3", not "{self.digest}"')
         if self.executor not in ("inline", "threads", "processes"):
@@ -67,6 +79,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise SettingsError("webhook must be an http or https URL")
+        self.retention()
+        self.retention(replica=True)
+        parse_span(self.trash_grace)
+
+    def retention(self, *, replica: bool = False) -> Policy:
+        """The rules by which checkpoints stay in the run, or in a replica of it. SettingsError."""
+        prefix = "replica_" if replica else ""
+        within = getattr(self, f"{prefix}keep_within")
+        try:
+            return Policy(
+                keep_last=getattr(self, f"{prefix}keep_last"),
+                keep_every=getattr(self, f"{prefix}keep_every"),
+                keep_within=None if within is None else parse_span(within),
+                keep_best=tuple(parse_best(text) for text in getattr(self, f"{prefix}keep_best")),
+                keep_good=self.keep_good,
+                drop_failed=self.prune_failed,
+            )
+        except SettingsError as error:
+            raise SettingsError(f"retention: {error.message}", hint=error.hint) from error
 
     def changed(self, **overrides: Any) -> Settings:
         """The same settings with some replaced; values of None leave what was."""

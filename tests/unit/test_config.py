@@ -4,6 +4,7 @@ import pytest
 
 from ckptguard.config import Settings, parse_settings, with_environment
 from ckptguard.errors import SettingsError
+from ckptguard.retention_policy import Best, Policy
 
 
 def test_toml_and_environment():
@@ -19,7 +20,8 @@ def test_toml_and_environment():
     ["settle = -1", "settle = nan", "keep_good = 0", 'keep = "links"', "colour = 1", 'settle = "soon"', "settle = ",
      'webhook = "ftp://x"', "worker_memory = 1", "scan_interval = 0", "keep_pending = 0",
      'digest = "sha1"', 'executor = "gpu"', "workers = -1", "niceness = 20", "niceness = -1", "verify_rate = 1000",
-     "verify_rate = nan", "verify_rate = inf"],
+     "verify_rate = nan", "verify_rate = inf", "keep_last = 0", "keep_every = -5", 'keep_within = "soon"',
+     "keep_within = 0", 'keep_best = ["loss"]', 'trash_grace = "-1d"', "replica_keep_last = 0"],
 )  # fmt: skip
 def test_nonsense_is_refused_with_the_source(text):
     """Impossible values, unknown names and broken TOML name the file."""
@@ -31,3 +33,14 @@ def test_nonsense_is_refused_with_the_source(text):
 def test_none_leaves_what_was():
     """Flags that were not given change nothing."""
     assert Settings().changed(settle=None, keep_good=3) == Settings(keep_good=3)
+
+
+def test_retention_of_a_run_and_of_its_replicas_are_apart():
+    """Each has its own rules; the floor is the same. Spans of time are seconds or words, also in the environment."""
+    text = 'keep_last = 3\nkeep_within = "2d"\nkeep_best = ["loss:min:2"]\nreplica_keep_every = 1000'
+    settings = parse_settings(text, "ckptguard.toml")
+    assert settings.retention() == Policy(keep_last=3, keep_within=172800.0, keep_best=(Best("loss", "min", 2),))
+    assert settings.retention(replica=True) == Policy(keep_every=1000)
+    changed = with_environment(settings, {"CKPTGUARD_KEEP_WITHIN": "60", "CKPTGUARD_TRASH_GRACE": "12h"})
+    assert changed.retention().keep_within == 60.0
+    assert Settings().retention().asks_nothing

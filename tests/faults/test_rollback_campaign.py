@@ -60,7 +60,7 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
     }
     tells = generator.random() < 0.7  # the loop tells its loss and norm
     daemons = (None, *daemon_faults.KINDS)
-    asked = generator.choice(daemons) if FULL else {2: "dead", 8: "slow", 11: "restarting"}.get(seed)
+    asked = generator.choice(daemons) if FULL else {2: "dead", 1: "slow", 11: "restarting"}.get(seed)
     if asked is not None:
         options |= {"daemon": "auto", "deadline": 0.1}
         monkeypatch.setattr(guard_module, "ensure_daemon", lambda *_: None)

@@ -76,6 +76,23 @@ class Magnitude(msgspec.Struct, frozen=True, array_like=True):
     dtype: str | None = None
 
 
+class ChangedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tensor of the first bad checkpoint that is not as in the last good one. `change` as `diff` names it;
+    `relative_l2` is the norm of the change over that of the tensor; `largest` the largest magnitude before it."""
+
+    name: str
+    role: str
+    change: str
+    dtype: str | None = None
+    elements: int | None = None
+    became_nonfinite: int = 0
+    first_nonfinite: tuple[int, ...] | None = None
+    relative_l2: Number = None
+    largest_change: Number = None
+    largest: float | None = None
+    note: str | None = None
+
+
 class CheckpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of a checkpoint that matters here. `largest`: tensors of the model, largest magnitude first;
     `errors`: checks that found it wrong, with what they said."""
@@ -105,7 +122,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The evidence of an incident, and what was concluded from it.
 
     `onset`: the first update under suspicion; with `onset_through` the harm was done by any update from `onset` to that
-    one, for no loss showed it. `tensors`: what was not finite, what went first at the top.
+    one, for no loss showed it. `tensors`: what was not finite, what went first at the top. `changes`: what sets the
+    first bad checkpoint apart from the last good one, what became non-finite first, then what changed most.
     """
 
     onset: int | None = None
@@ -118,6 +136,9 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensors_from: str | None = None  # "memory" or the checkpoint's path
     last_good: CheckpointFacts | None = None
     first_bad: CheckpointFacts | None = None
+    changes: tuple[ChangedTensor, ...] = ()
+    changes_omitted: int = 0
+    changes_note: str | None = None  # why the two could not be compared, or not wholly
     causes: tuple[LikelyCause, ...] = ()
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable
 
 from ckptguard.clues import FP16_LIMIT
 from ckptguard.curves import curve_svg
-from ckptguard.incident import LikelyCause, Magnitude, Number, Report, Sample, number
+from ckptguard.incident import ChangedTensor, LikelyCause, Magnitude, Number, Report, Sample, number
 from ckptguard.incident_style import STYLE
 from ckptguard.incident_words import (
     NO_SICKNESS,
+    change_line,
+    changes_title,
     evidence_pairs,
     known_facts,
     loss_note,
@@ -22,6 +24,7 @@ from ckptguard.incident_words import (
     onset_note,
     onset_words,
     outcome,
+    share_of_fp16,
     shown,
     tensor_line,
     tensors_title,
@@ -52,6 +55,7 @@ def report_html(report: Report) -> str:
             _causes(report),
             _curves(report),
             _tensors(report),
+            _changes(report),
             _headroom(report),
             _pairs("How training computed", known_facts(report)),
             _pairs("What was noted", evidence_pairs(report)),
@@ -188,6 +192,33 @@ def _tensors(report: Report) -> str:
     note = f'<p class="note">{_text(tensors_title(report))}, in the order of the model.</p>'
     head = "<thead><tr><th>kind</th><th>tensor</th><th>what</th></tr></thead>"
     return _section("What went first", f'{note}<div class="wide"><table>{head}{rows}</table></div>{more}')
+
+
+def _changes(report: Report) -> str:
+    name, details = changes_title(report), report.details
+    if name is None:
+        return ""
+    rows = "".join(
+        f"<tr><td><code>{_text(c.name)}</code>"
+        f"{'' if c.role == 'model' else f' <span class=kind>{_text(c.role)}</span>'}</td>"
+        f'<td class="{"became" if c.became_nonfinite else ""}">{_text(change_line(c))}</td>{_before(c)}</tr>'
+        for c in details.changes[:_MOST_ROWS]
+    )
+    left = max(0, len(details.changes) - _MOST_ROWS) + details.changes_omitted
+    more = f'<p class="note">and {left} more</p>' if left > 0 else ""
+    warning = f'<p class="note">{_text(details.changes_note)}</p>' if details.changes_note is not None else ""
+    head = (
+        '<thead><tr><th>tensor</th><th>change</th><th class="num">largest before</th>'
+        '<th class="num">of fp16</th></tr></thead>'
+    )
+    table = f'<div class="wide"><table class="changes">{head}{rows}</table></div>' if rows else ""
+    note = f'<p class="note">{_text(name)}: what became NaN or Inf first, then what changed most.</p>'
+    return _section("What changed", f"{note}{table}{more}{warning}")
+
+
+def _before(change: ChangedTensor) -> str:
+    largest = _plain(change.largest) if change.largest is not None else "-"
+    return f'<td class="num">{largest}</td><td class="num">{_text(share_of_fp16(change.largest))}</td>'
 
 
 def _headroom(report: Report) -> str:

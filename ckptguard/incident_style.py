@@ -53,6 +53,8 @@ figure{margin:0 0 14px}figcaption{font-weight:600;font-size:.95rem}figcaption sp
 th{text-align:left;color:var(--soft);font-weight:400;font-size:.85rem}
 th,td{padding:6px 12px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}tr:last-child td{border-bottom:0}
 .kind{background:var(--code);border-radius:5px;padding:.05em .5em;font-size:.85rem;color:var(--soft)}
+.changes td:first-child{min-width:13em}.changes td:nth-child(2){min-width:15em}
+.became{color:var(--bad);font-weight:600}th.num{text-align:right}
 .num{text-align:right;font-variant-numeric:tabular-nums}.bars td{white-space:nowrap;color:var(--soft)}
 .bars td:first-child,.bars .num{color:var(--ink)}
 .bars td:first-child{white-space:normal;min-width:15em}

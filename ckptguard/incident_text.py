@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from ckptguard.clues import FP16_LIMIT
 from ckptguard.incident import Report, Sample
 from ckptguard.incident_words import (
+    change_line,
+    changes_title,
     evidence_pairs,
     known_facts,
     loss_note,
@@ -15,6 +17,7 @@ from ckptguard.incident_words import (
     onset_note,
     onset_words,
     outcome,
+    share_of_fp16,
     shown,
     tensor_line,
     tensors_title,
@@ -35,6 +38,7 @@ def report_text(report: Report) -> str:
         _causes(report),
         _samples(report),
         _tensors(report),
+        _changes(report),
         _headroom(report),
         _pairs("How training computed", known_facts(report)),
         _pairs("What was noted", evidence_pairs(report)),
@@ -93,9 +97,8 @@ def _samples(report: Report) -> str:
         "  " + "  ".join(cells[n].rjust(width) for (_, cells), width in zip(columns, widths, strict=True))
         for n in range(len(samples))
     ]
-    marked = [
-        row + ("  <- onset" if sample.step == report.onset else "") for row, sample in zip(rows, samples, strict=True)
-    ]
+    mark = "  <- onset, at the earliest" if onset_note(report) else "  <- onset"
+    marked = [row + (mark if sample.step == report.onset else "") for row, sample in zip(rows, samples, strict=True)]
     if gap:
         marked.insert(gap, "  ...")
     note = loss_note(report)
@@ -118,6 +121,27 @@ def _tensors(report: Report) -> str:
     lines = [f"  {escape(t.kind):9}  {escape(t.name)}: {escape(tensor_line(t))}" for t in tensors[:_MOST_ROWS]]
     left = len(tensors) - len(lines) + details.tensors_omitted
     return _section(f"{tensors_title(report)}, what went first at the top", lines + _left(left))
+
+
+def _changes(report: Report) -> str:
+    name, details = changes_title(report), report.details
+    if name is None:
+        return ""
+    rows = [
+        (
+            change_line(c),
+            shown(c.largest),
+            share_of_fp16(c.largest),
+            c.name if c.role == "model" else f"{c.name} ({c.role})",
+        )
+        for c in details.changes[:_MOST_ROWS]
+    ]
+    table = [("change", "largest before", "of fp16", "tensor"), *((escape(a), b, c, escape(d)) for a, b, c, d in rows)]
+    first, second, third = (max(len(row[n]) for row in table) for n in range(3))
+    lines = [f"  {a.ljust(first)}  {b.rjust(second)}  {c.rjust(third)}  {d}" for a, b, c, d in table]
+    left = _left(len(details.changes) - len(rows) + details.changes_omitted)
+    note = _wrapped(details.changes_note, "  ") if details.changes_note is not None else []
+    return _section(name, [*(lines if rows else []), *left, *note])
 
 
 def _headroom(report: Report) -> str:

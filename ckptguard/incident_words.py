@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import shlex
 
-from ckptguard.incident import Report, SickTensor, Training
+from ckptguard.clues import FP16_LIMIT
+from ckptguard.incident import ChangedTensor, Report, SickTensor, Training
 
 CAUSES = {
     "weights": "Weights or optimizer state are not finite",
@@ -114,6 +115,39 @@ def tensor_line(tensor: SickTensor) -> str:
     return (", ".join(counts) or "not finite") + of
 
 
+def change_line(change: ChangedTensor) -> str:
+    """How a tensor of the first bad checkpoint differs from that of the last good one."""
+    of = f" of {change.elements:,}" if change.elements is not None else ""
+    if change.became_nonfinite:
+        where = f", first at {list(change.first_nonfinite)}" if change.first_nonfinite else ""
+        return f"{change.became_nonfinite:,}{of} became NaN or Inf{where}"
+    parts = [change.change] if change.change != "changed" or change.relative_l2 is None else []
+    if change.relative_l2 is not None:
+        how = f"by {change.relative_l2:.2%}" if isinstance(change.relative_l2, float) else "from zero"
+        parts.append(how if parts else f"changed {how}")
+    if change.largest_change is not None:
+        parts.append(f"at most {shown(change.largest_change)}")
+    if change.note is not None:
+        parts.append(change.note)
+    return ", ".join(parts)
+
+
+def share_of_fp16(largest: float | None) -> str:
+    """A magnitude as a share of the largest number of fp16."""
+    if largest is None:
+        return "-"
+    share = largest / FP16_LIMIT
+    return "<0.01%" if 0 < share < 1e-4 else f"{share:.2%}"
+
+
+def changes_title(report: Report) -> str | None:
+    """Which two checkpoints were compared; None where none were."""
+    details = report.details
+    if not (details.changes or details.changes_note) or details.last_good is None or details.first_bad is None:
+        return None
+    return f"From {details.last_good.path} to {details.first_bad.path}"
+
+
 def tensors_title(report: Report) -> str:
     """Where the list of tensors comes from."""
     where = report.details.tensors_from
@@ -137,9 +171,10 @@ def next_commands(report: Report) -> list[tuple[str, str]]:
     bad = report.details.first_bad
     if bad is not None:
         commands.append((f"ckptguard bisect {run}", "which tensors went first, from the bytes themselves"))
-    if report.details.last_good is not None and len(report.details.last_good.largest) < 2:
+    good = report.details.last_good
+    if good is not None and (len(good.largest) < 2 or (bad is not None and changes_title(report) is None)):
         commands.append(
-            (f"ckptguard incident {run} {report.id} --read", "this report, with every tensor's magnitude read again")
+            (f"ckptguard incident {run} {report.id} --read", "this report, with both checkpoints read and compared")
         )
     return commands
 

@@ -62,6 +62,9 @@ def incident_document(report: Report) -> Document:
         tensors=[_fields(t) for t in details.tensors],
         tensors_omitted=details.tensors_omitted,
         tensors_from=details.tensors_from,
+        changes=[{**_fields(c), "fp16_headroom": _share(c.largest)} for c in details.changes],
+        changes_omitted=details.changes_omitted,
+        changes_note=details.changes_note,
         last_good=_checkpoint(details.last_good),
         first_bad=_checkpoint(details.first_bad),
         training=None if details.training is None else _fields(details.training),
@@ -71,13 +74,17 @@ def incident_document(report: Report) -> Document:
 
 
 def _checkpoint(facts: CheckpointFacts | None) -> Document | None:
-    from ckptguard.clues import FP16_LIMIT
-
     if facts is None:
         return None
-    largest = [{**_fields(m), "fp16_headroom": m.largest / FP16_LIMIT} for m in facts.largest]
+    largest = [{**_fields(m), "fp16_headroom": _share(m.largest)} for m in facts.largest]
     errors = [{"check": check, "message": said} for check, said in facts.errors]
     return {**_fields(facts), "largest": largest, "errors": errors}
+
+
+def _share(largest: float | None) -> float | None:
+    from ckptguard.clues import FP16_LIMIT
+
+    return None if largest is None else largest / FP16_LIMIT
 
 
 def _fields(value: msgspec.Struct) -> Document:

@@ -12,6 +12,7 @@ from ckptguard.errors import NotFoundError
 from ckptguard.incident import CheckpointFacts, Details, Magnitude, Report, SickTensor
 from ckptguard.incident_words import NO_SICKNESS
 from ckptguard.names import checkpoint_id, parse_id
+from ckptguard.operations.changed_tensors import MOST_CHANGES, changed_tensors
 from ckptguard.operations.contents import Source
 from ckptguard.operations.culprits import Culprit, find_culprits
 from ckptguard.operations.examine import roles_of
@@ -98,6 +99,8 @@ def _bounded(details: Details) -> Details:
         samples=tuple(sorted(details.samples[-_MOST_SAMPLES:], key=lambda s: s.step)),
         tensors=details.tensors[:MOST_TENSORS],
         tensors_omitted=details.tensors_omitted + max(0, len(details.tensors) - MOST_TENSORS),
+        changes=details.changes[:MOST_CHANGES],
+        changes_omitted=details.changes_omitted + max(0, len(details.changes) - MOST_CHANGES),
         causes=details.causes[:MOST_TENSORS],
     )
 
@@ -148,8 +151,7 @@ def _first_bad(history: History, incident: Incident, good: tuple[str, Key] | Non
 
 def _facts(history: History, series: str, key: Key) -> CheckpointFacts:
     manifest, verdict = history.manifest(series, key), history.verdict(series, key)
-    tensors = [t for f in (manifest.files if manifest else ()) for t in f.tensors if t.role == "model"]
-    sizes = [Magnitude(t.name, t.largest, t.dtype) for t in tensors if t.largest is not None]
+    sizes = _recorded_sizes(history, series, key)
     facts = verdict.facts if verdict is not None else None
     if not sizes and facts is not None and facts.largest_magnitude is not None and facts.largest_tensor is not None:
         sizes = [Magnitude(facts.largest_tensor, facts.largest_magnitude)]
@@ -164,6 +166,12 @@ def _facts(history: History, series: str, key: Key) -> CheckpointFacts:
         world_size=facts.world_size if facts is not None else None,
         errors=tuple((f.check, _said(f)) for f in weighty[:_MOST_ERRORS]),
     )
+
+
+def _recorded_sizes(history: History, series: str, key: Key) -> list[Magnitude]:
+    manifest = history.manifest(series, key)
+    tensors = [t for f in (manifest.files if manifest else ()) for t in f.tensors if t.role == "model"]
+    return [Magnitude(t.name, t.largest, t.dtype) for t in tensors if t.largest is not None]
 
 
 def _said(finding: Finding) -> str:
@@ -224,13 +232,16 @@ def _read(
     scanner: Scanner,
     progress: Progress | None,
 ) -> Details:
-    """What the bytes still say: every magnitude of the last good one, every tensor of the first bad one."""
+    """What the bytes still say: every magnitude of the last good one, every tensor of the first bad one, and what
+    sets the two apart."""
     sources = _sources(run, [place for place in (good, bad) if place is not None])
-    source = sources.get(good) if good is not None else None
-    if source is not None and details.last_good is not None and len(details.last_good.largest) < 2:
-        sizes = _largest(_magnitudes(source, scanner, progress))
+    before = sources.get(good) if good is not None else None
+    sizes = _recorded_sizes(history, *good) if good is not None else []
+    if before is not None and details.last_good is not None and len(details.last_good.largest) < 2:
+        sizes = _magnitudes(before, scanner, progress) or sizes
+        largest = _largest(sizes) or details.last_good.largest
         details = msgspec.structs.replace(
-            details, last_good=msgspec.structs.replace(details.last_good, largest=sizes or details.last_good.largest)
+            details, last_good=msgspec.structs.replace(details.last_good, largest=largest)
         )
     source = sources.get(bad) if bad is not None else None
     if source is not None and bad is not None and details.tensors_from != "memory":
@@ -240,6 +251,10 @@ def _read(
         details = _with_tensors(
             details, (path, find_culprits(source, path, findings, scanner=scanner, progress=progress))
         )
+    if before is not None and source is not None and good is not None and bad is not None and good[0] == bad[0]:
+        by_name = {m.tensor: m.largest for m in sizes}
+        changes, omitted, note = changed_tensors(before, source, by_name, scanner=scanner, progress=progress)
+        details = msgspec.structs.replace(details, changes=changes, changes_omitted=omitted, changes_note=note)
     return details
 
 

@@ -100,8 +100,8 @@ def test_documents_of_incidents_are_as_shown(document, invoke, eventful):
         resumed=Resumed(step=200),
     )
     update_incident(run, list_incidents(run)[0], details=details)
-    for name in ("incidents", "incident"):
-        _, found = document(name, eventful)
+    for name, options in (("incidents", ()), ("incident", ("--read",))):
+        _, found = document(name, eventful, *options)
         assert ordered(shape(found)) == ordered(shape(EXAMPLES[name]))
 
 

@@ -73,6 +73,32 @@ def test_bytes_tell_how_much_of_each_tensor(root, sick):
     assert {t.name for t in gone.tensors} == {"embed.weight", "layers.1.key.weight"}
 
 
+def test_the_bytes_tell_what_changed(root, sick):
+    """With `read`: what became non-finite first, then what changed most, and its headroom before."""
+    incident = opened(sick)
+    assert report_of(sick, incident).details.changes == ()
+    assert "--read" in report_text(report_of(sick, incident))
+    report = report_of(sick, incident, read=True)
+    changes = report.details.changes
+    assert [(c.name, c.became_nonfinite) for c in changes[:2]] == [("layers.1.key.weight", 1), ("embed.weight", 2)]
+    good = torch.load(root / "net-300.pt")
+    assert changes[1].largest == pytest.approx(float(good["embed.weight"].abs().max()))
+    moved = [c.relative_l2 for c in changes[2:] if c.relative_l2 is not None]
+    assert moved == sorted(moved, reverse=True)
+    assert len(changes) + report.details.changes_omitted == len(good)
+    text = report_text(report)
+    assert "From net-300.pt to net-400.pt" in text
+    assert "2 of 4,608 became NaN or Inf, first at [0, 0]" in text
+
+
+def test_what_cannot_be_compared_is_said(root, sick):
+    """A first bad checkpoint that lost its end is compared as far as it goes, and the report says so."""
+    path = root / "net-400.pt"
+    path.write_bytes(path.read_bytes()[:-2000])
+    details = report_of(sick, opened(sick), read=True).details
+    assert details.changes_note is not None
+
+
 def test_what_was_concluded_stays(sick):
     """A closed incident keeps its details although the run went on; an open one is looked at anew."""
     report = report_of(sick, opened(sick))

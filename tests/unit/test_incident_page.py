@@ -9,7 +9,17 @@ import pytest
 
 from ckptguard.causes import likely_causes
 from ckptguard.curves import HEIGHT, WIDTH, curve_svg
-from ckptguard.incident import CheckpointFacts, Details, Magnitude, Report, Resumed, Sample, SickTensor, Training
+from ckptguard.incident import (
+    ChangedTensor,
+    CheckpointFacts,
+    Details,
+    Magnitude,
+    Report,
+    Resumed,
+    Sample,
+    SickTensor,
+    Training,
+)
 from ckptguard.incident_html import report_html
 from ckptguard.incident_text import report_text
 
@@ -78,6 +88,14 @@ def report(name="layer.weight", **changed):
             tensors_omitted=5,
             tensors_from=name,
             last_good=good,
+            first_bad=msgspec.structs.replace(good, step=130, id="130.1", outcome="bad"),
+            changes=(
+                ChangedTensor(name=f"{name} became", role="model", change="changed", elements=9, became_nonfinite=2),
+                ChangedTensor(name=f"{name} grew", role=name, change="changed", relative_l2=0.5, largest=32752.0),
+                ChangedTensor(name=f"{name} was 0", role="model", change="retyped", relative_l2="inf", note=name),
+            ),
+            changes_omitted=77,
+            changes_note=name,
         ),
     )
     full = msgspec.structs.replace(full, **changed)
@@ -123,6 +141,15 @@ def test_page_and_text_say_the_same():
         words = " ".join(text.split())
         for expected in ("139", "120.1", "went back to layer.weight", one.details.causes[0].title, "and 23 more"):
             assert expected in words
+
+
+def test_what_changed_is_in_both():
+    """How much became non-finite, how far the others moved, and how near fp16's end they were before."""
+    one = report()
+    for text in (" ".join(Page(report_html(one)).words), report_text(one)):
+        words = " ".join(text.split())
+        for expected in ("2 of 9 became NaN or Inf", "changed by 50.00%", "50.00%", "retyped, from zero", "77 more"):
+            assert expected in words, expected
 
 
 def test_an_onset_long_ago_is_shown_with_its_neighbours():

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
 from ckptguard.errors import NotFoundError, ObjectMissingError
 from ckptguard.names import escape
-from ckptguard.storage.protocol import Entry, Reader, Storage
+from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
+from ckptguard.storage.redaction import refuse_secrets
 
-__all__ = ["Entry", "Reader", "Storage", "normalise_url", "open_storage"]
+if TYPE_CHECKING:
+    from ckptguard.storage.retries import Retries
+
+__all__ = ["Capabilities", "Entry", "Reader", "Storage", "Upload", "normalise_url", "open_storage"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 _LOCAL = ("file://", "local://")
@@ -31,28 +36,21 @@ def _normal(text: str) -> str:
             return os.path.abspath(text)
     if not _SCHEME.match(text):
         return os.path.abspath(os.path.expanduser(text))
+    refuse_secrets(text)
     if text.startswith("memory://"):
         # The memory file system has no hosts: memory:///a and memory://a are one place.
         return "memory://" + text.removeprefix("memory://").strip("/")
     return text.rstrip("/")
 
 
-def open_storage(url: str | os.PathLike[str], *, must_exist: bool = True) -> Storage:
-    """The storage rooted at a local path, a ``file://`` URL or any other fsspec URL.
+def open_storage(url: str | os.PathLike[str], *, must_exist: bool = True, retries: Retries | None = None) -> Storage:
+    """The storage rooted at a local path, a ``file://`` URL or any other fsspec URL; `retries` are for the latter.
 
     NotFoundError if `must_exist` and there is no folder there; SettingsError for a URL that nothing here can open.
     Opening reads nothing else and writes nothing.
     """
     place = normalise_url(url)
-    storage: Storage
-    if _SCHEME.match(place):
-        from ckptguard.storage.remote import open_remote
-
-        storage = open_remote(place)
-    else:
-        from ckptguard.storage.local import LocalStorage
-
-        storage = LocalStorage(place)
+    storage = _opened(place, retries)
     if must_exist:
         try:
             found = storage.stat("").kind
@@ -61,3 +59,16 @@ def open_storage(url: str | os.PathLike[str], *, must_exist: bool = True) -> Sto
         if found != "folder":
             raise NotFoundError(f"{escape(place)} is no folder", hint="name the folder that it lies in")
     return storage
+
+
+def _opened(place: str, retries: Retries | None) -> Storage:
+    if _SCHEME.match(place):
+        from ckptguard.storage.opening import open_remote
+        from ckptguard.storage.retries import Retries
+        from ckptguard.storage.retrying import RetryingStorage
+
+        retries = retries if retries is not None else Retries()
+        return RetryingStorage(open_remote(place, retries), retries)
+    from ckptguard.storage.local import LocalStorage
+
+    return LocalStorage(place)

@@ -14,29 +14,59 @@ from ckptguard.errors import (
     ObjectMissingError,
     StorageError,
     StorageFullError,
+    TransientError,
 )
 from ckptguard.names import escape
+from ckptguard.storage.options import known_secrets
+from ckptguard.storage.redaction import redacted
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_PASSING = {
+    *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE),
+    *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN),
+    *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.EHOSTUNREACH, errno.EHOSTDOWN),
+    getattr(errno, "EREMOTEIO", errno.EAGAIN),  # s3fs says so for "internal error"
+}
+_HTTP_MISSING, _HTTP_DENIED, _HTTP_FULL = {404, 410}, {401, 403}, {507}
+_HTTP_PASSING = {408, 425, 429, 500, 502, 503, 504}
+
+# Classes of libraries that need not be installed, by name.
+_PASSING_NAMES = {
+    *("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),  # aiohttp
+    *("HTTPClientError", "ConnectionClosedError", "IncompleteReadError", "ResponseStreamingError"),  # botocore
+    *("ServiceRequestError", "ServiceResponseError", "IncompleteReadError"),  # azure
+    *("ConnectionLost", "ChannelOpenError", "SFTPConnectionLost", "SFTPNoConnection"),  # asyncssh
+    *("RequestException", "gaierror", "IncompleteRead"),
+}
+_DENIED_NAMES = {
+    *("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "UnauthorizedSSOTokenError"),  # botocore
+    *("ClientAuthenticationError", "DefaultCredentialsError", "RefreshError"),  # azure, google
+    *("PermissionDenied", "SFTPPermissionDenied", "HostKeyNotVerifiable", "KeyEncryptionError", "KeyImportError"),
+}
 
 
 def storage_error(error: BaseException, key: str, where: str) -> StorageError:
-    """Our error for a foreign one; `where` is the storage's URL or path, for people."""
-    place = escape(f"{where}/{key}" if key else where)
+    """Our error for a foreign one; `where` is the storage's URL or path, for people. Its text holds no secret."""
+    place = escape(redacted(f"{where}/{key}" if key else where, known_secrets()))
     code = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, FileNotFoundError | NotADirectoryError) or code in _MISSING:
+    status = _status(error)
+    names = {kind.__name__ for each in _chain(error) for kind in type(each).__mro__}
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or code in _MISSING or status in _HTTP_MISSING:
         return ObjectMissingError(f"{place}: there is no such object", key=key)
     if isinstance(error, FileExistsError) or code == errno.EEXIST:
         return ObjectExistsError(f"{place}: exists already", key=key)
-    if isinstance(error, PermissionError) or code in _DENIED:
-        reason = os.strerror(code) if code is not None else "no permission"
-        return DeniedError(f"{place}: {reason.lower()}", key=key, hint="check the owner and the mode of this path")
-    if code in _FULL:
-        why = "no space left on device" if code == errno.ENOSPC else f"no space left ({os.strerror(code or 0).lower()})"
+    if isinstance(error, PermissionError) or code in _DENIED or status in _HTTP_DENIED or names & _DENIED_NAMES:
+        return _denied(error, code if code in _DENIED else None, key, place)
+    if code in _FULL or status in _HTTP_FULL:
+        full = code in (errno.ENOSPC, None)
+        why = "no space left on device" if full else f"no space left ({os.strerror(code or 0).lower()})"
         return StorageFullError(f"{place}: {why}", key=key, hint="free some space and try again")
-    reason = os.strerror(code).lower() if code is not None else f"{type(error).__name__}: {escape(str(error))}"
+    reason = os.strerror(code).lower() if code is not None and not status else _said(error)
+    passing = isinstance(error, TimeoutError | ConnectionError | EOFError) or names & _PASSING_NAMES
+    if status in _HTTP_PASSING or (status is None and (code in _PASSING or passing)):
+        return TransientError(f"{place}: {reason}", key=key)
     return StorageError(f"{place}: {reason}", key=key)
 
 
@@ -49,3 +79,45 @@ def translated(key: str, where: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise storage_error(error, key, where) from error
+
+
+def _denied(error: BaseException, code: int | None, key: str, place: str) -> DeniedError:
+    if code is not None:
+        return DeniedError(
+            f"{place}: {os.strerror(code).lower()}", key=key, hint="check the owner and the mode of this path"
+        )
+    hint = "check the credentials and what they are allowed: [storage] in ckptguard.toml, or fsspec's configuration"
+    if "HostKeyNotVerifiable" in {type(each).__name__ for each in _chain(error)}:
+        hint = "add the host's key to ~/.ssh/known_hosts"
+    reason = _said(error) if str(error) else "no permission"
+    return DeniedError(f"{place}: {reason}", key=key, hint=hint)
+
+
+def _said(error: BaseException) -> str:
+    """The class and the text of a foreign error, without secrets, on one line."""
+    text = redacted(" ".join(str(error).split()), known_secrets())
+    return escape(f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what it was raised from, a few steps deep."""
+    found, current = [error], error.__cause__
+    while current is not None and len(found) < 5:
+        found.append(current)
+        current = current.__cause__
+    return found
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status that a store answered with, as far as its library tells."""
+    for each in _chain(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, dict):  # botocore
+            number = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        else:
+            number = next((getattr(each, name, None) for name in ("status_code", "status", "code")), None)
+        if isinstance(number, str) and number.isdigit():  # gcsfs
+            number = int(number)
+        if isinstance(number, int) and 400 <= number < 600:
+            return number
+    return None

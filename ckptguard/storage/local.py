@@ -13,12 +13,15 @@ from ckptguard.storage import local_folders as folders
 from ckptguard.storage.failures import translated
 from ckptguard.storage.keys import parts_of
 from ckptguard.storage.local_reader import LocalReader, entry_of
+from ckptguard.storage.local_upload import LocalUpload
 from ckptguard.storage.local_writes import NO_LINKS, move_exclusively, publish, temporary, write_all
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Capabilities, Entry
 from ckptguard.storage.system_calls import clone_into
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
 _BLOCK = 4 << 20
+
+Parts = list[str]  # inside the class, `list` is the method
 
 
 class LocalStorage:
@@ -73,6 +76,28 @@ class LocalStorage:
             write_all(descriptor, data, 0)
             publish(folder, descriptor, temporary_name, name)
 
+    def upload(self, key: str, *, replace: bool = False) -> LocalUpload:
+        return LocalUpload(self._root, key, self._parts(key), replace=replace)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            exclusive_create=True,
+            exclusive_upload=True,
+            atomic_move=True,
+            links=True,
+            folders=True,
+            server_copy=False,
+            etags=False,
+        )
+
+    def free_space(self) -> int | None:
+        with translated("", self._root):
+            place = self._root
+            while not os.path.lexists(place):  # a root that the first write will make
+                place = os.path.dirname(place)
+            found = os.statvfs(place)
+            return found.f_bavail * found.f_frsize
+
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         with translated(source, self._root), self._place(source) as (folder, name):
             descriptor, entry = self._open_file(folder, name, source)
@@ -113,11 +138,15 @@ class LocalStorage:
     @contextlib.contextmanager
     def _place(self, key: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The folder's descriptor and the last part of a key."""
+        parts = self._parts(key)
+        with folders.folder_of(self._root, parts[:-1], make=make) as folder:
+            yield folder, parts[-1]
+
+    def _parts(self, key: str) -> Parts:
         parts = parts_of(key)
         if not parts:
             raise DeniedError(f"{escape(self._root)}: the root itself cannot be used so", key=key)
-        with folders.folder_of(self._root, parts[:-1], make=make) as folder:
-            yield folder, parts[-1]
+        return parts
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
         # Opening a device can have effects, so the kind is looked at before and, against races, after.

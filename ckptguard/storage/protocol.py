@@ -62,8 +62,38 @@ class Reader(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a storage can do, as it says itself; what it cannot, its users must do without."""
+
+    exclusive_create: bool  # of racing creators of a key exactly one wins; if not, only one process may write
+    exclusive_upload: bool  # the same for uploads; if not, what was there when the upload began is still never replaced
+    atomic_move: bool  # a move is one rename; if not, it is copies and then removals
+    links: bool  # `copy(how="link")` may share bytes with its source
+    folders: bool  # a folder can be empty; if not, it is there while something is in it
+    server_copy: bool  # copies do not pass through this process
+    etags: bool  # entries carry a tag of their content
+
+
+class Upload(Protocol):
+    """An object that is being written, invisible until `commit`. Leaving the block without a commit aborts."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes; the buffer may be used again on return. Blocks while too much is under way."""
+
+    def commit(self) -> None:
+        """Make the object visible, whole and durable; ObjectExistsError if the key was taken meanwhile."""
+
+    def abort(self) -> None:
+        """Leave nothing behind. Calling it again, or after a commit, does nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
 class Storage(Protocol):
-    """Bytes under keys. Implementations: `local.LocalStorage`, `remote.RemoteStorage`."""
+    """Bytes under keys. Implementations: `local.LocalStorage`, `remote.RemoteStorage`, `sftp.SftpStorage`; around
+    them `retrying.RetryingStorage`."""
 
     @property
     def url(self) -> str:
@@ -96,6 +126,13 @@ class Storage(Protocol):
         No reader ever sees a part of it.
         """
 
+    def upload(self, key: str, *, replace: bool = False) -> Upload:
+        """Begin to write an object of any length in bounded memory; missing folders are made.
+
+        ObjectExistsError if the key is taken, here or at the commit; with `replace` a file there is replaced, in one
+        step for every reader. No reader ever sees a part of it, also when the writer is killed.
+        """
+
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         """Copy one file to a key that must not exist; returns how it was done: "link", "reflink" or "copy".
 
@@ -111,3 +148,9 @@ class Storage(Protocol):
 
     def remove(self, key: str) -> None:
         """Remove a file or a whole folder (never through links). An absent key is no error."""
+
+    def capabilities(self) -> Capabilities:
+        """What this storage can do. Where only a trial tells, the first call writes and removes an object of ours."""
+
+    def free_space(self) -> int | None:
+        """Bytes that can still be written here; None where nobody can say (object stores)."""

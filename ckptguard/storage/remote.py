@@ -8,67 +8,60 @@ the condition is found by a probe, and then only one writer at a time is safe.
 from __future__ import annotations
 
 import contextlib
-import datetime
+import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ckptguard.errors import (
-    DeniedError,
-    ObjectExistsError,
-    SettingsError,
-    StorageError,
-)
+from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError, TransientError
 from ckptguard.names import escape
 from ckptguard.storage.failures import storage_error, translated
 from ckptguard.storage.keys import is_plain, join, parts_of
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.parts import parts_for, protocols
+from ckptguard.storage.protocol import Capabilities, Entry
+from ckptguard.storage.remote_entries import entry_of
 from ckptguard.storage.remote_reader import RemoteReader
+from ckptguard.storage.remote_upload import RemoteUpload
+from ckptguard.storage.retries import Retries
 
-_KINDS = {"file": "file", "directory": "folder", "link": "link"}
-_TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
-_ETAGS = ("ETag", "etag", "generation", "version", "md5Hash", "content_md5")
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "sftp": "sftp"}
-
+# Stores whose file systems list everything below a prefix in one go, and say so when that fails.
+_FLAT = {"s3", "gs", "abfs"}
 # fsspec's memory file system checks and then writes; its one store is global to the process, and so is this lock.
 _MEMORY_LOCK = threading.RLock()
 
 Entries = list[Entry]  # inside the class, `list` is the method
 
 
-def open_remote(url: str) -> RemoteStorage:
-    """The storage behind an fsspec URL; SettingsError when no installed file system opens it."""
-    import fsspec
-
-    protocol = url.partition(":")[0]
-    try:
-        # Cached listings and shared instances gave wrong answers about existence, in both directions.
-        file_system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-    except (ImportError, ValueError) as error:
-        extra = _EXTRAS.get(protocol)
-        raise SettingsError(
-            f"cannot open {escape(url)}: {escape(str(error))}",
-            hint=f'pip install "ckptguard[{extra}]"' if extra else "use a path or a URL that fsspec knows",
-        ) from error
-    except Exception as error:
-        raise storage_error(error, "", url) from error
-    return RemoteStorage(url, file_system, root)
-
-
 class RemoteStorage:
-    """Bytes under a prefix of an fsspec file system. Folders need not exist: a prefix is there while objects are."""
+    """Bytes under a prefix of an fsspec file system. Folders need not exist: a prefix is there while objects are.
 
-    def __init__(self, url: str, file_system: Any, root: str) -> None:
+    `connect` opens the file system, and does so again in a forked process, where the old connections are not ours.
+    """
+
+    def __init__(self, url: str, connect: Callable[[], tuple[Any, str]], retries: Retries | None = None) -> None:
         self._url = url
-        self._fs = file_system
+        self._connect = connect
+        self._retries = retries if retries is not None else Retries()
+        self._process = os.getpid()
+        self._file_system, root = connect()
         self._base = root.rstrip("/")
-        protocol = file_system.protocol
-        self._in_memory = "memory" in ((protocol,) if isinstance(protocol, str) else protocol)
+        names = set(protocols(self._file_system))
+        self._in_memory = "memory" in names
+        self._flat = bool(names & _FLAT)
         self._conditional: bool | None = True if self._in_memory else None
+        self._conditional_parts: bool | None = True if self._in_memory else None
 
     def __repr__(self) -> str:
         return f"RemoteStorage({self._url!r})"
+
+    @property
+    def _fs(self) -> Any:
+        if self._process != os.getpid():
+            self._left_alone = self._file_system  # closing it here would close the parent's connections
+            self._file_system, _ = self._connect()
+            self._process = os.getpid()
+        return self._file_system
 
     @property
     def url(self) -> str:
@@ -81,34 +74,68 @@ class RemoteStorage:
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
     ) -> list[Entry]:
-        found: list[Entry] = []
         with translated(prefix, self._url):
-            # Folder by folder: fsspec's own recursion leaves out what it fails to list.
-            pending = [prefix]
-            while pending:
-                folder = pending.pop()
-                entries = self._level(folder)
-                if entries is None and folder == prefix and prefix:
-                    self._level_of_root()
-                elif entries is None and not folder:
-                    raise FileNotFoundError(self._url)
-                for entry in entries or ():
-                    if recursive and entry.kind == "folder":
-                        if enter is None or enter(entry.key):
-                            pending.append(entry.key)
-                    else:
-                        found.append(entry)
+            if recursive and self._flat:
+                found = self._everything(prefix, enter)
+            else:
+                found = self._by_levels(prefix, recursive, enter)
         return sorted(found, key=lambda entry: entry.key)
+
+    def _everything(self, prefix: str, enter: Callable[[str], bool] | None) -> Entries:
+        """All below a prefix by one flat listing."""
+        path = self._path(prefix)
+        listed = self._fs.find(path, detail=True)
+        entered = {prefix: True}
+
+        def wanted(folder: str) -> bool:
+            if folder not in entered:
+                above = folder.rpartition("/")[0]
+                entered[folder] = wanted(above) and (enter is None or enter(folder))
+            return entered[folder]
+
+        found = []
+        for name, info in listed.items():
+            below = name.removeprefix(path + "/")
+            if below == name or info.get("type") != "file" or name.endswith("/"):
+                continue  # the object under the prefix itself; a folder's marker
+            *folders, last = below.split("/")
+            folder = join(prefix, "/".join(map(_part, folders))) if folders else prefix
+            if not wanted(folder):
+                continue
+            if all(map(is_plain, [*folders, last])):
+                found.append(entry_of(join(folder, last), info))
+            else:
+                found.append(Entry(key=join(folder, _part(last)), kind="other"))
+        if not found and not listed:
+            self._root_must_exist()
+        return found
+
+    def _by_levels(self, prefix: str, recursive: bool, enter: Callable[[str], bool] | None) -> Entries:
+        """Folder by folder: fsspec's own recursion leaves out what it fails to list."""
+        found: Entries = []
+        pending = [prefix]
+        while pending:
+            folder = pending.pop()
+            entries = self._level(folder)
+            if entries is None and folder == prefix:
+                self._root_must_exist()
+            for entry in entries or ():
+                if recursive and entry.kind == "folder":
+                    if enter is None or enter(entry.key):
+                        pending.append(entry.key)
+                else:
+                    found.append(entry)
+        return found
 
     def stat(self, key: str) -> Entry:
         with translated(key, self._url):
-            return self._entry(key, self._fs.info(self._path(key)))
+            return entry_of(key, self._fs.info(self._path(key)))
 
     def open(self, key: str) -> RemoteReader:
         entry = self.stat(key)
         if entry.kind != "file":
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
-        return RemoteReader(self._fs, self._path(key), entry, self._url, self.stat)
+        return RemoteReader(lambda: self._fs, self._path(key), entry, self._url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         """See `Storage.create`. An answer can get lost between a store and us, so where the store reports a conflict
@@ -128,10 +155,54 @@ class RemoteStorage:
                 if self._in_memory or present != data:
                     raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key) from error
 
+    def upload(self, key: str, *, replace: bool = False) -> RemoteUpload:
+        path = self._path(key)
+
+        def refuse_taken() -> None:
+            try:
+                taken = self.stat(key).kind
+            except ObjectMissingError:
+                return
+            if taken != "file" or not replace:
+                raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key)
+
+        def put_whole(data: bytes) -> None:
+            if replace:
+                self._fs.pipe_file(path, data)
+            else:
+                self.create(key, data)
+
+        self._refuse_root(key)
+        refuse_taken()
+        return RemoteUpload(
+            key,
+            self._url,
+            lambda: parts_for(self._fs, path),
+            put_whole,
+            refuse_taken,
+            replace=replace,
+            retries=self._retries,
+        )
+
+    def capabilities(self) -> Capabilities:
+        with translated("", self._url):
+            return Capabilities(
+                exclusive_create=self._store_is_conditional(),
+                exclusive_upload=self._parts_are_conditional(),
+                atomic_move=False,
+                links=False,
+                folders=self._in_memory,
+                server_copy=True,
+                etags=self._flat,
+            )
+
+    def free_space(self) -> int | None:
+        return None
+
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         del how  # a store has no links; its own copy is independent
         with translated(source, self._url), self._exclusive():
-            entry = self._entry(source, self._fs.info(self._path(source)))
+            entry = entry_of(source, self._fs.info(self._path(source)))
             if entry.kind != "file":
                 raise DeniedError(f"{escape(source)} is not a regular file", key=source)
             with translated(target, self._url):
@@ -151,8 +222,7 @@ class RemoteStorage:
             self.remove(source)  # last: killed before this line, nothing is lost
 
     def remove(self, key: str) -> None:
-        if not key:
-            raise DeniedError(f"{escape(self._url)}: the root itself cannot be removed", key=key)
+        self._refuse_root(key)
         with translated(key, self._url), self._exclusive():
             folders: set[str] = {key}
             for entry in self._below(key):
@@ -168,13 +238,12 @@ class RemoteStorage:
         parts = parts_of(key)
         return "/".join([self._base, *parts]) if parts else self._base
 
+    def _refuse_root(self, key: str) -> None:
+        if not key:
+            raise DeniedError(f"{escape(self._url)}: the root itself cannot be used so", key=key)
+
     def _entry(self, key: str, info: dict[str, Any]) -> Entry:
-        kind = "link" if info.get("islink") else _KINDS.get(info.get("type", ""), "other")
-        if kind != "file":
-            return Entry(key=key, kind=kind)
-        etag = next((str(info[name]) for name in _ETAGS if info.get(name)), None)
-        time = next((info[name] for name in _TIMES if info.get(name)), None)
-        return Entry(key=key, kind=kind, size=int(info.get("size") or 0), mtime_ns=_nanoseconds(time), etag=etag)
+        return entry_of(key, info)
 
     def _level(self, folder: str) -> Entries | None:
         """One level, or None where there is nothing (a store cannot tell an empty folder from an absent one)."""
@@ -191,30 +260,24 @@ class RemoteStorage:
                 continue  # a folder's own marker object, or a file that was listed as a folder
             last = name.rpartition("/")[2]
             if is_plain(last):
-                found.append(self._entry(join(folder, last), info))
+                found.append(entry_of(join(folder, last), info))
             else:
-                found.append(Entry(key=join(folder, escape(last) or "%"), kind="other"))
+                found.append(Entry(key=join(folder, _part(last)), kind="other"))
         return found or (None if not self._fs.isdir(path) else [])
 
-    def _level_of_root(self) -> None:
-        if self._level("") is None:
+    def _root_must_exist(self) -> None:
+        if not self._present(""):
             raise FileNotFoundError(self._url)
 
     def _below(self, key: str) -> Entries:
         """Every object at or below a key."""
         try:
-            entry = self._entry(key, self._fs.info(self._path(key)))
+            entry = entry_of(key, self._fs.info(self._path(key)))
         except FileNotFoundError:
             return []
         if entry.kind != "folder":
             return [entry]
-        found: Entries = []
-        pending = [key]
-        while pending:
-            level = self._level(pending.pop()) or []
-            pending += [e.key for e in level if e.kind == "folder"]
-            found += [e for e in level if e.kind != "folder"]
-        return found
+        return self._everything(key, None) if self._flat else self._by_levels(key, True, None)
 
     def _present(self, key: str) -> bool:
         try:
@@ -237,28 +300,46 @@ class RemoteStorage:
     def _store_is_conditional(self) -> bool:
         """Whether the store keeps `mode="create"` exclusive, found out once with an object of our own."""
         if self._conditional is None:
-            probe = self._path(f".tmp-{secrets.token_hex(8)}")
-            self._fs.pipe_file(probe, b"1", mode="create")
-            try:
-                self._fs.pipe_file(probe, b"2", mode="create")
-                self._conditional = False
-            except OSError:
-                self._conditional = True
-            finally:
-                with contextlib.suppress(Exception):
-                    self._fs.rm_file(probe)
+            with self._probe() as probe:
+                self._fs.pipe_file(probe, b"1", mode="create")
+                try:
+                    self._fs.pipe_file(probe, b"2", mode="create")
+                except OSError as error:
+                    if isinstance(storage_error(error, "", self._url), TransientError | DeniedError):
+                        raise  # no answer
+                self._conditional = self._fs.cat_file(probe) == b"1"
         return self._conditional
+
+    def _parts_are_conditional(self) -> bool:
+        """The same for objects that are put together from parts."""
+        if self._conditional_parts is None:
+            with self._probe() as probe:
+                self._fs.pipe_file(probe, b"1")
+                parts = parts_for(self._fs, probe)
+                try:
+                    parts.put(0, b"2")
+                    parts.finish(exclusive=True)
+                except OSError as error:
+                    parts.abandon()
+                    if isinstance(storage_error(error, "", self._url), TransientError | DeniedError):
+                        raise  # no answer
+                self._conditional_parts = self._fs.cat_file(probe) == b"1"
+        return self._conditional_parts
+
+    @contextlib.contextmanager
+    def _probe(self) -> Iterator[str]:
+        """The path of an object of our own, gone afterwards."""
+        probe = self._path(f".tmp-{secrets.token_hex(8)}")
+        try:
+            yield probe
+        finally:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(probe)
 
     def _exclusive(self) -> contextlib.AbstractContextManager[object]:
         return _MEMORY_LOCK if self._in_memory else contextlib.nullcontext()
 
 
-def _nanoseconds(time: object) -> int | None:
-    if isinstance(time, datetime.datetime):
-        time = time.timestamp()
-    if isinstance(time, str):
-        try:
-            time = datetime.datetime.fromisoformat(time).timestamp()
-        except ValueError:
-            return None
-    return int(time * 1e9) if isinstance(time, int | float) else None
+def _part(name: str) -> str:
+    """A listed name as a part of a key, escaped where it cannot be one."""
+    return name if is_plain(name) else escape(name) or "%"

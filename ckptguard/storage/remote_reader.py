@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
+from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, TransientError
 from ckptguard.names import escape
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry
@@ -14,7 +14,14 @@ from ckptguard.storage.protocol import Entry
 class RemoteReader:
     """A `Reader` by ranged reads; there is no handle, so a replaced object shows only in `check_unchanged`."""
 
-    def __init__(self, file_system: Any, path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
+    def __init__(
+        self,
+        file_system: Callable[[], Any],
+        path: str,
+        entry: Entry,
+        where: str,
+        stat_now: Callable[[str], Entry],
+    ) -> None:
         self._fs = file_system
         self._path = path
         self._entry = entry
@@ -33,12 +40,13 @@ class RemoteReader:
             return b""
         with translated(key, self._where):
             try:
-                data = bytes(self._fs.cat_file(self._path, start=offset, end=offset + length))
+                data = self._fs().cat_file(self._path, start=offset, end=offset + length)
             except FileNotFoundError as error:
                 raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
         if len(data) != length:
-            raise ChangedWhileReadError(f"{escape(key)} ends earlier than expected", key=key)
-        return data
+            self.check_unchanged()  # else it is the answer that was cut, and not the object
+            raise TransientError(f"{escape(key)}: asked for {length} bytes, got {len(data)}", key=key)
+        return bytes(data)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         buffer[:] = self.read(offset, len(buffer))

@@ -19,6 +19,7 @@ from ckptguard.errors import (
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.local import LocalStorage
 from ckptguard.storage.remote import RemoteStorage
+from ckptguard.storage.retrying import RetryingStorage
 
 
 class TestMemoryStorage(StorageContract):
@@ -54,42 +55,49 @@ class TestMemoryStorage(StorageContract):
 
     def test_a_lost_answer_is_read_back(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         """A put that was stored and then reported as a conflict counts as ours: its bytes are ours."""
-        assert isinstance(storage, RemoteStorage)
-        monkeypatch.setattr(storage, "_in_memory", False)
-        real = storage._fs.pipe_file
+        remote = below(storage)
+        monkeypatch.setattr(remote, "_in_memory", False)
+        real = remote._fs.pipe_file
 
         def lost(path: str, data: bytes, mode: str = "overwrite") -> None:
             real(path, data, mode=mode)
             raise FileExistsError(path)
 
-        monkeypatch.setattr(storage._fs, "pipe_file", lost)
+        monkeypatch.setattr(remote._fs, "pipe_file", lost)
         storage.create("k", b"with a nonce in it")
         assert self.get_raw(storage, "k") == b"with a nonce in it"
 
     def test_a_listing_that_fails_is_an_error(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         """A network fault, whatever its class, never reads as "no checkpoints here"."""
-        assert isinstance(storage, RemoteStorage)
         self.put_raw(storage, "a/x", b"1")
-        real = storage._fs.ls
+        file_system = below(storage)._fs
+        real = file_system.ls
 
         def broken(path: str, detail: bool = True) -> object:
             if path.endswith("/a"):
                 raise RuntimeError("connection reset")
             return real(path, detail=detail)
 
-        monkeypatch.setattr(storage._fs, "ls", broken)
+        monkeypatch.setattr(file_system, "ls", broken)
         with pytest.raises(StorageError, match="connection reset"):
             storage.list(recursive=True)
 
 
 def forgetful(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> RemoteStorage:
     """The same store, but one that ignores `mode="create"`."""
-    assert isinstance(storage, RemoteStorage)
-    real = storage._fs.pipe_file
-    monkeypatch.setattr(storage, "_in_memory", False)
-    monkeypatch.setattr(storage, "_conditional", None)
-    monkeypatch.setattr(storage._fs, "pipe_file", lambda path, data, mode="overwrite": real(path, data))
-    return storage
+    remote = below(storage)
+    real = remote._fs.pipe_file
+    monkeypatch.setattr(remote, "_in_memory", False)
+    monkeypatch.setattr(remote, "_conditional", None)
+    monkeypatch.setattr(remote._fs, "pipe_file", lambda path, data, mode="overwrite": real(path, data))
+    return remote
+
+
+def below(storage: Storage) -> RemoteStorage:
+    """The storage that the retries are wrapped around."""
+    assert isinstance(storage, RetryingStorage)
+    assert isinstance(storage.inner, RemoteStorage)
+    return storage.inner
 
 
 def test_one_place_has_one_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

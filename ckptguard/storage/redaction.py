@@ -1,0 +1,54 @@
+"""Secrets in URLs and in other people's messages: refused in the former, blotted out in the latter."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import unquote
+
+from ckptguard.errors import SettingsError
+
+_HIDDEN = "***"
+_NAME = (
+    r"(?:[\w.-]*(?:secret|passw|passphrase|token|signature|credential|authorization|connection_?string"
+    r"|account_?key|access_?key|api_?key)[\w.-]*|sig|key|pwd)"
+)
+_USER = re.compile(r"(?<=://)[^/?#\s]*:[^/?#\s]*@")
+_BEARER = re.compile(r"\b(Bearer|Basic|AWS4-HMAC-SHA256|SharedKey)\s+[^\s'\",;]+", re.IGNORECASE)
+_VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"<>)\]}]+)"
+_PAIR = re.compile(rf"(?P<name>['\"]?\b{_NAME}['\"]?\s*[=:]\s*){_VALUE}", re.IGNORECASE)
+_ELEMENT = re.compile(rf"<(?P<name>{_NAME})>[^<]*<", re.IGNORECASE)
+_SECRET_OPTION = re.compile(_NAME, re.IGNORECASE)
+_SHORTEST = 4  # blotting out every "a" of a message because somebody's password is "a" helps nobody
+
+
+def redacted(text: str, known: frozenset[str] = frozenset()) -> str:
+    """The text without what looks like a secret, nor any of the `known` ones."""
+    for secret in sorted(known, key=len, reverse=True):
+        text = text.replace(secret, _HIDDEN)
+    text = _USER.sub(f"{_HIDDEN}@", text)
+    text = _BEARER.sub(lambda match: f"{match[1]} {_HIDDEN}", text)
+    text = _PAIR.sub(lambda match: f"{match['name']}{_HIDDEN}", text)
+    return _ELEMENT.sub(lambda match: f"<{match['name']}>{_HIDDEN}<", text)
+
+
+def refuse_secrets(url: str) -> None:
+    """SettingsError for a URL that holds a password or a signed query: it would end up in records and logs."""
+    place, _, query = url.partition("?")
+    userinfo = place.partition("://")[2].partition("/")[0].rpartition("@")[0]
+    signed = any(_SECRET_OPTION.fullmatch(unquote(pair.partition("=")[0])) for pair in query.split("&") if "=" in pair)
+    if ":" in userinfo or signed:
+        raise SettingsError(
+            f"the URL {redacted(url)} holds a secret, which would end up in records and logs",
+            hint="put it under [storage] in ckptguard.toml, or into fsspec's own configuration",
+        )
+
+
+def secrets_in(options: object, name: str = "") -> frozenset[str]:
+    """The values among storage options that are secrets, by the names of their options, at any depth."""
+    if isinstance(options, dict):
+        return frozenset().union(*(secrets_in(value, str(key)) for key, value in options.items()))
+    if isinstance(options, list | tuple):
+        return frozenset().union(*(secrets_in(value, name) for value in options))
+    if isinstance(options, str) and len(options) >= _SHORTEST and _SECRET_OPTION.fullmatch(name):
+        return frozenset({options})
+    return frozenset()

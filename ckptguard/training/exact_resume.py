@@ -7,13 +7,18 @@ from typing import Any
 
 from ckptguard.training.parts import Parts
 
+_NAMED = 3  # of the names that do not fit
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """What a resume lacks. `anew`: parts that begin anew; `world_size`: of the save, if it is known; `sentences` say
-    everything for people, and are empty if training goes on as if nothing had happened."""
+    """What a resume lacks. `anew`: parts that begin anew; `missing` and `unexpected`: names of the model's state that
+    only one side has; `world_size`: of the save, if it is known; `sentences` say everything for people, and are empty
+    if training goes on as if nothing had happened."""
 
     anew: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
     world_size: int | None = None
     sentences: tuple[str, ...] = ()
 
@@ -28,7 +33,12 @@ def gap(parts: Parts, extra: dict[str, Any], world_size: int) -> Gap:
     about = extra.get("saved")
     about = about if isinstance(about, dict) else {}
     given, saved, size = _names(parts), about.get("parts"), about.get("world_size")
+    fit = parts.fit
     anew, sentences = [], []
+    if fit.missing:
+        sentences.append(f"{_some(fit.missing)} of the model {_are(fit.missing)} not in the checkpoint")
+    if fit.unexpected:
+        sentences.append(f"{_some(fit.unexpected)} of the checkpoint {_are(fit.unexpected)} not in the model")
     if isinstance(saved, list):
         anew += [name for name in given if name not in saved]
         sentences += [f"the checkpoint holds no state of the {name}" for name in anew]
@@ -42,7 +52,22 @@ def gap(parts: Parts, extra: dict[str, Any], world_size: int) -> Gap:
     known = isinstance(size, int)
     if known and size != world_size:
         sentences.append(f"it was saved by {size} ranks, and there are {world_size} now")
-    return Gap(anew=tuple(anew), world_size=size if known else None, sentences=tuple(sentences))
+    return Gap(
+        anew=tuple(anew),
+        missing=fit.missing,
+        unexpected=fit.unexpected,
+        world_size=size if known else None,
+        sentences=tuple(sentences),
+    )
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _are(names: tuple[str, ...]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _names(parts: Parts) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from ckptguard.config import Settings
 from ckptguard.errors import SettingsError, SickTrainingError
-from ckptguard.incident import Resumed
 from ckptguard.names import MAX_STEP
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.records.run import open_run
@@ -27,7 +26,7 @@ from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.probe import Probe
 from ckptguard.training.progress import Progress
 from ckptguard.training.ranks import GlooRanks, agree, ranks_of_training, together
-from ckptguard.training.resuming import load_checked
+from ckptguard.training.resuming import load_checked, resumed_from
 from ckptguard.training.rollbacks import Rollbacks
 from ckptguard.training.saving import Saving
 from ckptguard.training.stores import OwnStore, Store, UserStore
@@ -228,11 +227,8 @@ class TrainingGuard:
             self._saving.last = loaded.step
             self._watch.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            gap = self._progress.gap
-            self._evidence.resumed = Resumed(
-                step=loaded.step, id=loaded.id, path=loaded.path, world_size=gap.world_size, anew=gap.anew
-            )
-            for why in gap.sentences:
+            self._evidence.resumed = resumed_from(loaded, self._progress.gap)
+            for why in self._progress.gap.sentences:
                 _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
 

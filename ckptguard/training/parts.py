@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptguard.errors import StateError
@@ -24,15 +24,25 @@ class Captured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Names of the model's state that were `missing` in what was loaded, and that it held and the model does not."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
 class Parts:
     """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``. Not `strict`: what
-    does not match between a checkpoint and them is a warning, and the rest is loaded."""
+    does not match between a checkpoint and them is a warning, and the rest is loaded; `fit` says what the last one
+    that was loaded by `restore` did not have in common with the model."""
 
     model: Any
     optimizer: Any = None
     scheduler: Any = None
     scaler: Any = None
     strict: bool = True
+    fit: Fit = field(default_factory=Fit)
 
     def capture(self) -> Captured:
         """The state now; StateError if a part of it cannot be saved exactly."""
@@ -81,6 +91,7 @@ class Parts:
             self._refuse(
                 f"the checkpoint does not fit the model: {what} ({len(missing)} missing, {len(unexpected)} unexpected)"
             )
+        self.fit = Fit(missing=tuple(missing), unexpected=tuple(unexpected))
         loose = {} if self.strict else {"strict": False}
         self.model.load_state_dict({**model, **decode_state(sections["model"], others)}, **loose)
         for name, part in self._others():

@@ -6,8 +6,10 @@ import logging
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError
+from ckptguard.incident import Resumed
 from ckptguard.operations.quarantine import quarantine
 from ckptguard.records.run import Run
+from ckptguard.training.exact_resume import Gap
 from ckptguard.training.going_back import Loaded, load_newest_good
 from ckptguard.training.incident_log import begin_incident, end_incident
 from ckptguard.training.leading import load_together
@@ -16,6 +18,7 @@ from ckptguard.training.probe import Probe, sick_because
 from ckptguard.training.ranks import Ranks, together
 from ckptguard.training.stores import Store
 
+_MOST_NAMES = 100  # of keys that do not fit, in a record
 _log = logging.getLogger("ckptguard")
 
 
@@ -51,6 +54,19 @@ def load_checked(
         for found, why in refused.values():
             _put_aside(run, found, why)
     return loaded
+
+
+def resumed_from(loaded: Loaded, gap: Gap) -> Resumed:
+    """What training goes on from, for the report of an incident that comes later."""
+    return Resumed(
+        step=loaded.step,
+        id=loaded.id,
+        path=loaded.path,
+        world_size=gap.world_size,
+        anew=gap.anew,
+        missing=gap.missing[:_MOST_NAMES],
+        unexpected=gap.unexpected[:_MOST_NAMES],
+    )
 
 
 def _put_aside(run: Run, found: Loaded, why: str) -> None:

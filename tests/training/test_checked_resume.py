@@ -182,8 +182,33 @@ def test_names_that_do_not_fit(tmp_path):
     kept = copy.deepcopy(other.model[5].weight)
     with guarded(tmp_path / "run", other, optimizer=None, scheduler=None, strict=False) as guard:
         assert guard.resume() == 2
+        lacks = "5.bias, 5.weight of the model are not in the checkpoint"
+        assert lacks in guard.missing_for_exact_resume
     assert torch.equal(other.model[0].weight, trained.model[0].weight)
     assert torch.equal(other.model[5].weight, kept)
+
+
+def test_an_incident_says_which_names_did_not_fit(tmp_path):
+    """Missing and unexpected ones, in the record and among the likely causes; the next good resume forgets them."""
+    trained, _ = train(tmp_path / "run", 2)
+    other = Training()
+    other.model.append(torch.nn.Linear(1, 1))
+    del other.model[1]  # the batch norm: the last layers' names move
+    other.model.insert(1, torch.nn.Identity())
+    with guarded(tmp_path / "run", other, optimizer=None, scheduler=None, strict=False) as guard:
+        for step, batch in guard.steps(other.loader, total=4, save_every=2):
+            loss = other.model(batch[0]).mean()
+            guard.observe(loss=loss, grad_norm=math.nan if step == 3 and not steps_made(tmp_path) else 1.0)
+    [incident] = [i for i in list_incidents(open_run(str(tmp_path / "run"))) if i.cause == "grad_norm"]
+    details = incident.known_details()
+    assert details.resumed.missing == ("5.bias", "5.weight")
+    assert set(details.resumed.unexpected) == {f"1.{name}" for name in trained.model[1].state_dict()}
+    assert "keys_do_not_match" in [cause.name for cause in details.causes]
+
+
+def steps_made(folder):
+    """Whether an incident of the training was recorded already."""
+    return any(i.cause == "grad_norm" for i in list_incidents(open_run(str(folder / "run"))))
 
 
 def test_a_part_that_was_not_saved(tmp_path):

@@ -68,7 +68,9 @@ class FrameworkStore:
 
 class GuardedRun:
     """One run at one place, in one series. `deadline` is how many seconds the daemon may take to verify what is
-    pending before this process does it; `daemon="auto"` starts one where none answers."""
+    pending before this process does it; `daemon="auto"` starts one where none answers.
+
+    A setting that cannot be true, on whichever rank, is the same SettingsError on all of them."""
 
     def __init__(
         self,
@@ -82,7 +84,6 @@ class GuardedRun:
     ) -> None:
         if daemon not in ("auto", "off"):
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
-        self.settings = settings if settings is not None else load_settings(None, os.environ)
         self.policy = policy if policy is not None else RollbackPolicy()
         self.ranks: Ranks = ranks_of_training(_RANKS_SECONDS)
         self.series = series
@@ -93,7 +94,11 @@ class GuardedRun:
         self._child: ChildDaemon | None = None
         self._rollbacks: Rollbacks | None = None
         self._protecting: threading.Thread | None = None
-        self.on_first(f"opening the run {url}", self._open)
+        answers = together(self.ranks, f"opening the run {url}", lambda: self._wrong_setting(settings))
+        wrong = next((answer for answer in answers if answer is not None), None)
+        if wrong is not None:
+            self.close()
+            raise SettingsError(wrong[0], hint=wrong[1])
 
     @property
     def run(self) -> Run:
@@ -165,6 +170,16 @@ class GuardedRun:
         if child is not None:
             child.stop()
 
+    def _wrong_setting(self, settings: Settings | None) -> tuple[str, str | None] | None:
+        """Open the run; (what is wrong with a setting, hint) as an answer, for it has to be raised by all ranks."""
+        try:
+            self.settings = settings if settings is not None else load_settings(None, os.environ)
+            if self.leads:
+                self._open()
+        except SettingsError as error:
+            return error.message, error.hint
+        return None
+
     def _open(self) -> None:
         run = open_run(self._url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
         self._run = run
@@ -206,7 +221,8 @@ class GuardedRun:
 
 
 def open_guarded(url: str, **arguments: Any) -> GuardedRun | None:
-    """A `GuardedRun`, or a warning and None on every rank: for what must never end training."""
+    """A `GuardedRun`, or a warning and None on every rank: for what must never end training. SettingsError, on every
+    rank with the same words, where a setting cannot be true."""
     try:
         return GuardedRun(url, **arguments)
     except SettingsError:

@@ -42,6 +42,7 @@ class Hooks:
         self._command = settings.on_incident
         self._webhook = settings.webhook
         self._running: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
         self._lines: list[_Line] = []
         if self._command:
             self._lines.append(_Line("on_incident", self._run_command, log))
@@ -55,8 +56,9 @@ class Hooks:
 
     @property
     def pids(self) -> list[int]:
-        """The command, while it runs."""
-        running = self._running
+        """The command, while it runs; also one that is being started now."""
+        with self._starting:
+            running = self._running
         return [] if running is None else [running.pid]
 
     def close(self, *, patience: float) -> None:
@@ -69,15 +71,14 @@ class Hooks:
             _kill_group(running)
 
     def _run_command(self, event: Event) -> None:
-        with self._around_start():
-            process = subprocess.Popen(
+        with self._starting, self._around_start():
+            self._running = process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._running = process
         try:
             output, _ = process.communicate(msgspec.json.encode(event) + b"\n", timeout=COMMAND_SECONDS)
         except subprocess.TimeoutExpired:

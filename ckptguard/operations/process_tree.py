@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -34,15 +34,17 @@ def become_subreaper() -> bool:
         return False
 
 
-def descendants(root: int, leave: Collection[int] = ()) -> list[Process]:
-    """Everything below a process that still runs, parents first, but not `leave` and what is below those."""
+def descendants(root: int, leave: Callable[[], Collection[int]] = tuple) -> list[Process]:
+    """Everything below a process that still runs, parents first, but not `leave` and what is below those. `leave` is
+    asked after the processes were looked at, so that none can be seen that it does not know yet."""
     below: dict[int, list[Process]] = {}
     for process in _processes():
         below.setdefault(process.parent, []).append(process)
+    left = leave()
     found: list[Process] = []
     parents = [root]
     for parent in parents:  # grows while it is walked
-        children = [p for p in below.get(parent, ()) if p.pid not in leave]
+        children = [p for p in below.get(parent, ()) if p.pid not in left]
         parents += [p.pid for p in children]
         found += [p for p in children if not p.is_over]
     return found
@@ -67,11 +69,14 @@ def send_signal(process: Process, number: int) -> None:
             os.close(descriptor)
 
 
-def collect_orphans(leave: Collection[int]) -> None:
-    """Collect children that have ended and whose own parents ended before, but not `leave`: those are waited for."""
+def collect_orphans(leave: Callable[[], Collection[int]]) -> None:
+    """Collect children that have ended and whose own parents ended before, but not `leave`, which is asked after the
+    look at them: those are waited for."""
     mine = os.getpid()
-    for process in _processes():
-        if process.parent == mine and process.is_over and process.pid not in leave:
+    ended = [p for p in _processes() if p.parent == mine and p.is_over]
+    left = leave() if ended else ()
+    for process in ended:
+        if process.pid not in left:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
 

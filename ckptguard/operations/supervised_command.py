@@ -59,7 +59,7 @@ class SupervisedCommand:
                     self._pid, code = None, os.waitstatus_to_exitcode(status)
                     self._status = code if code >= 0 else 128 - code
                     self.seconds = time.monotonic() - self._started_at
-        collect_orphans([*self._ours(), *([self._pid] if self._pid is not None else [])])
+        collect_orphans(lambda: [*self._ours(), *([self._pid] if self._pid is not None else [])])
         return self._pid is None
 
     def send(self, number: int) -> None:
@@ -107,7 +107,7 @@ class SupervisedCommand:
     def _below(self) -> list[Process]:
         """What the command started, in whatever session."""
         older = [p.pid for p in descendants(os.getpid()) if (p.pid, p.started) in self._older]
-        return descendants(os.getpid(), [*self._ours(), *older])
+        return descendants(os.getpid(), lambda: [*self._ours(), *older])
 
 
 def _until(so: Callable[[], bool], seconds: float, wait: Wait) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import IO
@@ -37,11 +38,13 @@ class WorkerProcess:
         self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None
+        self._starting = threading.Lock()
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
-        process = self._process
+        """The process, while there is one; also one that is being started now."""
+        with self._starting:
+            process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
     def start(self) -> None:
@@ -52,17 +55,18 @@ class WorkerProcess:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         arguments = (str(self._memory), str(self._idle), str(os.getpid()), str(self._niceness))
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ckptguard.scan.worker", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._complaints,
-                bufsize=0,
-                close_fds=True,
-                cwd="/",
-                env=scrubbed(os.environ),
-                process_group=0,  # a Ctrl-C in our terminal is our business
-            )
+            with self._starting:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "ckptguard.scan.worker", *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._complaints,
+                    bufsize=0,
+                    close_fds=True,
+                    cwd="/",
+                    env=scrubbed(os.environ),
+                    process_group=0,  # a Ctrl-C in our terminal is our business
+                )
         except OSError as error:
             raise WorkerError(f"the scanning process cannot be started: {error.strerror}") from error
 

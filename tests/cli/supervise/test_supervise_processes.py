@@ -5,12 +5,16 @@ import os
 import pty
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 from supervised_training import PATIENCE, newest, starts, until
 
+from ckptguard.config import Settings
+from ckptguard.operations.hooks import Hooks
 from ckptguard.operations.process_tree import descendants, send_signal
+from ckptguard.scan.worker_process import WorkerProcess
 
 TWO_AND_SICK = "train(run, 2)\nsave(run, 3, nan=True)\n"
 NOTE = "def note(name):\n    Path(f'{run}.{name}').touch()\n"
@@ -254,11 +258,44 @@ def test_a_signal_goes_to_that_very_process(monkeypatch, has_descriptors):
         monkeypatch.setattr(os, "pidfd_open", _no_descriptors)
     with subprocess.Popen(["sleep", "1000"]) as child:
         [found] = [p for p in descendants(os.getpid()) if p.pid == child.pid]
-        assert child.pid not in [p.pid for p in descendants(os.getpid(), [child.pid])]
+        assert child.pid not in [p.pid for p in descendants(os.getpid(), lambda: [child.pid])]
         send_signal(found._replace(started=found.started + 1), signal.SIGKILL)
         send_signal(found, signal.SIGTERM)
         assert child.wait(30) == -signal.SIGTERM
     send_signal(found, signal.SIGTERM)  # it is gone: nothing happens
+
+
+@pytest.mark.parametrize("what", ["hook", "scanning process"])
+def test_what_is_being_started_is_known_to_be_ours(monkeypatch, what):
+    """Else what stops the command would now and then take a hook with it, which nobody tells of anything then."""
+    forked, go = threading.Event(), threading.Event()
+    real = subprocess.Popen
+
+    def slow(*args, **kwargs):
+        process = real(*args, **kwargs)
+        forked.set()
+        assert go.wait(PATIENCE)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    if what == "hook":
+        hooks = Hooks(Settings(on_incident=("sleep", "1000")), lambda *_, **__: None)
+        start, pids = (lambda: hooks.tell({})), (lambda: hooks.pids)
+    else:
+        worker = WorkerProcess(2**32, 60.0)
+        start, pids = threading.Thread(target=worker.start).start, (lambda: [worker.pid])
+    start()
+    assert forked.wait(PATIENCE)
+    seen = []
+    asking = threading.Thread(target=lambda: seen.append(pids()))
+    asking.start()
+    asking.join(0.05)  # long enough to come back too soon
+    go.set()
+    asking.join(PATIENCE)
+    started = [p.pid for p in descendants(os.getpid())]
+    assert len(seen[0]) == 1
+    assert seen[0][0] in started
+    hooks.close(patience=0.0) if what == "hook" else worker.end()
 
 
 @pytest.mark.writers

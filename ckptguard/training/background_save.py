@@ -51,10 +51,12 @@ class Gate:
 
 
 class BackgroundSave:
-    """Runs `write(gate)` in a thread. When something goes wrong `failed(error)` is called there, before it is over."""
+    """Runs `write(gate)` in a thread. When something goes wrong `failed(error)` is called there, before it is over;
+    then it is the `error`."""
 
     def __init__(self, step: int, write: Callable[[Gate], object], *, failed: Callable[[Exception], None]) -> None:
         self.step = step
+        self.error: Exception | None = None
         self._write, self._failed = write, failed
         self._gate = Gate()
         self._owner = os.getpid()
@@ -62,7 +64,11 @@ class BackgroundSave:
         # A daemon thread: the interpreter would wait for any other without end. `_wait_at_exit` does, within bounds.
         self._thread = threading.Thread(target=self._run, name=f"ckptguard-save-{step}", daemon=True)
         _in_flight.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads: other ranks count on this one's part all the same
+            _log.warning("step %s is saved while training waits: %s", step, error)
+            self._run()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether the save is over, after it had `seconds` for that (None: as long as it takes)."""
@@ -82,6 +88,7 @@ class BackgroundSave:
             pass
         except Exception as error:
             if not self._gate.abandoned:  # its end was told when it was abandoned
+                self.error = error
                 self._failed(error)
         finally:
             self._over.set()

@@ -17,6 +17,7 @@ from ckptguard.storage import normalise_url
 from ckptguard.training.background_save import EXIT_SECONDS
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
+from ckptguard.training.durable_skips import Drawn
 from ckptguard.training.evidence import Evidence
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
@@ -53,7 +54,8 @@ class TrainingGuard:
     is never saved.
     `blocking=False`: the automatic saves copy the state to host memory, which needs room for it once more, and go on
     behind training, at most one at a time: when the next is due before that it waits, or with `when_busy="skip"` is
-    left out (never the last one). One that fails is logged and recorded as an incident when it happens.
+    left out (never the last one). One that fails is logged and recorded as an incident when it happens. Of several
+    ranks each copies what it writes; `steps` waits for its last save, because a process group may end after it.
     A checkpoint whose names do not all fit is refused, unless `strict` is off.
     `deadline` is how many seconds the daemon may take to verify what is pending before this process does it.
     """
@@ -106,7 +108,7 @@ class TrainingGuard:
         elif isinstance(self._ranks, GlooRanks):
             from ckptguard.training.sharded_store import ShardedStore  # only several ranks pay for it
 
-            self._store = ShardedStore(self._run, parts, self._ranks)
+            self._store = ShardedStore(self._run, parts, self._ranks, allow=self._settings.allow_nonfinite)
         else:
             self._store = OwnStore(self._run, parts, allow=self._settings.allow_nonfinite)
         policy = policy if policy is not None else RollbackPolicy()
@@ -114,7 +116,7 @@ class TrainingGuard:
         self._deadline = deadline
         self._progress = Progress(parts, self._ranks.size)
         self._watch = Watch(parts, self._settings, policy, check_every=check_every)
-        self._saving = Saving(self._store, self._tell_failed_save)
+        self._saving = Saving(self._store, self._tell_failed_save, self._ranks)
         self._blocking, self._skips = blocking, when_busy == "skip"
         if not blocking:
             self._saving.must_copy()
@@ -183,7 +185,9 @@ class TrainingGuard:
         `blocking=False` returns as soon as the state is copied, so that training may change it; looking at the copy,
         hashing and writing go on in a thread. What goes wrong there is logged and recorded as an incident at once,
         and raised by the next `save`, `wait_for_save` or `close`, which then has done nothing else. One save at a
-        time: the next one waits. At the end of the interpreter it gets up to a minute.
+        time: the next one waits. At the end of the interpreter it gets up to a minute. Several ranks call this and
+        `wait_for_save` on all of them, and `close` before they end their process group. Not for a `save=` of your own:
+        it reads the state that training changes, and its exchanges between ranks would mix with training's.
         """
         self._saving.raise_unheard()
         if step is None:
@@ -261,7 +265,7 @@ class TrainingGuard:
         self._saving.raise_unheard()
 
     def _close(self) -> None:
-        self._saving.drain(EXIT_SECONDS)
+        self._saving.close(EXIT_SECONDS)
         self._evidence.close()
         child, self._child = self._child, None
         self._progress.position = None
@@ -297,6 +301,8 @@ class TrainingGuard:
                     self._save_automatically(self.step, final=self.step >= total)
                     self._tell_if_unsaved()
                 if self.step >= total:
+                    if self._ranks.size > 1:
+                        self._saving.drain()  # a caller may now end the process group, over which ranks agree
                     break
                 batch = self._progress.next_batch()
                 yield self._progress.current, batch
@@ -360,8 +366,13 @@ class TrainingGuard:
 
     def _go_back(self, diagnosis: Diagnosis) -> None:
         self._saving.drain(self._deadline)
+        since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
+        draws = self._ranks.gather(self._progress.draws(since, diagnosis.step))
+        drawn = Drawn(training=self._progress.training, by_rank=draws)
         went = go_back_together(
-            self._ranks, self._store, lambda: self._rollbacks.go_back(diagnosis, save_every=self._save_every)
+            self._ranks,
+            self._store,
+            lambda: self._rollbacks.go_back(diagnosis, save_every=self._save_every, drawn=drawn),
         )
         if went.decision.skip:
             self._progress.skip(went.onset, went.last)

@@ -63,7 +63,7 @@ class HostCopy:
                 place = _place(tensor)
                 if place not in copies:
                     begin = places[place]
-                    copy = torch.empty(0, dtype=tensor.dtype)
+                    copy: Any = torch.empty(0, dtype=tensor.dtype)
                     copies[place] = copy.set_(memory[begin : begin + byte_size(tensor)], 0, tensor.shape)
                     pairs.append((copies[place], tensor.detach()))
             _copy_all(pairs)

@@ -59,10 +59,22 @@ def write_checkpoint(
     try:
         with translated(temporary, root):
             os.makedirs(folder)
-            own = os.stat(folder).st_ino
         files = _write_tensors(folder, name, captured, gate, allow)
         files.append(write_state(folder, name, text))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return seal_folder(run, step, temporary, files, gate)
+
+
+def seal_folder(run: Run, step: int, temporary: str, files: Sequence[File], gate: Gate) -> Manifest:
+    """Give a step's temporary folder its name and seal it, with files that are written under the keys that they will
+    have. Failures leave nothing, and the gate means the same, as in `write_checkpoint`."""
+    root, name = local_root(run), folder_name(step)
+    folder = os.path.join(root, temporary)
+    try:
         sync_folder(folder)
+        own = os.stat(folder).st_ino
         gate.go_on()
         make_room(run, name)
         gate.go_on()
@@ -70,9 +82,8 @@ def write_checkpoint(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    files.sort(key=lambda f: f.path)
     try:
-        stored = tuple(as_stored(run, f) for f in files)
+        stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
         gate.go_on()
         manifest = seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored)
     except Exception:

@@ -67,8 +67,22 @@ class GlooRanks:
         import torch.distributed as dist
 
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._timeout = datetime.timedelta(seconds=timeout)
-        self.group = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._timeout = timeout
+        self.group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
+        self.broken = False  # whether a message was lost: what is said from then on may be taken for another
+
+    def again(self) -> GlooRanks:
+        """The same ranks in a group of its own; to be made by all ranks."""
+        try:
+            return GlooRanks(self._timeout)
+        except RuntimeError as error:
+            raise RanksError(f"rank {self.rank} of {self.size} could not meet the others: {error}") from error
+
+    def leave(self) -> None:
+        """End this rank's part in the group, which is used no more."""
+        import torch.distributed as dist
+
+        dist.destroy_process_group(self.group)
 
     def any(self, mine: bool) -> bool:
         """See `Ranks`."""
@@ -103,6 +117,7 @@ class GlooRanks:
         try:
             exchange()
         except (RuntimeError, ValueError) as error:
+            self.broken = True
             said = re.sub(r"^\[[^]]*\] *", "", str(error)).partition("\n")[0].partition(". ")[0]
             raise RanksError(
                 f"rank {self.rank} of {self.size} did not hear from the others: {said}",

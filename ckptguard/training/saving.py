@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptguard.errors import CouldNotTellError, SettingsError, SickTrainingError
+from ckptguard.errors import CouldNotTellError, RanksError, SettingsError, SickTrainingError
 from ckptguard.training.background_save import BackgroundSave
+from ckptguard.training.ranks import OneRank, Ranks
 from ckptguard.training.stores import CopyingStore, Store
 
 _log = logging.getLogger("ckptguard")
@@ -16,12 +17,16 @@ _log = logging.getLogger("ckptguard")
 class Saving:
     """The saves of one guard, one after the other. `last` is the step that was saved or loaded last.
 
-    `tell(step, error)` is called when a save behind training's back fails, in the thread where that happens.
+    `tell(step, error)` is called when a save behind training's back fails, in the thread where that happens. Of several
+    ranks all call the same, in the same order, except for `close`; what became of a save is known to all at once, when
+    they ask.
     """
 
-    def __init__(self, store: Store, tell: Callable[[int, Exception], None]) -> None:
-        self._store, self._tell = store, tell
+    def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks | None = None) -> None:
+        self._store, self._tell, self._ranks = store, tell, ranks if ranks is not None else OneRank()
         self._in_flight: BackgroundSave | None = None
+        self._asked = False  # whether the user asked for what is in flight
+        self._before: int | None = None  # `last`, if that fails
         self._unheard: list[Exception] = []
         self.last: int | None = None
         self.found_sick = False  # a copy turned out to hold NaN: training should be looked at
@@ -29,7 +34,10 @@ class Saving:
     def must_copy(self) -> CopyingStore:
         """The store, if it can save behind training's back; else SettingsError."""
         if not isinstance(self._store, CopyingStore):
-            raise SettingsError("these saves cannot go on behind training", hint="leave out blocking=False")
+            raise SettingsError(
+                "a save= of your own cannot go on behind training: it reads the state that training changes",
+                hint="leave out blocking=False",
+            )
         return self._store
 
     @property
@@ -51,25 +59,47 @@ class Saving:
         return path
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether no save is in flight any more, after it had `seconds` to end."""
-        return self._in_flight is None or self._in_flight.wait(seconds)
+        """Whether no save is in flight any more, after it had `seconds` to end (None: as long as it takes)."""
+        current = self._in_flight
+        if current is None:
+            return True
+        if self._ranks.any(not current.wait(seconds)):
+            return False
+        self._in_flight = None
+        answers = self._ranks.gather(None if current.error is None else str(current.error))
+        if answers[0] is not None:  # rank 0 seals: what it says holds for all
+            self._failed(current, current.error or RanksError(f"rank 0: {answers[0]}"))
+        return True
 
     def drain(self, seconds: float | None = None) -> None:
         """Return once no save is in flight; one that takes longer than `seconds` is abandoned: it will never count.
-        Never raises."""
+        RanksError if a rank is gone."""
         current = self._in_flight
-        if current is not None and not current.wait(seconds) and current.abandon():
-            error = CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed")
-            self._tell(current.step, error)
+        if current is None or self.wait(seconds):
+            return
         self._in_flight = None
+        if self._ranks.tell(current.abandon()):
+            self._tell_abandoned(current, seconds)
+
+    def close(self, seconds: float) -> None:
+        """The same on this rank alone, whatever the others do; never raises."""
+        current, self._in_flight = self._in_flight, None
+        if current is None:
+            return
+        if current.wait(seconds):
+            if current.error is not None:
+                self._failed(current, current.error)
+        elif current.abandon():
+            self._tell_abandoned(current, seconds)
 
     def raise_unheard(self) -> None:
         """Raise the failure of a save that the user asked for and that has not been raised yet."""
+        self.wait(0)
         if self._unheard:
             raise self._unheard.pop(0)
 
     def _begin_behind(self, step: int, extra: Mapping[str, Any], *, asked: bool) -> str | None:
-        store, before = self.must_copy(), self.last
+        store = self.must_copy()
         try:
             copied = store.copy(step, extra)
         except MemoryError as error:
@@ -77,13 +107,20 @@ class Saving:
             return None
 
         def failed(error: Exception) -> None:
-            if self.last == step:
-                self.last = before
             self.found_sick |= isinstance(error, SickTrainingError)
-            if asked:
-                self._unheard.append(error)
             self._tell(step, error)
 
-        self.last = step
+        self._asked, self._before, self.last = asked, self.last, step
         self._in_flight = BackgroundSave(step, copied.write, failed=failed)
         return copied.path
+
+    def _failed(self, save: BackgroundSave, error: Exception) -> None:
+        if self.last == save.step:
+            self.last = self._before
+        if self._asked:
+            self._unheard.append(error)
+
+    def _tell_abandoned(self, save: BackgroundSave, seconds: float | None) -> None:
+        if self.last == save.step:
+            self.last = self._before
+        self._tell(save.step, CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed"))

@@ -134,6 +134,7 @@ class Training:
         except RuntimeError as error:  # torch's own words for a peer that is gone
             seen |= {"error": "torch", "message": str(error)}
         finally:
+            seen["full"] = resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 0
             self.disk_full(False)
             self.let_go.set()
         return seen | {"wrong": self.wrong, "loads": self.loads, "step": guard.step}

@@ -88,7 +88,7 @@ def judge(folder, job, seen, told):
     assert len({tuple(answer["steps"]) for answer in seen}) == 1, told
     report = verify_target(str(folder / job.run), QUICK, newest=1)
     assert report.outcome is Outcome.GOOD, told
-    assert report.checkpoints[0].step == TOTAL, told
+    assert report.checkpoints[0].step == TOTAL or any(answer["full"] for answer in seen), told
 
 
 @pytest.mark.timeout(1800)

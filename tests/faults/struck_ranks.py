@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
 )
-from training_faults import SAVE_EVERY, TOTAL, Scaler, damage
+from training_faults import SAVE_EVERY, TOTAL, Scaler, damage, saves
 
 import ckptguard
 from ckptguard.operations.history import load_history
@@ -202,7 +202,7 @@ class Training:
 
     def damage(self) -> None:
         """Damage the newest checkpoints, or only one rank's shard of the newest, or an old one."""
-        generator, folders = random.Random(self.job.seed), sorted(self.run.glob("step-*"))
+        generator, folders = random.Random(self.job.seed), saves(self.run)
         if self.job.around == "damaged":
             print(damage(self.run, generator, generator.randrange(1, 4)))
             return

@@ -150,15 +150,20 @@ class Oracle:
         return self._arrive(step, extra, **options)
 
 
+def saves(run):
+    """The checkpoints of a run, files or folders, oldest first."""
+    return sorted(run.glob("step-*"), key=lambda path: int(path.stem.partition("-")[2]))
+
+
 def damage(run, generator: random.Random, newest: int) -> list[str]:
     """Damage the newest checkpoints of a run, all but the oldest, in ways that loaders do not notice."""
-    folders = sorted(run.glob("step-*"))[1:]
+    checkpoints = saves(run)[1:]
     struck = []
-    for folder in folders[-newest:]:
-        files = sorted(f for f in folder.iterdir() if f.is_file() and f.stat().st_size)
-        file = generator.choice(files)
+    for checkpoint in checkpoints[-newest:]:
+        inside = [checkpoint] if checkpoint.is_file() else checkpoint.iterdir()
+        file = generator.choice(sorted(f for f in inside if f.is_file() and f.stat().st_size))
         how = generator.choice(("flip", "cut", "gone", "zeros"))
-        struck.append(f"{folder.name}/{file.name}: {how}")
+        struck.append(f"{file.relative_to(run)}: {how}")
         if how == "gone":
             file.unlink()
             continue

@@ -14,6 +14,7 @@ from ckptguard.operations.survey import CheckpointState
 from ckptguard.records.kept import read_kept
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.run import Run
+from ckptguard.records.trash import trash_folder
 
 
 def locate(run: Run, state: CheckpointState) -> Source | None:
@@ -35,6 +36,8 @@ def locate(run: Run, state: CheckpointState) -> Source | None:
         places.append(mark.folder if mark.path == "." else f"{mark.folder}/{mark.path}")
     if state.kept and copy is not None:
         places.append(copy.checkpoint_key)
+    if state.trashed:
+        places.append(f"{trash_folder(state.series, *key)}/{state.path}")
     for place in places:
         try:
             found = find_source(run.usable_record(place), Settings())

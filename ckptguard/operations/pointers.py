@@ -48,16 +48,32 @@ def pointer_notes(run: Run, checkpoints: Sequence[Checkpoint], outcomes: Mapping
     return notes
 
 
+def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
+    """The paths that pointers of a run's listing name, and which pointer does. CouldNotTellError if one of them cannot
+    be read."""
+    found = {}
+    for entry in entries:
+        if entry.kind == "file" and pointer.matches(entry.key, b""):
+            name = _read_name(run, entry)
+            if name is not None:
+                found[f"{entry.key.rpartition('/')[0]}/{name}".lstrip("/")] = entry.key
+    return found
+
+
 def _dangles(run: Run, entry: Entry) -> bool:
     return run.storage.root is not None and not os.path.exists(os.path.join(run.storage.root, *entry.key.split("/")))
 
 
 def _named(run: Run, entry: Entry) -> str | None:
     try:
-        with run.storage.open(entry.key) as reader:
-            name = pointer.read(reader, entry.key).metadata.get("points_to")
+        return _read_name(run, entry)
     except CouldNotTellError:
         return None
+
+
+def _read_name(run: Run, entry: Entry) -> str | None:
+    with run.storage.open(entry.key) as reader:
+        name = pointer.read(reader, entry.key).metadata.get("points_to")
     if name is not None and entry.name == _TRACKER and name.isdigit():
         return f"iter_{int(name):07d}"
     return name

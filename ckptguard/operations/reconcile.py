@@ -21,7 +21,6 @@ from ckptguard.errors import (
     ResavingError,
 )
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.operations.classify_change import is_new
 from ckptguard.operations.collect import collect_leftovers
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.history import History, Key, load_history
@@ -29,15 +28,19 @@ from ckptguard.operations.keep import is_good, keep_checkpoint, kept_matches, re
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.protect import protect
+from ckptguard.operations.prune import prune_by_settings
 from ckptguard.operations.quarantine import finish_quarantines
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.report import Checked
+from ckptguard.operations.trash import settle_trash
+from ckptguard.operations.unchanged import looks_unchanged
 from ckptguard.operations.verify import Resave, verify_checkpoint
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run
 from ckptguard.scan import Scanner, scan_files
 from ckptguard.verdict import Outcome
 
+_PRUNE_INTERVAL = 600.0  # seconds; the trash is emptied, and pins are lifted, without anything being saved
 Signature = tuple[tuple[object, ...], ...]
 
 
@@ -57,6 +60,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[Checked, ...] = ()
     pending: tuple[Waiting, ...] = ()
     gone: tuple[str, ...] = ()
+    pruned: tuple[str, ...] = ()  # paths that the settings' policy did not keep
     could_not_tell: tuple[str, ...] = ()
     next_in: float | None = None
 
@@ -78,6 +82,14 @@ class Watch:
 
     samples: dict[str, _Sample] = field(default_factory=dict)
     collected: bool = False  # leftovers of killed processes were looked for
+    prune_at: float = 0.0  # monotonic: when pruning is due although nothing new was verified
+
+    def prune_is_due(self) -> bool:
+        """Whether it is; the next time is some minutes away."""
+        now = time.monotonic()
+        due = now >= self.prune_at
+        self.prune_at = now + _PRUNE_INTERVAL if due else self.prune_at
+        return due
 
     def forget(self, path: str) -> None:
         """Have a checkpoint read again in the next pass."""
@@ -98,8 +110,13 @@ def reconcile(
     StorageError if the run cannot be listed; trouble with one checkpoint is told in the answer.
     """
     history = load_history(run)
+    troubles: list[str] = []
     with run_lock(run):
         finish_quarantines(run, history)
+        try:
+            settle_trash(run)
+        except CouldNotTellError as error:
+            troubles.append(f"the trash could not be looked after: {error.message}")
         if not watch.collected:
             collect_leftovers(run)
             watch.collected = True
@@ -108,7 +125,6 @@ def reconcile(
     ready: list[tuple[Checkpoint, _Sample]] = []
     pending: list[Waiting] = []
     delays: list[float] = []
-    troubles: list[str] = []
     for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
         sample = _sample(watch, checkpoint)
         try:
@@ -141,11 +157,13 @@ def reconcile(
             if sample.failures:
                 troubles.append(f"{checkpoint.path}: {why}")
     troubles += _settle_kept(run, checkpoints, settings)
+    pruned, why_not = prune_by_settings(run, settings) if checked or watch.prune_is_due() else ((), ())
     return Pass(
         checked=tuple(checked),
+        pruned=pruned,
         pending=tuple(pending),
         gone=gone,
-        could_not_tell=tuple(troubles),
+        could_not_tell=(*troubles, *why_not),
         next_in=min(delays, default=None),
     )
 
@@ -172,10 +190,9 @@ def _stands(history: History, checkpoint: Checkpoint, sample: _Sample) -> bool:
     if key is None or key not in history.standings(checkpoint.series):
         return False
     manifest = history.manifest(checkpoint.series, key)
-    entries = {e.key: e for e in checkpoint.entries}
-    if manifest is None or set(entries) != {f.path for f in manifest.files}:
+    if manifest is None or set(checkpoint.files) != {f.path for f in manifest.files}:
         return False
-    if any(f.size != entries[f.path].size or is_new(f, entries[f.path]) for f in manifest.files):
+    if not looks_unchanged(checkpoint, manifest):
         return False
     if history.verdict(checkpoint.series, key) is None:
         return False

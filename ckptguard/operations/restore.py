@@ -33,6 +33,7 @@ from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
+from ckptguard.records.trash import list_trashed, trash_folder
 from ckptguard.scan import Progress, Scanner, scan_files
 from ckptguard.storage import Storage, open_storage
 from ckptguard.verdict import Outcome
@@ -141,6 +142,7 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     in_place: bool
     quarantined: bool
+    trashed: bool
 
 
 def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner) -> list[_Choice]:
@@ -191,6 +193,7 @@ def _choice(history: History, series: str, key: Key, manifest: Manifest, outcome
         outcome=outcome,
         in_place=history.current_if_readable(series, key[0], manifest.path) == key,
         quarantined=key in history.quarantined.get(series, ()),
+        trashed=(series, *key) in list_trashed(history.run),
     )
 
 
@@ -203,6 +206,9 @@ def _sources(run: Run, choice: _Choice, *, force: bool) -> list[_Source]:
         sources.append(_Source(storage_is_run=False, prefix=copy.folder + "/", kept=True))
     if choice.quarantined:
         folder = f"{QUARANTINE}/{series_folder(choice.series)}/{record_name(*choice.key)}/"
+        sources.append(_Source(storage_is_run=False, prefix=folder, kept=False))
+    if choice.trashed:
+        folder = trash_folder(choice.series, *choice.key) + "/"
         sources.append(_Source(storage_is_run=False, prefix=folder, kept=False))
     # With force the damaged bytes themselves may be what is wanted, but a whole copy comes first.
     return sources if not force else sorted(sources, key=lambda s: not s.kept)

@@ -9,13 +9,17 @@ from ckptguard.names import checkpoint_id
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import kept_matches
 from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.own_bytes import own_bytes
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run
+from ckptguard.records.trash import list_trashed
 from ckptguard.verdict import Outcome, Severity, Verdict
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any."""
+    """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any.
+    `kept_bytes` is what its kept copy takes on storage that would be free without it; None if there is no copy, or
+    that cannot be told (a reflink)."""
 
     path: str
     series: str
@@ -27,21 +31,23 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     kept_how: str | None
     quarantined: bool
+    trashed: bool
     verified_at: str | None
     bytes: int | None
+    kept_bytes: int | None
     reason: str
 
 
 def survey(run: Run) -> tuple[CheckpointState, ...]:
     """Every checkpoint in place, then every recorded generation that is elsewhere or gone; by series and step."""
     history = load_history(run)
-    kept = set(list_kept(run))
+    kept, trash = set(list_kept(run)), set(list_trashed(run))
     states: dict[tuple[str, Key], CheckpointState] = {}
     fresh: list[CheckpointState] = []
     for checkpoint in list_checkpoints(run):
         key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
         open_key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
-        state = _state(run, history, checkpoint.series, open_key, kept, checkpoint)
+        state = _state(run, history, checkpoint.series, open_key, kept, trash, checkpoint)
         if open_key in history.standings(checkpoint.series) or key is not None:
             states[(checkpoint.series, open_key)] = state
         else:
@@ -49,7 +55,7 @@ def survey(run: Run) -> tuple[CheckpointState, ...]:
     for series in history.names:
         for key in history.standings(series):
             if (series, key) not in states:
-                states[(series, key)] = _state(run, history, series, key, kept, None)
+                states[(series, key)] = _state(run, history, series, key, kept, trash, None)
     everything = [*states.values(), *fresh]
     return tuple(sorted(everything, key=lambda s: (s.series, s.step is None, s.step or 0, s.id or "", s.path)))
 
@@ -60,6 +66,7 @@ def _state(
     series: str,
     key: Key,
     kept: set[tuple[str, int | None, int]],
+    trash: set[tuple[str, int | None, int]],
     checkpoint: Checkpoint | None,
 ) -> CheckpointState:
     verdict, manifest = history.verdict(series, key), history.manifest(series, key)
@@ -78,8 +85,10 @@ def _state(
         kept=copy is not None,
         kept_how=copy.how if copy else None,
         quarantined=key in history.quarantined.get(series, ()),
+        trashed=(series, *key) in trash,
         verified_at=verdict.checked_at if verdict else None,
         bytes=size,
+        kept_bytes=own_bytes(run, copy) if copy else None,
         reason=heaviest_reason(verdict),
     )
 

@@ -1,0 +1,34 @@
+"""Own bytes: what a kept copy takes on storage that would be free without it."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ckptguard.errors import ObjectMissingError
+from ckptguard.records.kept import KeptCopy
+from ckptguard.records.run import Run
+
+_BLOCK = 512  # what st_blocks counts in, whatever the file system's own blocks are
+
+
+def own_bytes(run: Run, copy: KeptCopy) -> int | None:
+    """Bytes of a kept copy that nothing else holds. A hard link costs nothing while another name of the file lives; a
+    reflink shares blocks that cannot be counted: None. On an object store, and of a copy, every byte counts."""
+    if copy.how == "reflink":
+        return None
+    total = 0
+    for file in copy.files:
+        if run.records.root is None:
+            try:
+                total += run.records.stat(copy.key(file)).size
+            except ObjectMissingError:
+                continue
+            continue
+        try:
+            info = os.lstat(os.path.join(run.records.root, *copy.key(file).split("/")))
+        except OSError:
+            continue
+        if stat.S_ISREG(info.st_mode) and info.st_nlink == 1:
+            total += info.st_blocks * _BLOCK
+    return total

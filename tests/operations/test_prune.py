@@ -1,0 +1,364 @@
+"""Pruning: what the policy does not keep goes to the trash, whole, and nothing else ever does."""
+
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from fixtures_runs import QUICK, state_dict, write_torch
+from kill_points import Killed, kill_at
+
+from ckptguard.errors import CkptguardError, CouldNotTellError, StorageError
+from ckptguard.names import series_of
+from ckptguard.operations import present
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.locking import run_lock
+from ckptguard.operations.prune import prune
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.restore import restore
+from ckptguard.operations.survey import survey
+from ckptguard.records import moments
+from ckptguard.records.pins import pin_checkpoint, release_pin
+from ckptguard.records.run import open_run
+from ckptguard.records.trash import list_trashed
+from ckptguard.retention_policy import Policy
+from ckptguard.storage.local import LocalStorage
+from ckptguard.verdict import Outcome
+
+DAY = 86400.0
+YEAR = 365 * DAY
+LAST = Policy(keep_last=2, keep_good=2)
+
+
+@pytest.fixture
+def five(root, run):
+    """A run with verified torch files of steps 100 to 500, and without kept copies."""
+    for step in range(100, 600, 100):
+        write_torch(root, step, seed=step)
+    reconcile(run, QUICK.changed(keep="none"), Watch())
+    return run
+
+
+def in_place(root):
+    """The steps whose files lie in the run."""
+    return sorted(int(p.stem.partition("-")[2]) for p in root.glob("net-*.pt"))
+
+
+def removed(pruned):
+    """The steps that a prune removed."""
+    return [d.checkpoint.step for d in pruned.removed]
+
+
+def test_what_no_rule_keeps_goes_to_the_trash_and_can_be_restored(five, root, tmp_path):
+    """Three of five go; the verdicts stay, and what is restored has the bytes that were saved."""
+    saved = (root / "net-200.pt").read_bytes()
+    assert removed(prune(five, LAST, grace=DAY)) == [100, 200, 300]
+    assert in_place(root) == [400, 500]
+    states = {s.step: s for s in survey(five)}
+    assert [(s.in_place, s.trashed, s.outcome) for s in states.values()] == [(False, True, Outcome.GOOD)] * 3 + [
+        (True, False, Outcome.GOOD)
+    ] * 2
+    assert find_known_good(five).step == 500
+    done = restore(five, QUICK, str(tmp_path / "out"), step=200)
+    assert Path(done.path).read_bytes() == saved
+    assert removed(prune(five, LAST, grace=DAY)) == []
+    (root / "net-500.pt").unlink()  # by somebody: what is left is enough to go on from
+    assert find_known_good(five).step == 400
+
+
+def test_a_dry_run_does_nothing(five, root):
+    """It decides the same, and leaves every file."""
+    before = sorted(p for p in root.rglob("*"))
+    planned = prune(five, LAST, grace=DAY, dry_run=True)
+    assert removed(planned) == [100, 200, 300]
+    assert sorted(p for p in root.rglob("*")) == before
+    assert prune(five, LAST, grace=DAY).decisions == planned.decisions
+
+
+def test_an_empty_policy_removes_nothing(five, root):
+    """Without a rule everything stays."""
+    assert removed(prune(five, Policy(), grace=DAY)) == []
+    assert in_place(root) == [100, 200, 300, 400, 500]
+
+
+def fail_listing(run, root, monkeypatch):
+    monkeypatch.setattr(LocalStorage, "list", lambda *_, **__: (_ for _ in ()).throw(StorageError("EIO", key="")))
+
+
+def damage(pattern):
+    def act(run, root, monkeypatch):
+        path = sorted((root / "_ckptguard").glob(pattern))[-1]
+        path.write_bytes(path.read_bytes()[:-9] + b"00000000\n")
+
+    return act
+
+
+def fail_pointer(run, root, monkeypatch):
+    (root / "latest").mkdir()
+    (root / "latest" / "x").touch()
+    (root / "sub").mkdir()
+    (root / "sub" / "latest").write_text("global_step1")
+    (root / "sub" / "latest").chmod(0)
+    real = LocalStorage.open
+
+    def refuse(self, key):
+        if key == "sub/latest":
+            raise StorageError("EIO", key=key)
+        return real(self, key)
+
+    monkeypatch.setattr(LocalStorage, "open", refuse)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [fail_listing, damage("ledger/*/*.good.json"), damage("manifests/*/*.json"), fail_pointer],
+    ids=["listing", "ledger", "manifest", "pointer"],
+)
+def test_what_cannot_be_read_removes_nothing_at_all(five, root, monkeypatch, trouble):
+    """A failed listing, and any record in question that cannot be read, end the whole prune."""
+    with monkeypatch.context() as patched:
+        trouble(five, root, patched)
+        with pytest.raises(CouldNotTellError):
+            prune(five, LAST, grace=DAY)
+    assert in_place(root) == [100, 200, 300, 400, 500]
+    assert list_trashed(five) == []
+
+
+def test_nothing_goes_while_a_newer_one_is_pending(five, root):
+    """A save that nobody verified yet may turn out bad; so may one that was saved again in place."""
+    write_torch(root, 600, seed=600)
+    assert removed(prune(five, LAST, grace=DAY)) == []
+    reconcile(five, QUICK.changed(keep="none"), Watch())
+    torch.save(state_dict(7), root / "net-600.pt")
+    assert removed(prune(five, LAST, grace=DAY)) == []
+
+
+def test_bad_ones_take_no_slot_and_go_only_when_asked(five, root):
+    """Two slots are filled by good ones around a bad one; it goes once enough newer ones are good."""
+    state = state_dict(6)
+    state["embed.weight"][0, 0] = float("nan")
+    torch.save(state, root / "net-600.pt")
+    write_torch(root, 700, seed=700)
+    reconcile(five, QUICK.changed(keep="none"), Watch())
+    assert removed(prune(five, LAST, grace=DAY)) == [100, 200, 300, 400]
+    assert in_place(root) == [500, 600, 700]
+    write_torch(root, 800, seed=800)
+    reconcile(five, QUICK.changed(keep="none"), Watch())
+    assert removed(prune(five, LAST, grace=DAY, dry_run=True)) == [500]
+    failed = Policy(keep_last=2, drop_failed=True)
+    assert removed(prune(five, failed, grace=DAY)) == [500, 600]
+
+
+def test_what_is_pinned_or_referred_to_stays(five, root):
+    """Pins, links, and pointers such as ``latest`` hold a checkpoint, and the reason says so."""
+    pin = pin_checkpoint(five, series_of("net-100.pt"), (100, 1), note="the paper's")
+    (root / "best.pt").symlink_to("net-200.pt")
+    (root / "latest").write_text("net-300.pt\n")
+    done = prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)
+    assert removed(done) == [400]
+    why = {d.checkpoint.step: d.reasons for d in done.decisions}
+    assert why[100] == ("pinned: the paper's",)
+    assert why[200] == ("best.pt refers to it",)
+    assert why[300] == ("latest refers to it",)
+    release_pin(five, pin)
+    assert removed(prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)) == [100]
+
+
+def test_the_best_model_of_a_trainer_stays(root, run):
+    """Hugging Face's Trainer loads its best model at the end, by the newest trainer_state.json."""
+    for step in (100, 200, 300, 400):
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save(state_dict(step), folder / "pytorch_model.bin")
+        best = f'"/elsewhere/out/checkpoint-{min(step, 200)}"'
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}, "best_model_checkpoint": {best}}}')
+    reconcile(run, QUICK.changed(keep="none"), Watch())
+    done = prune(run, Policy(keep_last=1, keep_good=1), grace=DAY)
+    assert removed(done) == [100, 300]
+    assert [d.reasons for d in done.decisions if d.checkpoint.step == 200] == [
+        ("checkpoint-400/trainer_state.json refers to it",)
+    ]
+
+
+def test_the_decision_is_that_of_the_moment_of_removal(five, root, monkeypatch):
+    """What comes into use after the look, or what vanishes meanwhile of the good ones, stops the removal."""
+    real = present.list_checkpoints
+
+    def pin_late(run):
+        found = real(run)
+        monkeypatch.setattr("ckptguard.operations.prune.decide", decide_and_pin)
+        return found
+
+    from ckptguard.operations import prune as module
+
+    decide = module.decide
+
+    def decide_and_pin(*args, **kwargs):
+        found = decide(*args, **kwargs)
+        if not pins:
+            pins.append(pin_checkpoint(five, series_of("net-100.pt"), (100, 1), reason="in use"))
+            (root / "net-500.pt").unlink()
+        return found
+
+    pins = []
+    monkeypatch.setattr(present, "list_checkpoints", pin_late)
+    done = prune(five, LAST, grace=DAY)
+    assert removed(done) == []
+    assert done.could_not_tell == ("net-200.pt was not removed: the run changed meanwhile",)
+    assert in_place(root) == [100, 200, 300, 400]
+
+
+def test_the_trash_is_emptied_after_its_time_of_grace(five, root, monkeypatch):
+    """Not before, and by the machine's own clock: the wall clock may say what it likes."""
+    prune(five, LAST, grace=DAY)
+    for off in (YEAR, -YEAR, 0.0):
+        with monkeypatch.context() as patched:
+            patched.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
+            assert prune(five, LAST, grace=DAY).emptied == ()
+    uptime = moments._uptime()
+    monkeypatch.setattr(moments, "_uptime", lambda: uptime + DAY + 60)
+    assert [m.step for m in prune(five, LAST, grace=DAY).emptied] == [100, 200, 300]
+    assert list_trashed(five) == []
+    assert not list((root / "_ckptguard" / "trash").rglob("net-[0-9]*.pt"))
+    assert {s.step: s.outcome for s in survey(five)}[100] is Outcome.GOOD  # the history stays
+
+
+def test_the_trash_keeps_what_is_good_again_among_the_newest(five, root, flip_bit):
+    """Where newer ones turned out bad, the trash is not emptied of what may be needed, nor of what is pinned."""
+    prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)
+    flip_bit(root / "net-500.pt")
+    reconcile(five, QUICK.changed(keep="none"), watch_again(five))
+    pin_checkpoint(five, series_of("net-200.pt"), (200, 1))
+    done = prune(five, Policy(keep_last=1, keep_good=1), grace=0.0)
+    assert sorted(m.step for m in done.emptied) == [100, 300]
+    assert sorted(m.step for m in done.in_trash) == [200, 400]
+
+
+def watch_again(run):
+    """Have everything verified again."""
+    from ckptguard.operations.listing import list_checkpoints
+    from ckptguard.operations.verify import verify_checkpoint
+
+    for checkpoint in list_checkpoints(run):
+        verify_checkpoint(run, checkpoint, QUICK)
+    return Watch()
+
+
+@pytest.fixture
+def flip_bit():
+    """Flip one bit in the middle of a file."""
+
+    def call(path):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    return call
+
+
+def test_a_wrong_clock_removes_nothing_early(five, root, monkeypatch):
+    """Within an hour, all of them were saved just now, whatever this machine's clock says; and if the newest were
+    saved by a clock a year ahead, the others did not grow old."""
+    for off in (YEAR, -YEAR):
+        monkeypatch.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
+        assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
+        monkeypatch.setattr("ckptguard.operations.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
+        write_torch(root, 600 if off > 0 else 700, seed=int(off))
+        reconcile(five, QUICK.changed(keep="none"), Watch())
+        assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
+
+
+def iso(seconds):
+    """A time as records write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def test_two_prunes_at_once_remove_nothing_twice(five, root):
+    """Each checkpoint is removed by one of them."""
+    found = []
+    start = threading.Barrier(4)
+
+    def work():
+        run = open_run(str(root))
+        start.wait()
+        found.extend(removed(prune(run, LAST, grace=DAY)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [100, 200, 300]
+    assert in_place(root) == [400, 500]
+
+
+def test_a_run_that_is_held_is_left_alone(five, root, monkeypatch):
+    """Whoever moves files of the run holds its lock; nothing is decided without it."""
+    monkeypatch.setattr("ckptguard.operations.prune.run_lock", lambda run: run_lock(run, timeout=0.0))
+    with run_lock(five), pytest.raises(CkptguardError, match="another process"):
+        prune(five, LAST, grace=DAY)
+    assert in_place(root) == [100, 200, 300, 400, 500]
+
+
+def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
+    """Once a rule is set, each pass that verified something leaves what the rules keep, and says what went."""
+    settings = QUICK.changed(keep="none", keep_last=3)
+    write_torch(root, 600, seed=600)
+    done = reconcile(five, settings, Watch())
+    assert done.pruned == ("net-100.pt", "net-200.pt", "net-300.pt")
+    assert done.could_not_tell == ()
+    assert in_place(root) == [400, 500, 600]
+    damage("manifests/*/*.json")(five, root, None)
+    done = reconcile(five, settings.changed(keep_last=1), Watch())
+    assert done.pruned == ()
+    assert [t for t in done.could_not_tell if t.startswith("nothing was pruned: ")]
+    assert in_place(root) == [400, 500, 600]
+
+
+@pytest.fixture
+def remote(tmp_path):
+    """The same five on a file system that is not local."""
+    url = f"memory://prune-{uuid.uuid4().hex}"
+    memory = fsspec.filesystem("memory")
+    for step in range(100, 600, 100):
+        write_torch(tmp_path / "made", step, seed=step)
+        memory.pipe_file(
+            f"{url.removeprefix('memory:/')}/net-{step}.pt", (tmp_path / f"made/net-{step}.pt").read_bytes()
+        )
+    run = open_run(url)
+    reconcile(run, QUICK.changed(keep="none"), Watch(), assume_quiet=True)
+    return run
+
+
+def test_elsewhere_the_trash_is_a_mark(remote, monkeypatch, tmp_path):
+    """No byte is copied: files stay in place, count no more, can be restored, and are removed after the grace."""
+
+    def steps():
+        return sorted(int(e.key[4:-3]) for e in remote.storage.list("") if e.key.endswith(".pt"))
+
+    assert removed(prune(remote, LAST, grace=DAY)) == [100, 200, 300]
+    assert steps() == [100, 200, 300, 400, 500]
+    again = prune(remote, LAST, grace=DAY)
+    assert (removed(again), [d.checkpoint.step for d in again.decisions]) == ([], [400, 500])
+    assert restore(remote, QUICK, str(tmp_path / "out"), step=200).step == 200
+    uptime = moments._uptime()
+    monkeypatch.setattr(moments, "_uptime", lambda: uptime + DAY + 60)
+    store = fsspec.filesystem("memory").store
+    before = dict(store)
+    for number in range(1, 100):
+        store.clear()
+        store.update(before)
+        try:
+            with kill_at(monkeypatch, number):
+                assert len(prune(remote, LAST, grace=DAY).emptied) == 3
+            break
+        except Killed:
+            assert {400, 500} <= set(steps())
+        # A daemon's look goes on with what was begun, finds nothing damaged, and ends it.
+        assert not [c for c in reconcile(remote, QUICK, Watch()).checked if c.outcome is not Outcome.GOOD]
+        assert (steps(), list_trashed(remote)) == ([400, 500], [])
+    assert number > 10
+    assert (steps(), list_trashed(remote)) == ([400, 500], [])

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -26,9 +28,11 @@ from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.incident import Details, Resumed
 from ckptguard.integrations.guarded_run import GuardedRun, Target
+from ckptguard.integrations.sealed_file import write_sealed
 from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.load_settings import load_settings
+from ckptguard.operations.roll_back import verify_pending
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import Run, open_run
 from ckptguard.training.evidence import Evidence
@@ -47,65 +51,95 @@ _log = logging.getLogger("ckptguard")
 
 
 class GuardedIO(TorchCheckpointIO):
-    """Lightning's own way of saving, and each file below `run` is read back and sealed before training goes on.
+    """Lightning's own files; each below `run` is hashed and sealed while it is saved, then read back and judged beside
+    training: that of one save is over before the next begins, and when training ends.
 
-    What ``ModelCheckpoint`` wants deleted is deleted, unless it is the last good one: that goes when there is another.
-    Trouble of ours is a warning; what Lightning raises while saving is raised.
+    What ``ModelCheckpoint`` wants deleted is deleted after that, unless it is the last good one: that goes when there
+    is another. It needs no daemon. Trouble of ours is a warning; what a failed save raises is raised.
     """
 
     def __init__(self, run: str | os.PathLike[str], *, settings: Settings | None = None) -> None:
         self.settings = settings if settings is not None else load_settings(None, os.environ)
         self.url = os.path.abspath(os.fspath(run))
         self.series: str | None = None  # of the last save that has a step
-        self._spared: set[str] = set()
+        self._unwanted: set[str] = set()
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptguard")
+        self._last: Future[None] | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Save, verify, and delete what was spared before, if this one is good."""
-        super().save_checkpoint(checkpoint, path, storage_options)
+        """Save and seal; a verdict comes beside training."""
+        self.wait()
+        place = os.path.abspath(os.fspath(path))
+        if storage_options is not None or os.path.commonpath([place, self.url]) != self.url:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            _log.warning("%s is not in the run %s: it is not guarded", path, self.url)
+            return
+        self._unwanted.discard(place)
+        os.makedirs(self.url, exist_ok=True)
+        inside = os.path.relpath(place, self.url)
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
         try:
-            if self._verify(os.path.abspath(os.fspath(path))):
-                for spared in sorted(self._spared):
-                    self.remove_checkpoint(spared)
-        except (CkptguardError, OSError) as error:
-            _log.warning("%s was saved, and could not be verified: %s", path, error)
+            sealed = write_sealed(self.open_run(), inside, buffer.getbuffer())
+        except CkptguardError as error:
+            _log.warning("%s was saved, and could not be sealed: %s", path, error)
+        else:
+            self.series = sealed.series if sealed is not None else self.series
+        self._beside(lambda: self._judge(inside))
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Delete, unless it is the known-good."""
-        place = os.path.abspath(os.fspath(path))
+        """Delete it once the saves up to now are judged, unless it is the known-good then."""
+        self._unwanted.add(os.path.abspath(os.fspath(path)))
+        self._beside(self._delete_unwanted)
+
+    def teardown(self) -> None:
+        """Training ends."""
+        self.wait()
+
+    def wait(self) -> None:
+        """Return when what was saved is judged, and what is to be deleted is deleted."""
+        if self._last is not None:
+            wait([self._last])
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        def warned() -> None:
+            try:
+                work()
+            except Exception as error:  # beside training, nothing of ours may surface in it
+                _log.warning("the saves in %s could not be looked after: %s", self.url, error)
+
+        self._last = self._worker.submit(warned)
+
+    def _judge(self, inside: str) -> None:
+        run = self.open_run()
+        checkpoint = find_checkpoint(run, inside)
+        if checkpoint is not None:
+            checked = verify_checkpoint(run, checkpoint, self.settings)
+            if checked.outcome is not Outcome.GOOD:
+                _log.error("%s is %s", run.usable(inside), checked.outcome.value)
+        self._delete_unwanted()
+
+    def _delete_unwanted(self) -> None:
+        run = self.open_run()
+        verify_pending(run, self.settings)  # a sharding strategy saves without asking us
         try:
-            known = find_known_good(self.open_run()).path
+            known = find_known_good(run).path
         except NoKnownGoodError:
             known = None
-        except CkptguardError as error:
-            _log.warning("%s is not deleted, for it may be the last good one: %s", path, error)
-            known = place
-        if known == place:
-            self._spared.add(place)
-            return
-        self._spared.discard(place)
-        super().remove_checkpoint(path)
-
-    def _verify(self, place: str) -> bool:
-        if os.path.commonpath([place, self.url]) != self.url:
-            _log.warning("%s is not in the run %s: it is not guarded", place, self.url)
-            return False
-        run = self.open_run()
-        checkpoint = find_checkpoint(run, os.path.relpath(place, self.url))
-        if checkpoint is None:
-            return False
-        if checkpoint.step is not None:
-            self.series = checkpoint.series
-        checked = verify_checkpoint(run, checkpoint, self.settings)
-        if checked.outcome is not Outcome.GOOD:
-            _log.error("%s is %s", place, checked.outcome.value)
-        return checked.outcome is Outcome.GOOD and checkpoint.step is not None
+        for place in sorted(self._unwanted - {known}):
+            super().remove_checkpoint(place)
+            self._unwanted.discard(place)
 
     def find_series(self) -> str | None:
-        """The series of the last save, else of the known-good; None while there is neither."""
-        try:
-            return self.series or find_known_good(self.open_run()).series
-        except NoKnownGoodError:
-            return None
+        """The series of the last save, else of the known-good, else of the save with the highest step, if any."""
+        self.wait()
+        run = self.open_run()
+        if self.series is not None or not os.path.isdir(self.url):
+            return self.series
+        with contextlib.suppress(NoKnownGoodError):
+            return find_known_good(run).series
+        present = [(c.step, c.series) for c in list_checkpoints(run) if c.step is not None]
+        return max(present)[1] if present else None
 
     def open_run(self) -> Run:
         """The run as it is now."""
@@ -126,6 +160,7 @@ class GuardCallback(Callback):
         self._loaded: dict[str, Any] = {}
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
+        self._begins = False  # from on_fit_start to on_train_start
         self._policy = policy if policy is not None else RollbackPolicy()
         self._settings = settings if settings is not None else load_settings(None, os.environ)
         self._check_every = check_every
@@ -136,7 +171,7 @@ class GuardCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Everything is loaded now."""
-        self.diagnosis = None
+        self.diagnosis, self._begins = None, False
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         scheduler = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -200,12 +235,18 @@ class GuardCallback(Callback):
         return {"rng": self._ranks.gather(own) if self._ranks is not None else [own], "lr_factor": self.lr_factor}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Remember it until training begins."""
+        """Remember it until training begins; a sharding strategy loads after that."""
         self._loaded = dict(state_dict)
+        if self._begins:
+            self._restore_rng()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the random numbers back, before Lightning makes the iterator of the first epoch: that draws a seed."""
-        self._ranks = self._ranks or ranks_of_training()
+        self._ranks, self._begins = self._ranks or ranks_of_training(), True
+        self._restore_rng()
+
+    def _restore_rng(self) -> None:
+        assert self._ranks is not None
         saved = self._loaded.pop("rng", ())
         if len(saved) == self._ranks.size:  # other numbers of ranks go on with new ones
             restore_rng(decode_state(from_text(saved[self._ranks.rank].encode())))
@@ -245,18 +286,18 @@ def fit(
     """``trainer.fit(module, *data, **arguments)`` that resumes at the newest known-good, unless a ``ckpt_path`` is
     given (None: anew), and goes back to it when training turns sick.
 
-    The Trainer's plugins hold a `GuardedIO`; each save was verified by it. `save_every` is how many updates lie between
+    The Trainer's plugins hold a `GuardedIO`. `save_every` is how many updates lie between
     saves, as far as the policy asks. Batches that did harm are left out: no forward pass and no update is made for
     them. With several ranks all go back to the same checkpoint; each reads it, and has its own random numbers again.
     RollbackExhausted when the budget is spent, NoKnownGoodError when training turns sick before a good save.
     """
-    io = trainer.strategy.checkpoint_io
-    if not isinstance(io, GuardedIO):
+    saver = trainer.strategy.checkpoint_io
+    if not isinstance(saver, GuardedIO):
         raise SettingsError("the Trainer does not save by a GuardedIO", hint="Trainer(plugins=[GuardedIO(run)])")
-    _start_ranks(trainer)
-    callback = GuardCallback(check_every=check_every, policy=policy, settings=io.settings)
+    _start_ranks(trainer, module)
+    callback = GuardCallback(check_every=check_every, policy=policy, settings=saver.settings)
     trainer.callbacks.insert(0, callback)
-    guarded = _guard(io, policy, daemon)
+    guarded = _guard(saver, policy, daemon)
     newest = guarded.newest() if guarded is not None and "ckpt_path" not in arguments else None
     if newest is not None:
         arguments["ckpt_path"] = newest.path
@@ -270,7 +311,9 @@ def fit(
                     found = callback.diagnosis
                     if found is None:
                         raise
-                guarded = guarded or _guard(io, policy, daemon)
+                module.zero_grad()  # torch loads no sharded optimizer state where gradients are left
+                saver.wait()
+                guarded = guarded or _guard(saver, policy, daemon)
                 if guarded is None:
                     raise NoKnownGoodError(f"{found.reason}; nothing that was saved is good")
                 callback.target = target = guarded.back(found, save_every=save_every, details=callback.details)
@@ -279,12 +322,13 @@ def fit(
                 callback.lr_factor *= target.lr_factor
                 arguments["ckpt_path"] = target.path
     finally:
+        saver.wait()
         trainer.callbacks.remove(callback)
         if guarded is not None:
             guarded.close()
 
 
-def _start_ranks(trainer: Trainer) -> None:
+def _start_ranks(trainer: Trainer, module: Any) -> None:
     """Have all ranks started and talking: `fit` asks for a checkpoint to resume from before the first ``trainer.fit``,
     which would do it otherwise. Processes that Lightning starts run the script again, and get here by themselves."""
     if trainer.world_size == 1:
@@ -293,16 +337,19 @@ def _start_ranks(trainer: Trainer) -> None:
     if launcher is not None and launcher.launch(os.getpid) != os.getpid():
         hint = 'strategy="ddp", or torchrun: then every rank calls fit()'
         raise SettingsError("fit() cannot go back in ranks that are spawned for each call", hint=hint)
+    trainer.strategy.connect(module)
     trainer.strategy.setup_environment()
 
 
-def _guard(io: GuardedIO, policy: RollbackPolicy | None, daemon: str) -> GuardedRun | None:
-    """The run in the series of its known-good; None while there is none. Only rank 0 saves, and knows."""
+def _guard(saver: GuardedIO, policy: RollbackPolicy | None, daemon: str) -> GuardedRun | None:
+    """The run, in the series of its checkpoints; None while there is none. Only rank 0 saves, and knows."""
     ranks = ranks_of_training()
-    series = together(ranks, "looking for known-good checkpoints", lambda: io.find_series() if ranks.rank == 0 else "")
+    series = together(
+        ranks, "looking for known-good checkpoints", lambda: saver.find_series() if ranks.rank == 0 else ""
+    )
     if series[0] is None:
         return None
-    return GuardedRun(io.url, series=series[0], settings=io.settings, policy=policy, daemon=daemon)
+    return GuardedRun(saver.url, series=series[0], settings=saver.settings, policy=policy, daemon=daemon)
 
 
 @contextlib.contextmanager

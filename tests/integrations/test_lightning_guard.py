@@ -14,19 +14,19 @@ from ckptguard.verdict import Outcome
 pytestmark = [pytest.mark.writers, pytest.mark.timeout(300)]
 
 
-def train(kind, folder):
+def train(kind, folder, *strategies):
     """What training itself can see is asserted in processes of its own."""
     launch(str(Path(__file__).with_name("train_lightning.py")), kind, folder)
-    for run in (folder / "struck", folder / "harmed"):
+    for run in (folder / strategy / name for strategy in strategies for name in ("struck", "harmed")):
         assert len(list_incidents(open_run(str(run)))) == 1
         assert verify_target(str(run), Settings(settle=0.0)).outcome is Outcome.GOOD
 
 
 def test_one_process(tmp_path):
     """Going back, leaving out, looking before every save, and no deletion of the last good one."""
-    train("alone", tmp_path)
+    train("alone", tmp_path, "alone")
 
 
 def test_two_ranks(tmp_path):
-    """One of them is struck; both go back to the same epoch, each to its own random numbers."""
-    train("ranks", tmp_path)
+    """DDP and FSDP2. One rank is struck; both go back to the same epoch, each to its own random numbers."""
+    train("ranks", tmp_path, "ddp", "fsdp")

@@ -5,20 +5,29 @@ With ranks Lightning starts the second process by itself, which runs all of this
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import lightning
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 from tiny_trainer import same
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import ckptguard.integrations
 from ckptguard.config import Settings
 from ckptguard.errors import SettingsError, SickTrainingError
+from ckptguard.integrations import sealed_file
+from ckptguard.manifest import Manifest
+from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.training.policy import RollbackPolicy
 
 QUICK = Settings(settle=0.0)
@@ -69,6 +78,7 @@ def trainer(folder: Path, *, guarded: bool = True, keep: int = 1, **more) -> lig
     """Saves at the end of each of four epochs, and keeps the newest."""
     lightning.seed_everything(0)
     io = [ckptguard.integrations.lightning.GuardedIO(folder, settings=QUICK)] if guarded else None
+    more["strategy"] = more["strategy"]() if callable(more.get("strategy")) else more.get("strategy", "auto")
     saver = ModelCheckpoint(folder, save_top_k=keep, monitor="step", mode="max", every_n_epochs=1)
     return lightning.Trainer(
         **({"max_epochs": 4, "devices": 1} | more),
@@ -82,26 +92,67 @@ def trainer(folder: Path, *, guarded: bool = True, keep: int = 1, **more) -> lig
     )
 
 
+class Sharded(Module):
+    """The same over ranks, by FSDP2; of batch statistics Lightning would save only the first rank's."""
+
+    def __init__(self, strike: int | None = None) -> None:
+        super().__init__(strike)
+        self.net[1] = torch.nn.LayerNorm(16)
+
+    def configure_model(self):
+        if not isinstance(self.net, FSDPModule):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
 def everything(made: lightning.Trainer, module: Module):
-    return [module.state_dict(), made.optimizers[0].state_dict(), made.global_step, made.current_epoch]
+    moments = [value for state in made.optimizers[0].state.values() for value in state.values()]
+    tensors = [getattr(value, "_local_tensor", value) for value in (*module.state_dict().values(), *moments)]
+    schedule = made.lr_scheduler_configs[0].scheduler.state_dict()
+    return [tensors, schedule, made.global_step, made.current_epoch]
 
 
 def delete(root: Path) -> None:
-    """What a ModelCheckpoint would ask of the plugin, with a save between that is no good."""
+    """What a ModelCheckpoint would ask of the plugin, with saves between that are no good; and there is no daemon."""
     io = ckptguard.integrations.lightning.GuardedIO(root, settings=QUICK)
-    state = {"state_dict": {"weight": torch.ones(3)}, "global_step": 1}
-    first, second, third = (str(root / f"epoch=0-step={step}.ckpt") for step in (1, 2, 3))
-    io.save_checkpoint(state, first)
-    poisoned = {"state_dict": {"weight": torch.full((3,), 1e38) * 1e38}, "global_step": 2}
-    io.save_checkpoint(poisoned, second)
-    io.remove_checkpoint(first)
-    assert Path(first).exists()
-    io.remove_checkpoint(second)
-    assert not Path(second).exists()
-    io.save_checkpoint({"state_dict": {"weight": torch.ones(3) * 2}, "global_step": 3}, third)
-    assert not Path(first).exists()
-    io.remove_checkpoint(third)
-    assert Path(third).exists()
+    paths = [root / f"epoch=0-step={step}.ckpt" for step in range(5)]
+
+    def save(step: int, value: float) -> None:
+        weight = torch.full((300,), value) * 1e38
+        io.save_checkpoint({"state_dict": {"weight": weight}, "global_step": step}, str(paths[step]))
+
+    save(1, 1e-38)
+    assert [m.digest_origin for m in manifests(io)] == ["writer"]
+    save(2, 1e38)
+    io.remove_checkpoint(str(paths[1]))
+    io.wait()
+    assert paths[1].exists()
+    io.remove_checkpoint(str(paths[2]))
+    with mock.patch.object(sealed_file, "os", SimpleNamespace(**{**vars(os), "write": lying_write})):
+        save(3, 2e-38)
+    io.remove_checkpoint(str(paths[1]))
+    io.wait()
+    assert paths[1].exists()
+    assert not paths[2].exists()
+    save(4, 3e-38)
+    io.remove_checkpoint(str(paths[4]))
+    io.teardown()
+    assert not paths[1].exists()
+    assert paths[4].exists()
+    assert torch.load(paths[4])["global_step"] == 4
+
+
+def manifests(io) -> list[Manifest]:
+    """Of everything that is sealed."""
+    run, series = io.open_run(), io.series
+    found = [read_manifest(run, series, *key) for key in sealed_generations(run, series)]
+    return [manifest for manifest in found if manifest is not None]
+
+
+def lying_write(descriptor: int, data) -> int:
+    """A disk that keeps another byte than it was given: digests of what was handed over tell."""
+    kept = bytearray(data)
+    kept[len(kept) // 2] ^= 1
+    return os.pwrite(descriptor, kept, 0)
 
 
 class Unused(Module):
@@ -132,26 +183,27 @@ def validate(root: Path) -> None:
     assert all(value.isfinite().all() for state in states for value in state.values())
 
 
-def replay(root: Path, **more) -> None:
+def replay(root: Path, kind: type[Module] = Module, **more) -> None:
     """A run that is struck ends like one that is not, and Lightning has deleted what it was told to."""
     data_of_all = data(ranks=more.get("devices", 1))
-    untouched, module = trainer(root / "untouched", guarded=False, **more), Module()
+    untouched, module = trainer(root / "untouched", guarded=False, **more), kind()
     untouched.fit(module, data_of_all)
-    struck, other = trainer(root / "struck", **more), Module(strike=13)
+    struck, other = trainer(root / "struck", **more), kind(strike=13)
     fit(struck, other, data_of_all, policy=RollbackPolicy(skip=False), save_every=5)
     assert len(other.seen) > len(module.seen) == 20, other.seen
     assert same(everything(struck, other), everything(untouched, module))
+    struck.strategy.barrier()  # the first rank deletes
     left = sorted(path.name for path in (root / "struck").glob("*.ckpt"))  # Lightning spares what it resumed from
     assert left == ["epoch=1-step=10.ckpt", "epoch=3-step=20.ckpt"], left
 
 
-def leave_out(root: Path, **more) -> None:
+def leave_out(root: Path, kind: type[Module] = Module, **more) -> None:
     """A run resumes where another ended, and leaves out the batch that overflows; its momenta stay as they are."""
     ranks = more.get("devices", 1)
     harmed = trainer(root / "harmed", max_epochs=1, keep=-1, **more)
-    fit(harmed, Module(), data(ranks=ranks), save_every=5)
+    fit(harmed, kind(), data(ranks=ranks), save_every=5)
     poisoned = trainer(root / "harmed", keep=-1, max_epochs=2, **more)
-    module = Module()
+    module = kind()
     fit(poisoned, module, data(huge=2 * ranks, ranks=ranks))
     assert poisoned.global_step == 10, poisoned.global_step
     assert module.seen[-1] == (1, 4), module.seen
@@ -168,13 +220,16 @@ def main() -> None:
     if kind == "ranks":
         from leave import leave
 
-        replay(root, devices=2, strategy="ddp")
-        leave_out(root, devices=2, strategy="ddp")
+        fsdp = functools.partial(ModelParallelStrategy, data_parallel_size=2, tensor_parallel_size=1)
+        replay(root / "ddp", devices=2, strategy="ddp")
+        leave_out(root / "ddp", devices=2, strategy="ddp")
+        replay(root / "fsdp", Sharded, devices=2, strategy=fsdp)
+        leave_out(root / "fsdp", Sharded, devices=2, strategy=fsdp)
         leave()
     delete(root / "deleting")
     validate(root / "validating")
-    replay(root)
-    leave_out(root)
+    replay(root / "alone")
+    leave_out(root / "alone")
     with pytest.raises(SettingsError, match="GuardedIO"):
         fit(trainer(root / "bare", guarded=False), Module(), data())
     with pytest.raises(SettingsError, match="spawned"):

@@ -25,6 +25,7 @@ from ckptguard.operations.put_back_pending import put_back_pending
 from ckptguard.operations.roll_back import roll_back, verify_pending
 from ckptguard.records.run import Run, open_run
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
+from ckptguard.training.durable_skips import updates_left_out
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
@@ -40,11 +41,13 @@ class Target:
     """A checkpoint to go on from, verified a moment ago. `path` is usable as it is.
 
     `skip` are the first and the last update whose batches are to be left out; None: every batch is replayed.
+    `left_out` are updates to come that were left out before this process began, and are to be left out again.
     """
 
     path: str
     step: int
     skip: tuple[int, int] | None = None
+    left_out: tuple[int, ...] = ()
     lr_factor: float = 1.0
     reset_scale: float | None = None
 
@@ -210,7 +213,11 @@ class GuardedRun:
             return None
         if found.quarantined:
             _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
-        return {"path": found.known_good.path, "step": found.known_good.step or 0}
+        step = found.known_good.step or 0
+        left_out = updates_left_out(self.run, self.series, after=step)
+        if left_out:
+            _log.warning("left out again, for they did harm before: updates %s", ", ".join(map(str, left_out)))
+        return {"path": found.known_good.path, "step": step, "left_out": left_out}
 
     def _protect(self) -> None:
         try:
@@ -235,5 +242,5 @@ def open_guarded(url: str, **arguments: Any) -> GuardedRun | None:
 def _target(told: dict[str, Any] | None) -> Target | None:
     if told is None:
         return None
-    first_and_last = told.get("skip")
-    return Target(**{**told, "skip": tuple(first_and_last) if first_and_last is not None else None})
+    skip, left_out = told.get("skip"), tuple(told.get("left_out", ()))
+    return Target(**{**told, "skip": tuple(skip) if skip is not None else None, "left_out": left_out})

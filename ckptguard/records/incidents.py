@@ -93,6 +93,13 @@ def list_incidents(run: Run) -> list[Incident]:
     return [incident for incident in found if incident is not None]
 
 
+def newest_incidents(run: Run, most: int) -> list[Incident]:
+    """The same for the newest ones."""
+    newest = sorted(_newest_revisions(run).items())[-most:]
+    found = (_read(run, incident_id, revision) for incident_id, revision in newest)
+    return [incident for incident in found if incident is not None]
+
+
 def _newest_revisions(run: Run) -> dict[str, int]:
     newest: dict[str, int] = {}
     for name in list_records(run, FOLDER):

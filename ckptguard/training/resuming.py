@@ -9,6 +9,7 @@ from ckptguard.errors import CkptguardError, NoKnownGoodError
 from ckptguard.incident import Resumed
 from ckptguard.operations.quarantine import quarantine
 from ckptguard.records.run import Run
+from ckptguard.training.durable_skips import leave_out_again
 from ckptguard.training.exact_resume import Gap
 from ckptguard.training.going_back import Loaded, load_newest_good
 from ckptguard.training.incident_log import begin_incident, end_incident
@@ -26,10 +27,20 @@ def load_checked(
     run: Run, settings: Settings, store: Store, parts: Parts, ranks: Ranks, probe: Probe | None
 ) -> Loaded | None:
     """Load the newest known-good checkpoint with which the probe is finite on every rank; None if there is none.
+    Batches that did harm after it was saved are left out again.
 
     What the probe refused is sick, for it was finite with an older one: it is quarantined. NoKnownGoodError if it
     refused all; then nothing is moved, for the probe itself may be at fault.
     """
+    loaded = _load_accepted(run, settings, store, parts, ranks, probe)
+    if loaded is not None:
+        leave_out_again(run, ranks, loaded.extra)
+    return loaded
+
+
+def _load_accepted(
+    run: Run, settings: Settings, store: Store, parts: Parts, ranks: Ranks, probe: Probe | None
+) -> Loaded | None:
     refused: dict[str, tuple[Loaded, str]] = {}
     while True:
         try:

@@ -13,6 +13,7 @@ from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError
 from ckptguard.incident import Details
 from ckptguard.records.run import Run
 from ckptguard.training.client import ask_known_good
+from ckptguard.training.durable_skips import Drawn, skipped_of
 from ckptguard.training.going_back import Loaded, go_back, load_unrecorded, newest_good_step
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
@@ -51,22 +52,14 @@ class Rollbacks:
         self.evidence = evidence
         self._past: list[PastRollback] = []
 
-    def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> WentBack:
+    def go_back(self, diagnosis: Diagnosis, *, save_every: int, drawn: Drawn | None = None) -> WentBack:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
-        NoKnownGoodError when there is nothing to go back to."""
+        NoKnownGoodError when there is nothing to go back to. What is left out is in the incident's record before
+        anything is loaded; `drawn` are the batches of the updates under suspicion, where the guard draws them."""
         since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
         cause = diagnosis.cause or "asked"
         _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
-        details = self.evidence(since, cause) if self.evidence is not None else Details()
-        incident = begin_incident(
-            self._run,
-            step=diagnosis.step,
-            cause=cause,
-            reason=diagnosis.reason,
-            evidence=diagnosis.evidence,
-            details=msgspec.structs.replace(details, onset=since, onset_through=diagnosis.onset_through),
-        )
         decision = decide(
             self._policy,
             self._past,
@@ -76,6 +69,18 @@ class Rollbacks:
             possibly_since=since,
         )
         onset = decision.onset_step
+        details = self.evidence(since, cause) if self.evidence is not None else Details()
+        skipped = skipped_of(onset, last, drawn) if decision.skip and not decision.give_up else None
+        incident = begin_incident(
+            self._run,
+            step=diagnosis.step,
+            cause=cause,
+            reason=diagnosis.reason,
+            evidence=diagnosis.evidence,
+            details=msgspec.structs.replace(
+                details, onset=since, onset_through=diagnosis.onset_through, skipped=skipped
+            ),
+        )
         if decision.give_up:
             report = end_incident(self._run, incident, action=f"gave up: {decision.reason}")
             raise RollbackExhausted(

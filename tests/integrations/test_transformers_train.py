@@ -210,3 +210,30 @@ def test_an_end_without_updates_is_no_success(tmp_path):
     struck = tiny_trainer(tmp_path / "out", Statistics(), max_steps=10, save_strategy="no", logging_steps=500)
     with pytest.raises(RollbackExhausted, match="went back to step 3 no update was made: all 7 up to the end"):
         train(struck, check_every=500)
+
+
+def test_a_crash_after_the_rollback_forgets_no_batch(tmp_path):
+    """A new process resumes at the same checkpoint, and leaves out what the record of the incident says."""
+
+    class Dies(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 8 and incidents(tmp_path / "out"):
+                raise ValueError("the machine went away")
+
+    def struck(*callbacks):
+        data = examples(14 * 8)
+        data[victim]["labels"] = torch.tensor(3e38)
+        model = Watching()
+        return tiny_trainer(tmp_path / "out", model, *callbacks, data=data, model=model), model
+
+    plain = Watching()
+    tiny_trainer(tmp_path / "plain", plain, data=examples(14 * 8), model=plain).train()
+    label = next(labels[0] for update, labels in plain.updates if update == 8)
+    victim = next(n for n, e in enumerate(examples(14 * 8)) if torch.equal(e["labels"], label))
+    with pytest.raises(ValueError, match="went away"):
+        train(struck(Dies())[0])
+    trainer, seen = struck()
+    train(trainer)
+    assert trainer.state.global_step == 14
+    assert len(incidents(tmp_path / "out")) == 1
+    assert sorted({update for update, _ in seen.updates}) == [7, *range(9, 15)]

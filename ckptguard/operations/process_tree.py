@@ -34,20 +34,47 @@ def become_subreaper() -> bool:
         return False
 
 
-def descendants(root: int, leave: Callable[[], Collection[int]] = tuple) -> list[Process]:
-    """Everything below a process that still runs, parents first, but not `leave` and what is below those. `leave` is
-    asked after the processes were looked at, so that none can be seen that it does not know yet."""
+def descendants(*roots: int, leave: Callable[[], Collection[int]] = tuple) -> list[Process]:
+    """Everything below some processes that still runs, parents first, but not `leave` and what is below those. `leave`
+    is asked after the processes were looked at, so that none can be seen that it does not know yet."""
     below: dict[int, list[Process]] = {}
     for process in _processes():
         below.setdefault(process.parent, []).append(process)
     left = leave()
     found: list[Process] = []
-    parents = [root]
+    parents = list(roots)
     for parent in parents:  # grows while it is walked
-        children = [p for p in below.get(parent, ()) if p.pid not in left]
+        children = [p for p in below.pop(parent, ()) if p.pid not in left]
         parents += [p.pid for p in children]
         found += [p for p in children if not p.is_over]
     return found
+
+
+def marked(variable: str, value: str) -> list[Process]:
+    """Everything of this user that was started with this in its environment, and still runs."""
+    wanted = b"\0" + os.fsencode(f"{variable}={value}") + b"\0"
+    return [p for p in _processes() if not p.is_over and wanted in b"\0" + _environment(p.pid) + b"\0"]
+
+
+def ancestors(pid: int) -> list[int]:
+    """The processes that it was started by, nearest first."""
+    parents = {p.pid: p.parent for p in _processes()}
+    found: list[int] = []
+    while (pid := parents.get(pid, 0)) and pid not in found:
+        found.append(pid)
+    return found
+
+
+def find(pid: int, started: int) -> Process | None:
+    """The very process, if it still runs."""
+    found = _read(pid)
+    return None if found is None or found.is_over or found.started != started else found
+
+
+def started_at(pid: int) -> int:
+    """When a process was started, in clock ticks since boot; 0 if there is none."""
+    found = _read(pid)
+    return 0 if found is None else found.started
 
 
 def send_signal(process: Process, number: int) -> None:
@@ -88,6 +115,14 @@ def _processes() -> list[Process]:
         names = []  # nothing below the command can be seen then
     found = (_read(int(name)) for name in names if name.isdigit())
     return [process for process in found if process is not None]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""  # somebody else's, or it ended while it was looked at
 
 
 def _read(pid: int) -> Process | None:

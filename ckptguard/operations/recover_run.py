@@ -65,7 +65,7 @@ class Recovery:
             return None
 
     def _close(self, incident: Incident | None, action: str, *, known_good: str | None = None) -> None:
-        self._saves.close_guards_incidents(f"the command ended; supervise: {action}")
+        self._saves.close_left_incidents(f"the command ended; supervise: {action}")
         if incident is None:
             return
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -69,6 +69,8 @@ class SaveWatch:
         self._told: set[str] = set()
         self._before: frozenset[object] = frozenset()  # what lay there before all
         self._left_open: set[str] = set()  # incidents of guards that ended without closing them
+        self._abandoned: set[str] = set()  # incidents of a supervise that was killed
+        self._series: set[str] = set()  # that had saves in place at some time: to go back in them, whatever is left
         self._targets: dict[str, int] = {}  # series -> the step that it went back to last, because it was sick
         self._seen: object = None  # the records and files that `_found` was concluded from
         self._found: list[SickSave] = []
@@ -84,6 +86,23 @@ class SaveWatch:
             return error
         self._before = self._signatures()
         return None
+
+    def take_over(self, series: Iterable[str], targets: Mapping[str, int]) -> None:
+        """Go on after a supervise that was killed: in these series there were saves, and from these steps they went
+        on."""
+        self._series |= set(series)
+        self._targets.update(targets)
+        try:
+            found = list_incidents(self._open())
+        except CkptguardError as error:
+            self._complain(error)
+            return
+        self._abandoned = {i.id for i in found if i.state != "closed" and i.source == "supervise"}
+
+    @property
+    def to_take_over(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """What `take_over` has to be given after we were killed. May be called from another thread."""
+        return tuple(sorted(self._series.copy())), self._targets.copy()
 
     def begin(self) -> Before:
         """The command is about to start: note what is there."""
@@ -150,9 +169,10 @@ class SaveWatch:
             quarantined=tuple(moved),
         )
 
-    def close_guards_incidents(self, action: str) -> None:
-        """The guard inside the command has ended with it; what it left open is closed with what we did."""
-        for incident in self._guards_incidents():
+    def close_left_incidents(self, action: str) -> None:
+        """What the guard inside the command left open when it ended, or a supervise that was killed, is closed with
+        what we did."""
+        for incident in self._left_incidents():
             try:
                 update_incident(self._open(), incident, state="closed", action=action)
             except CkptguardError as error:
@@ -161,7 +181,8 @@ class SaveWatch:
     def _go_back_everywhere(self, run: Run, reason: str) -> tuple[list[RolledBack], list[str]]:
         done: list[RolledBack] = []
         moved: list[str] = []
-        for series in sorted({c.series for c in list_checkpoints(run) if c.step is not None}):
+        self._note_series(list_checkpoints(run))
+        for series in sorted(self._series):
             try:
                 done.append(self._roll_back(run, series, reason, None))
                 moved += done[-1].quarantined
@@ -269,12 +290,24 @@ class SaveWatch:
 
     def _signatures(self) -> frozenset[object]:
         try:
-            return frozenset(c.signature for c in list_checkpoints(self._open()))
+            checkpoints = list_checkpoints(self._open())
+            self._note_series(checkpoints)
+            return frozenset(c.signature for c in checkpoints)
         except NotFoundError:
             return frozenset()
         except Exception as error:
             self._complain(error)
             return frozenset()
+
+    def _note_series(self, checkpoints: Iterable[Checkpoint]) -> None:
+        self._series |= {c.series for c in checkpoints if c.step is not None}
+
+    def _left_incidents(self) -> list[Incident]:
+        try:
+            abandoned = [i for i in list_incidents(self._open()) if i.id in self._abandoned and i.state != "closed"]
+        except CkptguardError:
+            abandoned = []
+        return [*abandoned, *self._guards_incidents()]
 
     def _guards_incidents(self) -> list[Incident]:
         """What a guard inside the command deals with now."""

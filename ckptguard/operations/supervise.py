@@ -18,15 +18,24 @@ from typing import TypeVar
 import msgspec
 
 from ckptguard.config import Settings
-from ckptguard.errors import BusyError, CkptguardError, NotFoundError, RollbackExhausted, SettingsError
+from ckptguard.errors import (
+    BusyError,
+    CkptguardError,
+    NoKnownGoodError,
+    NotFoundError,
+    RollbackExhausted,
+    SettingsError,
+)
 from ckptguard.operations.background import Background
 from ckptguard.operations.held_signals import ENDING, HeldSignals
 from ckptguard.operations.hooks import COMMAND_SECONDS, Hooks
+from ckptguard.operations.left_command import end_left_running, left_running
 from ckptguard.operations.process_tree import become_subreaper
 from ckptguard.operations.recover_run import Recovery, sentences
 from ckptguard.operations.save_watch import Before, SaveWatch
 from ckptguard.operations.sick_saves import SickSave
 from ckptguard.operations.supervised_command import SupervisedCommand
+from ckptguard.operations.supervision import MARK, Note, Supervision
 from ckptguard.restarts import Ended, Then, decide
 from ckptguard.scan.processes import ProcessScanner
 
@@ -94,11 +103,16 @@ class _Supervisor:
             rate=lambda: settings.verify_rate if self._runs else None,
         )
         self._hooks = Hooks(settings, self._hook_log, signals.released)
-        self._command = SupervisedCommand(argv, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids])
+        self._argv, self._environment = argv, dict[str, str]()
+        self._command = SupervisedCommand(
+            argv, self._environment, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids]
+        )
         self._background = Background("saves", settings.niceness)
         self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
         self._recovery = Recovery(url, settings, self._saves, tell=tell, event=self._hooks.tell)
+        self._supervision: Supervision | None = None
         self._restarts = 0
+        self._to_mend = False  # what the next supervise of this run has to see to first
         self._only_looking = False
 
     def run(self) -> Supervised:
@@ -112,23 +126,34 @@ class _Supervisor:
         except _Abandoned:
             return done or Supervised(status=128 + (self._asked or signal.SIGTERM))
         except Exception as error:
+            self._to_mend = True
             self._tell(f"unexpected {type(error).__name__}: {error}; the command runs on without supervision")
             self._wait(self._command.has_ended)
             return Supervised(status=self._command.status if self._command.status is not None else 1)
         finally:
             self._hooks.close(patience=1.0)
+            if self._supervision is not None and not self._to_mend:
+                self._supervision.end()
             self._ending.set()  # a scanning process ends with us; not waited for, because it may hang
 
     def _run(self) -> Supervised:
         refused = self._look_at(self._saves.prepare, None)
         if refused is not None:
             return Supervised(status=1, error=refused)
-        sick: list[SickSave] = self._look_at(self._saves.sick, [])
-        if sick and self._most:
-            error = self._go_back(sick, "the newest save was sick before the command was started", None)
+        try:
+            left = self._begin()
+        except BusyError as busy:
+            return Supervised(status=1, error=busy)
+        sick: list[SickSave] = self._look_at(self._saves.last_look if left else self._saves.sick, [])
+        why = "the newest save was sick before the command was started"
+        if sick and left and self._restarts >= self._most:
+            return self._give_up(sick, why, 1)
+        if left or (sick and self._most):
+            why = why if sick else "the supervise before this one was killed"
+            error = self._go_back(sick, why, None, costs=bool(sick))
             if error is not None:
                 return Supervised(status=1, error=error)
-        died_before, is_first = False, True
+        died_before, is_first = False, left is None
         while self._asked is None:
             before = self._beside(self._saves.begin, Before())
             if self._asked is not None:
@@ -137,6 +162,7 @@ class _Supervisor:
             status = self._command.status
             broken_off = bool(found) or (status != 0 and self._asked is None)
             if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._wait)):
+                self._to_mend = True
                 message = "the command could not be stopped: some of its processes survive being killed"
                 return Supervised(status=status or 1, error=BusyError(message))
             sick, saved, good_since = found, True, True
@@ -160,10 +186,39 @@ class _Supervisor:
             died_before, is_first = not sick, False
         return Supervised(status=128 + (self._asked or 0))
 
+    def _begin(self) -> Note | None:
+        """Be the only supervise of this run. If the one before was killed, end what it left running, and return its
+        note: it may have been killed in the middle of anything. BusyError if that cannot be."""
+        try:
+            self._supervision, left = Supervision.begin(self._url, self._argv, os.environ)
+        except OSError as error:
+            self._tell(f"no note can be kept of this, so nobody can go on if we are killed: {error}")
+            return None
+        self._environment[MARK] = self._supervision.mark
+        if left is None:
+            return None
+        self._to_mend = True
+        self._tell("the supervise before this one was killed")
+        if running := left_running(left):
+            self._tell(f"ending what it left running: {', '.join(str(p.pid) for p in running)}")
+            if not end_left_running(left, self._stop_seconds, self._wait):
+                raise BusyError("some processes that a killed supervise left survive being killed")
+        self._restarts = left.restarts
+        self._beside(partial(self._saves.take_over, left.series, left.targets), None)
+        self._note()
+        return left
+
+    def _note(self, command: tuple[int, int] | None = None) -> None:
+        if self._supervision is not None:
+            series, targets = self._saves.to_take_over
+            self._supervision.note(command=command, restarts=self._restarts, series=series, targets=targets)
+
     def _attempt(self) -> list[SickSave]:
         """Start the command, and come back when it has ended; with the sick saves for which it was stopped."""
         until = threading.Event()
+        self._note()
         self._command.start()
+        self._note(self._command.process)
         self._runs = True
         watching = self._background.submit(lambda: self._saves.watch(until), _look)
 
@@ -191,11 +246,7 @@ class _Supervisor:
                 self._tell(f"the command {why}; it is not started again")
             return Supervised(status=ended.status)
         if then is Then.SPENT:
-            action = f"not started again: the budget of {self._most} rollbacks is spent"
-            self._beside(lambda: self._recovery.give_up(sick, f"the command {why}", ended.status, action), None)
-            hint = f"ckptguard rollback {self._url}" if sick else None
-            message = f"the command {why}, and is not started again: the budget of {self._most} rollbacks is spent"
-            return Supervised(status=ended.status, error=RollbackExhausted(message, hint=hint))
+            return self._give_up(sick, f"the command {why}", ended.status)
         error = self._go_back(sick, f"the command {why}", ended.status)
         if error is not None and not sick:  # it would have ended like this without us
             self._tell(f"it is not started again, because going back failed: {error.message}")
@@ -209,9 +260,20 @@ class _Supervisor:
             self._tell(f"starting the command again ({self._restarts} of {self._most})")
         return None
 
-    def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> CkptguardError | None:
+    def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:
+        action = f"not started again: the budget of {self._most} rollbacks is spent"
+        self._beside(lambda: self._recovery.give_up(sick, why, status, action), None)
+        hint = f"ckptguard rollback {self._url}" if sick else None
+        self._to_mend = False
+        return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}", hint=hint))
+
+    def _go_back(
+        self, sick: list[SickSave], why: str, status: int | None, *, costs: bool = True
+    ) -> CkptguardError | None:
         """Go back, in the other thread; the error if that was not possible. It costs one of the budget."""
-        self._restarts += 1
+        self._restarts += costs
+        self._to_mend = True
+        self._note()
         self._tell(why)
 
         def go_back() -> CkptguardError | None:
@@ -226,7 +288,10 @@ class _Supervisor:
                 return CkptguardError(f"going back failed: {type(error).__name__}: {error}")
             return None
 
-        return self._beside(go_back, None)
+        error = self._beside(go_back, None)
+        self._to_mend = error is not None and not isinstance(error, NoKnownGoodError)
+        self._note()
+        return error
 
     def _look_at(self, look: Callable[[], Result], otherwise: Result) -> Result:
         """What a look finds that may take as long as reading a checkpoint; whoever ends us need not wait for it."""

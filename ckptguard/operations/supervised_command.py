@@ -6,10 +6,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ckptguard.operations.held_signals import RESTORED
-from ckptguard.operations.process_tree import Process, collect_orphans, descendants, send_signal
+from ckptguard.operations.process_tree import Process, collect_orphans, descendants, send_signal, started_at
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells and `env` say it
 _LONGEST_KILL = 60.0  # seconds; a process in the midst of a dead device or file system cannot even be killed
@@ -19,10 +19,14 @@ Wait = Callable[[Callable[[], bool], float | None], None]
 
 
 class SupervisedCommand:
-    """One start of the command. `ours` says which of our children are not the command's."""
+    """One start of the command, with `environment` beside our own. `ours` says which of our children are not the
+    command's."""
 
-    def __init__(self, argv: Sequence[str], mask: set[int], ours: Callable[[], list[int]]) -> None:
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], mask: set[int], ours: Callable[[], list[int]]
+    ) -> None:
         self._argv = list(argv)
+        self._environment = environment
         self._mask = mask
         self._ours = ours
         # What was below us before, if we were started by `exec`: an entrypoint's sidecar, a `tee` of our own output.
@@ -37,13 +41,19 @@ class SupervisedCommand:
         cannot be started, it has ended with 126 or 127."""
         self._status, self._started_at, self.seconds = None, time.monotonic(), 0.0
         try:
+            environment = {**os.environ, **self._environment}
             self._pid = os.posix_spawnp(
-                self._argv[0], self._argv, os.environ, setsigmask=self._mask, setsigdef=RESTORED
+                self._argv[0], self._argv, environment, setsigmask=self._mask, setsigdef=RESTORED
             )
         except FileNotFoundError:
             self._status = NOT_FOUND
         except (OSError, ValueError):
             self._status = NOT_EXECUTABLE
+
+    @property
+    def process(self) -> tuple[int, int] | None:
+        """(pid, started) while it runs."""
+        return None if self._pid is None else (self._pid, started_at(self._pid))
 
     @property
     def status(self) -> int | None:
@@ -90,27 +100,34 @@ class SupervisedCommand:
 
     def stop_the_rest(self, seconds: float, wait: Wait) -> bool:
         """The same for what it left behind, in whatever session; False if something survives."""
-        for process in self._below():
-            send_signal(process, signal.SIGTERM)
-        _until(self._nothing_left, seconds, wait)
-        deadline = time.monotonic() + _LONGEST_KILL
-        while not self._nothing_left():
-            if time.monotonic() > deadline:
-                return False
-            self.kill()
-            _until(self._nothing_left, _LOOK_AGAIN, wait)
-        return True
+        return end_all(self._left, seconds, wait)
 
-    def _nothing_left(self) -> bool:
-        return self.has_ended() and not self._below()
+    def _left(self) -> list[Process]:
+        self.has_ended()  # collects what ended
+        return self._below()
 
     def _below(self) -> list[Process]:
         """What the command started, in whatever session."""
         older = [p.pid for p in descendants(os.getpid()) if (p.pid, p.started) in self._older]
-        return descendants(os.getpid(), lambda: [*self._ours(), *older])
+        return descendants(os.getpid(), leave=lambda: [*self._ours(), *older])
 
 
-def _until(so: Callable[[], bool], seconds: float, wait: Wait) -> None:
+def end_all(left: Callable[[], list[Process]], seconds: float, wait: Wait) -> bool:
+    """Ask whatever is left to end, give it `seconds`, then kill it; False if something survives."""
+    for process in left():
+        send_signal(process, signal.SIGTERM)
+    until(lambda: not left(), seconds, wait)
+    deadline = time.monotonic() + _LONGEST_KILL
+    while processes := left():
+        if time.monotonic() > deadline:
+            return False
+        for process in processes:
+            send_signal(process, signal.SIGKILL)
+        until(lambda: not left(), _LOOK_AGAIN, wait)
+    return True
+
+
+def until(so: Callable[[], bool], seconds: float, wait: Wait) -> None:
     """Wait in small steps: the end of a process further down tells us nothing before its parent ends too."""
     deadline = time.monotonic() + seconds
     while not so() and (left := deadline - time.monotonic()) > 0:

@@ -7,15 +7,13 @@ import contextlib
 import importlib.util
 import logging
 import os
-import stat
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
 
 import msgspec
 
 from ckptguard.config import ENVIRONMENT_PREFIX, Settings
+from ckptguard.operations.runtime_folder import private_runtime_folder
 from ckptguard.records.run import Run
 from ckptguard.training.client import is_alive
 
@@ -58,7 +56,7 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
             return None
         if importlib.util.find_spec("ckptguard_daemon") is None:
             raise ModuleNotFoundError("the package ckptguard_daemon is not installed")
-        log = os.path.join(_runtime_folder(os.environ), f"{run.run_id}.log")
+        log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
         command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid()), "--log-file", log]
         process = subprocess.Popen(
             command,
@@ -85,17 +83,3 @@ def _as_environment(settings: Settings) -> dict[str, str]:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
             found[ENVIRONMENT_PREFIX + field.name.upper()] = text
     return found
-
-
-def _runtime_folder(environ: Mapping[str, str]) -> str:
-    """A folder that is ours alone, for the log; OSError if there is none to be had."""
-    above = environ.get("XDG_RUNTIME_DIR")
-    folder = os.path.join(above, "ckptguard") if above and os.path.isabs(above) else None
-    if folder is None or not os.path.isdir(os.path.dirname(folder)):
-        folder = os.path.join(tempfile.gettempdir(), f"ckptguard-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{folder} is not a folder of this user alone")
-    return folder

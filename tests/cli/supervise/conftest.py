@@ -44,6 +44,7 @@ class Supervising:
             "CKPTGUARD_SETTLE": "0.05",
             "CKPTGUARD_SCAN_INTERVAL": "0.1",
             "PYTHONPATH": str(HERE),
+            "XDG_RUNTIME_DIR": str(folder),
         }
         self.process: subprocess.Popen[str] | None = None
 

@@ -6,6 +6,8 @@ import array
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -79,6 +81,35 @@ def train(run: Path, last: int) -> None:
     for step in range(newest(run) + 1, last + 1):
         save(run, step)
         await_verdict(run, step)
+
+
+def note(run: Path, name: str) -> None:
+    """Tell whoever waits for it."""
+    Path(f"{run}.{name}").touch()
+
+
+def leave_behind(run: Path) -> int:
+    """A child in a session of its own whose parent is gone, and that does not listen; its pid stands in a file too."""
+    ready = Path(f"{run}.left")
+    code = """import os, signal, sys
+os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork(): os._exit(0)
+open(sys.argv[1] + '.new', 'w').write(str(os.getpid()))
+os.rename(sys.argv[1] + '.new', sys.argv[1])
+while True: signal.pause()
+"""
+    subprocess.Popen([sys.executable, "-c", code, str(ready)], stdout=subprocess.DEVNULL)
+    until(ready.exists, "the child")
+    return int(ready.read_text(encoding="utf-8"))
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _names(run: Path) -> list[str]:

@@ -127,8 +127,11 @@ def state_fields(state: CheckpointState) -> Document:
         "kept": state.kept,
         "kept_how": state.kept_how,
         "quarantined": state.quarantined,
+        "trashed": state.trashed,
         "verified_at": state.verified_at,
         "bytes": state.bytes,
+        "kept_bytes": state.kept_bytes,
+        "pins": list(state.pins),
         "reason": state.reason,
     }
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, trouble
+
+if TYPE_CHECKING:
+    from ckptguard.operations.survey import CheckpointState
 
 
 @click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
@@ -29,11 +34,23 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     if not states:
         trouble("no checkpoints yet")
         return
-    rows = [(s.path, s.id, s.outcome.value, where(s), size(s.bytes), s.reason) for s in states]
-    table(("path", "id", "outcome", "where", "size", "reason"), rows)
+    rows = [
+        (s.path, s.id, s.outcome.value, where(s), size(s.bytes), copy_cost(s), s.reason or "; ".join(s.pins))
+        for s in states
+    ]
+    table(("path", "id", "outcome", "where", "size", "copy costs", "reason"), rows)
 
 
 def where(state: object) -> str:
     """In which places the checkpoint's files are, in one word each."""
-    places = [("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine")]
+    places = [("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash")]
     return "+".join(word for field, word in places if getattr(state, field)) or "gone"
+
+
+def copy_cost(state: CheckpointState) -> str | None:
+    """What the kept copy takes on storage that would be free without it."""
+    from ckptguard.cli.render import size
+
+    if not state.kept:
+        return None
+    return "shared" if state.kept_bytes is None else size(state.kept_bytes)

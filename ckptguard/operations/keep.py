@@ -23,7 +23,9 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     """Copy a checkpoint aside; None if copies are off or cannot be made on this storage.
 
     A hard link is made only where the name contains the step and the path was never saved again: an in-place writer
-    changes a link's content too. A reflink is always preferred. StorageFullError leaves nothing behind.
+    changes a link's content too; with ``keep = "link"`` it is made all the same. A reflink is always preferred to it.
+    Where the storage has neither, it is a copy, on an object store by its own means. StorageFullError leaves nothing
+    behind.
     """
     present = read_kept(run, checkpoint.series, checkpoint.step, generation)
     if present is not None or settings.keep == "none":
@@ -32,8 +34,8 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
         storage, run_prefix, records_prefix = run.shared()
     except SettingsError:
         return None
-    how = "copy"
-    if settings.keep == "auto":
+    how = settings.keep
+    if how == "auto":
         names_step = step_from_name(checkpoint.path.rpartition("/")[2]) is not None
         how = "link" if names_step and generation == 1 else "clone"
     folder = kept_folder(checkpoint.series, checkpoint.step, generation)
@@ -123,11 +125,19 @@ def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry
 
 def kept_matches(run: Run, copy: KeptCopy, manifest: Manifest) -> bool:
     """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
-    yet that its bytes are right)."""
+    yet that its bytes are right). A hard link that was written through since has another time."""
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     for file in manifest.files:
         known = (file.size, file.mtime_ns, file.inode, file.etag)
         if file.path not in made_of or (known[1:] != (None, None, None) and made_of[file.path] != known):
             return False
     entries = kept_checkpoint(copy, run.records.list(copy.folder, recursive=True))
-    return all(f.path in entries and entries[f.path].size == f.size for f in manifest.files)
+    return all(
+        f.path in entries and entries[f.path].size == f.size and not _written_through(entries[f.path], made_of[f.path])
+        for f in manifest.files
+    )
+
+
+def _written_through(entry: Entry, source: tuple[int, int | None, int | None, str | None]) -> bool:
+    _, mtime_ns, inode, _ = source
+    return entry.inode is not None and entry.inode == inode and entry.mtime_ns != mtime_ns

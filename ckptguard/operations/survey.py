@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from ckptguard.layouts import Checkpoint
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.holds import pins_of
 from ckptguard.operations.keep import kept_matches
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.own_bytes import own_bytes
@@ -19,7 +22,7 @@ from ckptguard.verdict import Outcome, Severity, Verdict
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any.
     `kept_bytes` is what its kept copy takes on storage that would be free without it; None if there is no copy, or
-    that cannot be told (a reflink)."""
+    that cannot be told (a reflink). `pins` say why it is pinned."""
 
     path: str
     series: str
@@ -35,19 +38,20 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     verified_at: str | None
     bytes: int | None
     kept_bytes: int | None
+    pins: tuple[str, ...]
     reason: str
 
 
 def survey(run: Run) -> tuple[CheckpointState, ...]:
     """Every checkpoint in place, then every recorded generation that is elsewhere or gone; by series and step."""
     history = load_history(run)
-    kept, trash = set(list_kept(run)), set(list_trashed(run))
+    kept, trash, pins = set(list_kept(run)), set(list_trashed(run)), pins_of(run)
     states: dict[tuple[str, Key], CheckpointState] = {}
     fresh: list[CheckpointState] = []
     for checkpoint in list_checkpoints(run):
         key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
         open_key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
-        state = _state(run, history, checkpoint.series, open_key, kept, trash, checkpoint)
+        state = _state(run, history, checkpoint.series, open_key, kept, trash, pins, checkpoint)
         if open_key in history.standings(checkpoint.series) or key is not None:
             states[(checkpoint.series, open_key)] = state
         else:
@@ -55,7 +59,7 @@ def survey(run: Run) -> tuple[CheckpointState, ...]:
     for series in history.names:
         for key in history.standings(series):
             if (series, key) not in states:
-                states[(series, key)] = _state(run, history, series, key, kept, trash, None)
+                states[(series, key)] = _state(run, history, series, key, kept, trash, pins, None)
     everything = [*states.values(), *fresh]
     return tuple(sorted(everything, key=lambda s: (s.series, s.step is None, s.step or 0, s.id or "", s.path)))
 
@@ -67,6 +71,7 @@ def _state(
     key: Key,
     kept: set[tuple[str, int | None, int]],
     trash: set[tuple[str, int | None, int]],
+    pins: Mapping[tuple[str, Key], Sequence[str]],
     checkpoint: Checkpoint | None,
 ) -> CheckpointState:
     verdict, manifest = history.verdict(series, key), history.manifest(series, key)
@@ -89,6 +94,7 @@ def _state(
         verified_at=verdict.checked_at if verdict else None,
         bytes=size,
         kept_bytes=own_bytes(run, copy) if copy else None,
+        pins=tuple(pins.get((series, key), ())),
         reason=heaviest_reason(verdict),
     )
 

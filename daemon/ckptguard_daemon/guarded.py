@@ -135,6 +135,8 @@ class GuardedRun:
             self._log_once("could_not_tell", level="warning", reason=sentence)
         for path in done.gone:
             log("gone", run=self.url, path=path)
+        for path in done.pruned:
+            log("pruned", run=self.url, path=path)
 
     def _tell(self, run: Run, checked: tuple[Checked, ...]) -> None:
         for one in checked:

@@ -89,6 +89,26 @@ def test_documents_of_one_checkpoint_are_as_shown(document, invoke, eventful):
         assert ordered(shape(found)) == ordered(example)
 
 
+def test_documents_of_retention_are_as_shown(document, invoke, eventful):
+    """prune, pin and unpin print what DOCUMENTS.md shows."""
+    (eventful / "net-400.pt").unlink()
+    for name in ("pin", "unpin"):
+        _, found = document(name, eventful / "net-200.pt", *(("--note", "n") if name == "pin" else ()))
+        assert ordered(shape(found)) == ordered(shape(EXAMPLES[name]))
+    rules = ("--keep-last", "1", "--keep-within", "1s", "--keep-best", "loss:min")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CKPTGUARD_KEEP_GOOD", "1")
+        _, found = document("prune", eventful, "--keep-last", "1")
+        patched.setenv("CKPTGUARD_TRASH_GRACE", "0")
+        assert set(found) == set(EXAMPLES["prune"])
+        _, emptied = document("prune", eventful, *rules)
+    for key in ("emptied", "in_trash"):
+        assert shape(found["in_trash"]) == shape(EXAMPLES["prune"][key])
+    found["emptied"], found["kept"][0]["metrics"] = emptied["emptied"], {"eval_loss": 2.25}
+    found["removed"][0]["metrics"] = {"eval_loss": 2.5}
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["prune"]))
+
+
 def test_documents_of_incidents_are_as_shown(document, invoke, eventful):
     """incidents and incident print what DOCUMENTS.md shows, with all that a guard can tell."""
     invoke("verify", eventful)

@@ -15,12 +15,15 @@ from ckptguard.errors import CkptguardError, CouldNotTellError, StorageError
 from ckptguard.names import series_of
 from ckptguard.operations import present
 from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.history import load_history
+from ckptguard.operations.keep import kept_matches
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.restore import restore
 from ckptguard.operations.survey import survey
 from ckptguard.records import moments
+from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
@@ -316,6 +319,22 @@ def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
     assert done.pruned == ()
     assert [t for t in done.could_not_tell if t.startswith("nothing was pruned: ")]
     assert in_place(root) == [400, 500, 600]
+
+
+def test_a_link_that_was_written_through_is_no_copy(root, run):
+    """A trainer that saves into the same file changes a hard link too: it no longer counts, and is not kept."""
+    torch.save(state_dict(1), root / "net-1.pt")
+    reconcile(run, QUICK.changed(keep="link"), Watch())
+    copy = read_kept(run, series_of("net-1.pt"), 1, 1)
+    if copy.how != "link":
+        pytest.skip("this file system makes no hard link here")
+    manifest = load_history(run).manifest(copy.series, (1, 1))
+    assert kept_matches(run, copy, manifest)
+    content = state_dict(2)
+    before = (root / "net-1.pt").stat().st_ino
+    torch.save(content, root / "net-1.pt")
+    assert (root / "net-1.pt").stat().st_ino == before
+    assert not kept_matches(run, copy, manifest)
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ import logging
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError
+from ckptguard.errors import CkptguardError, ObjectExistsError
 from ckptguard.incident import Details
 from ckptguard.incident_html import report_html
 from ckptguard.incident_text import report_text
 from ckptguard.operations.incident_report import report_of
+from ckptguard.operations.same_trouble import close_those_of
 from ckptguard.records.incidents import Incident, report_key, update_incident
 from ckptguard.records.run import Run, create_record
 
@@ -21,12 +22,17 @@ def close_incident(
     run: Run, incident: Incident, *, action: str, known_good: str | None = None, state: str = "closed"
 ) -> str | None:
     """Record what was done and leave the report; returns where its text is, None if it could not be made: a report is
-    worth having, and never worth what it reports. `state` is "open" where somebody else has to go on.
+    worth having, and never worth what it reports. `state` is "open" where somebody else has to go on. What a daemon
+    noted about saves of the same trouble is closed with it.
 
     Whatever the storage refuses of the record itself is raised.
     """
     concluded = _concluded(run, msgspec.structs.replace(incident, known_good=known_good or incident.known_good))
     closed = update_incident(run, incident, state=state, action=action, known_good=known_good, details=concluded)
+    try:
+        close_those_of(run, closed, action=action)
+    except CkptguardError as error:
+        _log.warning("incidents about saves of the same trouble stay open: %s", error.message)
     return leave_report(run, closed)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ckptguard.operations.close_incident import leave_report
 from ckptguard.operations.news import reason_of
 from ckptguard.operations.report import Checked
-from ckptguard.records.incidents import Incident, list_incidents, open_incident
+from ckptguard.operations.same_trouble import incident_of
+from ckptguard.records.incidents import Incident, list_incidents, open_incident, update_incident
 from ckptguard.records.run import Run
 from ckptguard.verdict import Outcome, Severity
 
@@ -14,18 +15,24 @@ _OF_NUMBERS = ("finite", "stale", "incident")
 
 
 def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
-    """Open an incident about a checkpoint, and leave what the records know of it as a report. None where there is
-    nothing to record: it is not bad, or there is an incident about this generation already."""
+    """Open an incident about a checkpoint, and leave what the records know of it as a report; where training noticed
+    the same trouble itself, its incident gets a line about it instead. None where there is nothing to record: it is
+    not bad, or there is an incident about this generation already."""
     if checked.outcome not in _RECORDED or checked.id is None:
         return None
     about = {"checkpoint": checked.id, "series": checked.series, "path": checked.path}
     if any(about.items() <= incident.evidence.items() for incident in list_incidents(run)):
         return None
     errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
+    numeric = bool(errors & set(_OF_NUMBERS))
+    noticed = incident_of(run, checked.series, checked.id) if numeric and errors <= set(_OF_NUMBERS) else None
+    if noticed is not None:
+        told = f"{checked.path} ({checked.id}) is {checked.outcome.value} of the same trouble: {reason_of(checked)}"
+        return update_incident(run, noticed, action=told) if told not in noticed.actions else None
     incident = open_incident(
         run,
         step=checked.step,
-        cause="numeric" if errors & set(_OF_NUMBERS) else "damage",
+        cause="numeric" if numeric else "damage",
         reason=f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}",
         evidence=dict(about),
         source=source,

@@ -169,7 +169,7 @@ class Training:
                 poison([b for name, b in model.named_buffers() if name.endswith("running_mean")])
             if here and job.fault == "optimizer":
                 poison([state["exp_avg"] for state in self.optimizer.state.values()])
-            if here and job.fault == "spike":
+            if strikes and job.fault == "spike":  # gradients are shared: it is one of all ranks
                 for parameter in model.parameters():
                     local(parameter).mul_(1e5)
             if job.fault == "warm-up":

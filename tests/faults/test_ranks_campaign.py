@@ -35,7 +35,7 @@ def drawn(run, fault, generator, **given):
         "seed": generator.randrange(1 << 30),
         "kind": generator.choice(("ddp", "ddp", "fsdp2", "fsdp2", "files")),
         "fault": fault,
-        "at": generator.randrange(9, TOTAL) if fault == "spike" else generator.randrange(1, TOTAL + 1),
+        "at": generator.randrange(9, 13) if fault == "spike" else generator.randrange(1, TOTAL + 1),
         "rank": generator.randrange(4),
         "around": generator.choice(AROUND),
         "check_every": generator.choice((1, 2, 50)),

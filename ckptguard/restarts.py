@@ -7,6 +7,7 @@ import enum
 import msgspec
 
 FIRST_MOMENTS = 10.0  # seconds in which a command fails that was never going to work
+GAVE_UP = "gave up"  # how the last action on an incident begins when a guard's own budget is spent
 _USAGE = frozenset((2, 126, 127))  # wrong usage; cannot be executed; cannot be found
 
 
@@ -24,7 +25,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     `asked`: we were told to end, and passed it on. `stopped`: we stopped it, because its saves are sick. `sick`: its
     newest save is sick. `saved` and `good`: whether it saved anything, and anything that is good. `died_before`: its
-    previous start ended by dying too, and `good_since` says whether there was a good save since then.
+    previous start ended by dying too, and `good_since` says whether there was a good save since then. `gave_up`: a
+    guard inside of it went back as often as it may, in vain.
     """
 
     status: int
@@ -33,6 +35,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     sick: bool = False
     saved: bool = False
     good_since: bool = False
+    gave_up: bool = False
     died_before: bool = False
     is_first: bool = False
     seconds: float = 0.0
@@ -46,6 +49,9 @@ def decide(ended: Ended, *, restarts: int, most: int) -> tuple[Then, str]:
         if not ended.sick:
             return Then.END, "ended well"
         return Then.GO_BACK if most else Then.SPENT, "ended with exit code 0, but its newest save is sick"
+    if ended.gave_up and not ended.stopped:
+        why = f"{describe(ended.status)}, and the guard inside of it {GAVE_UP}"
+        return (Then.GO_BACK if ended.sick and most else Then.END), why
     why = "has sick saves" if ended.sick else describe(ended.status)
     if not ended.sick:
         if not ended.saved and ended.status in _USAGE:

@@ -27,6 +27,7 @@ from ckptguard.operations.roll_back import RolledBack, roll_back
 from ckptguard.operations.sick_saves import SickSave, find_sick_saves, sick_without_step
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
 from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.restarts import GAVE_UP
 from ckptguard.scan import Scanner
 from ckptguard.verdict import Outcome
 
@@ -35,10 +36,20 @@ _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the c
 
 
 class Before(msgspec.Struct, frozen=True, kw_only=True):
-    """What there was when the command was started: good generations of each series, and what lay in place."""
+    """What there was when the command was started: good generations of each series, what lay in place, incidents."""
 
     good: frozenset[tuple[str, Key]] = frozenset()
     lying: frozenset[object] = frozenset()
+    incidents: frozenset[str] = frozenset()
+
+
+class Since(msgspec.Struct, frozen=True, kw_only=True):
+    """What came since then: whether anything was `saved`, finished or not, and anything `good`; whether a guard inside
+    the command `gave_up`."""
+
+    saved: bool
+    good: bool
+    gave_up: bool
 
 
 class WentBack(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,12 +103,7 @@ class SaveWatch:
         on."""
         self._series |= set(series)
         self._targets.update(targets)
-        try:
-            found = list_incidents(self._open())
-        except CkptguardError as error:
-            self._complain(error)
-            return
-        self._abandoned = {i.id for i in found if i.state != "closed" and i.source == "supervise"}
+        self._abandoned = {i.id for i in self._incidents() if i.state != "closed" and i.source == "supervise"}
 
     @property
     def to_take_over(self) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -107,11 +113,16 @@ class SaveWatch:
     def begin(self) -> Before:
         """The command is about to start: note what is there."""
         self._left_open |= {i.id for i in self._guards_incidents()}
-        return Before(good=self._good(), lying=self._signatures())
+        return Before(good=self._good(), lying=self._signatures(), incidents=frozenset(i.id for i in self._incidents()))
 
-    def since(self, before: Before) -> tuple[bool, bool]:
-        """Whether anything was saved since, finished or not, and whether any of it is good."""
-        return not self._signatures() <= before.lying, not self._good() <= before.good
+    def since(self, before: Before) -> Since:
+        """What came since then."""
+        given_up = [i for i in self._incidents() if i.actions and i.actions[-1].startswith(GAVE_UP)]
+        return Since(
+            saved=not self._signatures() <= before.lying,
+            good=not self._good() <= before.good,
+            gave_up=any(i.id not in before.incidents and i.source not in _OURS for i in given_up),
+        )
 
     def watch(self, until: threading.Event) -> list[SickSave]:
         """Make passes until a save is sick that nobody inside the command deals with, or until told otherwise."""
@@ -303,19 +314,22 @@ class SaveWatch:
         self._series |= {c.series for c in checkpoints if c.step is not None}
 
     def _left_incidents(self) -> list[Incident]:
-        try:
-            abandoned = [i for i in list_incidents(self._open()) if i.id in self._abandoned and i.state != "closed"]
-        except CkptguardError:
-            abandoned = []
+        abandoned = [i for i in self._incidents() if i.id in self._abandoned and i.state != "closed"]
         return [*abandoned, *self._guards_incidents()]
 
     def _guards_incidents(self) -> list[Incident]:
         """What a guard inside the command deals with now."""
+        return [
+            i
+            for i in self._incidents()
+            if i.state != "closed" and i.source not in _OURS and i.id not in self._left_open
+        ]
+
+    def _incidents(self) -> list[Incident]:
         try:
-            found = list_incidents(self._open())
+            return list_incidents(self._open())
         except CkptguardError:
             return []
-        return [i for i in found if i.state != "closed" and i.source not in _OURS and i.id not in self._left_open]
 
     def _complain(self, error: Exception) -> None:
         if not isinstance(error, NotFoundError):  # the command may make the folder yet

@@ -32,7 +32,7 @@ from ckptguard.operations.hooks import COMMAND_SECONDS, Hooks
 from ckptguard.operations.left_command import end_left_running, left_running
 from ckptguard.operations.process_tree import become_subreaper
 from ckptguard.operations.recover_run import Recovery, sentences
-from ckptguard.operations.save_watch import Before, SaveWatch
+from ckptguard.operations.save_watch import Before, SaveWatch, Since
 from ckptguard.operations.sick_saves import SickSave
 from ckptguard.operations.supervised_command import SupervisedCommand
 from ckptguard.operations.supervision import MARK, Note, Supervision
@@ -165,17 +165,18 @@ class _Supervisor:
                 self._to_mend = True
                 message = "the command could not be stopped: some of its processes survive being killed"
                 return Supervised(status=status or 1, error=BusyError(message))
-            sick, saved, good_since = found, True, True
+            sick, since = found, Since(saved=True, good=True, gave_up=False)
             if self._asked is None:
                 sick = self._look_at(self._saves.last_look, []) or found
-                saved, good_since = self._beside(partial(self._saves.since, before), (True, True))
+                since = self._beside(partial(self._saves.since, before), since)
             ended = Ended(
                 status=status,
                 asked=self._asked is not None,
                 stopped=bool(found),
                 sick=bool(sick),
-                saved=saved,
-                good_since=good_since,
+                saved=since.saved,
+                good_since=since.good,
+                gave_up=since.gave_up,
                 died_before=died_before,
                 is_first=is_first,
                 seconds=self._command.seconds,
@@ -254,8 +255,8 @@ class _Supervisor:
         if error is not None:
             return Supervised(status=ended.status, error=error)
         if then is Then.GO_BACK:
-            self._tell("the command is not started again, because it said that it is done")
-            return Supervised(status=ended.status, sick_end=True)
+            self._tell("the command is not started again")
+            return Supervised(status=ended.status, sick_end=ended.status == 0)
         if self._asked is None:
             self._tell(f"starting the command again ({self._restarts} of {self._most})")
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -12,11 +13,13 @@ from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.incident import Details
 from ckptguard.records.run import Run
+from ckptguard.restarts import GAVE_UP
 from ckptguard.training.client import ask_known_good
 from ckptguard.training.durable_skips import Drawn, skipped_of
 from ckptguard.training.going_back import Loaded, go_back, load_unrecorded, newest_good_step
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
+from ckptguard.training.owed import Owed
 from ckptguard.training.policy import Decision, PastRollback, RollbackPolicy, choose_target, decide
 from ckptguard.training.stores import Store
 
@@ -51,11 +54,18 @@ class Rollbacks:
         self._ask_seconds = ask_seconds
         self.evidence = evidence
         self._past: list[PastRollback] = []
+        self._owed = Owed(run, store.series)
+        self._unmarked = False  # whether the last one left newer checkpoints as they were
+
+    def settle(self) -> None:
+        """Make up for what could not be written before, if there is space now; never raises."""
+        self._owed.settle()
 
     def go_back(self, diagnosis: Diagnosis, *, save_every: int, drawn: Drawn | None = None) -> WentBack:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
         NoKnownGoodError when there is nothing to go back to. What is left out is in the incident's record before
         anything is loaded; `drawn` are the batches of the updates under suspicion, where the guard draws them."""
+        self.settle()
         since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
         cause = diagnosis.cause or "asked"
@@ -71,18 +81,18 @@ class Rollbacks:
         onset = decision.onset_step
         details = self.evidence(since, cause) if self.evidence is not None else Details()
         skipped = skipped_of(onset, last, drawn) if decision.skip and not decision.give_up else None
-        incident = begin_incident(
-            self._run,
-            step=diagnosis.step,
-            cause=cause,
-            reason=diagnosis.reason,
-            evidence=diagnosis.evidence,
-            details=msgspec.structs.replace(
+        noticed: dict[str, Any] = {
+            "step": diagnosis.step,
+            "cause": cause,
+            "reason": diagnosis.reason,
+            "evidence": diagnosis.evidence,
+            "details": msgspec.structs.replace(
                 details, onset=since, onset_through=diagnosis.onset_through, skipped=skipped
             ),
-        )
+        }
+        incident = begin_incident(self._run, **noticed)
         if decision.give_up:
-            report = end_incident(self._run, incident, action=f"gave up: {decision.reason}")
+            report = end_incident(self._run, incident, action=f"{GAVE_UP}: {decision.reason}")
             raise RollbackExhausted(
                 f"training is sick again ({diagnosis.reason}) and {decision.reason}",
                 report=report,
@@ -101,9 +111,17 @@ class Rollbacks:
         action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
         end_incident(self._run, incident, action=action, known_good=loaded.id)
+        self._owed.note(
+            loaded,
+            reason=diagnosis.reason,
+            incident=noticed if incident is None else None,
+            action=action,
+            unmarked=self._unmarked,
+        )
         return WentBack(loaded=loaded, decision=decision, onset=onset, last=last)
 
     def _find_or_read(self, decision: Decision, onset: int, reason: str) -> Loaded:
+        self._unmarked = False
         try:
             return self._find_and_load(decision, onset, reason)
         except (NoKnownGoodError, CouldNotTellError) as error:
@@ -111,8 +129,10 @@ class Rollbacks:
             loaded = load_unrecorded(self._run, self._settings, self._store, before_step=onset)
             if loaded is None:
                 raise
+            self._unmarked = True
             _log.error(
-                "the rollback could not be recorded, and newer checkpoints stay where they are: %s", error.message
+                "the rollback could not be recorded, and newer checkpoints stay where they are for now: %s",
+                error.message,
             )
             return loaded
 

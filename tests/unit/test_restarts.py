@@ -31,6 +31,10 @@ DIED = {"status": 137, "saved": True, "good_since": True}
         (Ended(**DIED, died_before=True), Then.RESTART),
         (Ended(status=137, saved=True, died_before=True), Then.END),
         (Ended(status=1, died_before=True), Then.END),
+        (Ended(status=1, gave_up=True, saved=True, good_since=True), Then.END),
+        (Ended(status=0, gave_up=True), Then.END),
+        (Ended(status=1, gave_up=True, sick=True), Then.GO_BACK),
+        (Ended(status=143, gave_up=True, sick=True, stopped=True), Then.RESTART),
     ],
 )
 def test_what_follows_an_end(ended, then):

@@ -1,6 +1,7 @@
 """The user's own files where several ranks train: `save` and `load` are called by all ranks, with the same path.
 
 So do the frameworks' own functions want it; a function that writes on one rank only returns at once on the others.
+They cannot go on behind training: they read the live state, and talk over the groups over which training talks.
 """
 
 from __future__ import annotations

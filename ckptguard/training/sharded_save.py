@@ -25,7 +25,7 @@ from ckptguard.training.host_copy import HostCopy
 from ckptguard.training.own_layout import STATE_FORMAT, local_root, seal_folder, write_state
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import GlooRanks, Ranks, together
-from ckptguard.training.sharded_state import failed_in_torch, has_stepped, live_of_all
+from ckptguard.training.sharded_state import has_stepped, live_of_all, torch_failures
 from ckptguard.training.state_json import encode_state, to_text
 from ckptguard.training.weights import first_of
 
@@ -57,10 +57,8 @@ class ShardedSave:
         self._writer = HashingWriter(self._folder)
         try:
             live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped(parts, ranks))
-            try:
+            with torch_failures(f"step {step} could not be saved"):
                 self._planned = Planned(live, self._writer, ranks.group)
-            except Exception as error:
-                raise failed_in_torch(f"step {step} could not be saved", error) from error
         except BaseException:
             self.discard()
             raise

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ckptguard.errors import RanksError, StateError
@@ -41,14 +42,20 @@ def put_back(parts: Parts, state: Mapping[str, Any], live: Mapping[str, Any]) ->
             part.load_state_dict(decode_state(state[name]))
 
 
-def failed_in_torch(what: str, error: Exception) -> RanksError:
-    """The error for what torch raised on every rank: what it says, with the ranks it names, without their stacks."""
-    failures = getattr(error, "failures", None)
-    if isinstance(failures, dict) and failures:
-        told = "; ".join(f"rank {rank}: {trouble[0]!r}" for rank, trouble in failures.items())
-    else:
-        told = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return RanksError(f"{what}: {told}")
+@contextmanager
+def torch_failures(what: str) -> Iterator[None]:
+    """RanksError for whatever torch raises: what it says, with the ranks it names, without their stacks."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # torch's own is none of the former
+        failures = getattr(error, "failures", None)
+        if isinstance(failures, dict) and failures:
+            told = "; ".join(f"rank {rank}: {trouble[0]!r}" for rank, trouble in failures.items())
+        else:
+            told = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise RanksError(f"{what}: {told}") from error
 
 
 def _live(parts: Parts, *, with_optimizer: bool) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ckptguard.training.own_layout import local_root, read_state, remove_leftove
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import GlooRanks, together
 from ckptguard.training.sharded_save import ShardedSave
-from ckptguard.training.sharded_state import failed_in_torch, live_of_all, put_back
+from ckptguard.training.sharded_state import live_of_all, put_back, torch_failures
 from ckptguard.training.stores import Copied, Extra, part_of_rank
 
 _log = logging.getLogger("ckptguard")
@@ -128,10 +128,8 @@ class ShardedStore:
         from torch.distributed.checkpoint.state_dict_loader import load
 
         reader = FileSystemReader(os.path.join(self._root, path))
-        try:
+        with torch_failures(f"{path} could not be loaded"):
             load(live, storage_reader=reader, process_group=self._ranks.group)
-        except Exception as error:  # torch tells every rank what went wrong on which
-            raise failed_in_torch(f"{path} could not be loaded", error) from error
 
     def _no_room_for(self, save: ShardedSave) -> str | None:
         try:

@@ -1,0 +1,252 @@
+"""What several ranks do in the tests of their saves behind training. Run by `rank_processes`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import threading
+
+import torch
+import torch.distributed as dist
+from sharded_training import die, digest, make, train
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+import ckptguard
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError
+from ckptguard.training import dcp_writer, host_copy, own_layout
+
+
+class Patch:
+    """Another function in place of one, on one rank only, until the end of the block."""
+
+    def __init__(self, rank, place, name, other):
+        self.here, self.place, self.name = dist.get_rank() == rank, place, name
+        self.real, self.other = getattr(place, name), other
+
+    def __enter__(self):
+        if self.here:
+            setattr(self.place, self.name, self.other)
+        return self
+
+    def __exit__(self, *_):
+        setattr(self.place, self.name, self.real)
+
+
+class Held(Patch):
+    """One rank stops before a function until it is let go."""
+
+    def __init__(self, rank, place=dcp_writer._HashingStream, name="write"):
+        self.let_go, self.reached = threading.Event(), threading.Event()
+
+        def wait_first(*args, **options):
+            self.reached.set()
+            assert self.let_go.wait(60)
+            return self.real(*args, **options)
+
+        super().__init__(rank, place, name, wait_first)
+
+    def wait(self):
+        """Return on every rank once the one that stops has stopped."""
+        if self.here:
+            assert self.reached.wait(60)
+        dist.barrier()
+
+
+class Training:
+    """A guarded training on this rank."""
+
+    def __init__(self, folder, kind="fsdp2", **options):
+        self.model, self.optimizer, self.scheduler = make(kind)
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        common = {"daemon": "off", "settings": Settings(settle=0), "check_every": 1000, "rank_timeout": 40}
+        self.guard = ckptguard.TrainingGuard(folder, **parts, **{**common, **options})
+
+    def fill(self, value):
+        """Overwrite every parameter."""
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.fill_(value)
+
+    def values(self):
+        """What the parameters hold on this rank."""
+        local = [p.to_local() if hasattr(p, "to_local") else p for p in self.model.parameters()]
+        return sorted({value for tensor in local for value in tensor.detach().flatten().tolist()})
+
+    def over(self):
+        """Return when this rank's part of the save in flight is over."""
+        assert self.guard._saving._in_flight.wait(60)
+
+
+def told(call):
+    """Which error a call raises, and what it says."""
+    try:
+        return call()
+    except CkptguardError as error:
+        return [error.kind, error.message]
+
+
+def present(folder):
+    """Which checkpoints lie in a run, and whatever else but the records."""
+    dist.barrier()
+    return sorted(name for name in os.listdir(folder) if not name.startswith("_"))
+
+
+def same_bytes(folder, kind):
+    """A save that blocks and one behind training, of one state that changes right after the call."""
+    training = Training(folder, kind)
+    train(training.model, training.optimizer, training.scheduler, 1, 3)
+    before = digest(training.model, training.optimizer)
+    one = training.guard.save(3)
+    with Held(1) as held:
+        two = training.guard.save(4, blocking=False)
+        train(training.model, training.optimizer, training.scheduler, 4, 5)
+        training.fill(77)
+        held.wait()
+        early = [training.guard.wait_for_save(0), os.path.exists(two)]
+        held.let_go.set()
+        late = training.guard.wait_for_save()
+    names = sorted(os.listdir(one))
+    equal = [name for name in names if content(one, name) == content(two, name)]
+    resumed = training.guard.resume()
+    memory = training.guard._store._host._memory.numel()
+    return [early, late, names, equal, resumed, digest(training.model, training.optimizer) == before, memory]
+
+
+def content(folder, name):
+    """The bytes of a file."""
+    with open(os.path.join(folder, name), "rb") as file:
+        return file.read()
+
+
+def failures(folder):
+    """Saves that cannot be written on one rank, or not be sealed; what each rank is told, and when."""
+    training = Training(folder)
+    guard, answers = training.guard, []
+    guard.save(1)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    for rank, place, name in (
+        (1, dcp_writer._HashingStream, "write"),
+        (0, dcp_writer._HashingStream, "write"),
+        (0, own_layout, "seal_written"),
+        (1, dcp_writer._Planner, "create_local_plan"),
+    ):
+        with Patch(rank, place, name, full):
+            answers.append(told(lambda: os.path.basename(guard.save(2, blocking=False))))
+            if guard._saving._in_flight is not None:
+                training.over()
+        if answers[-1] == "step-000000002":
+            answers[-1] = told(lambda: guard.save(3))
+    with Patch(1, host_copy, "_allocated", no_room):
+        guard._store._host = host_copy.HostCopy()
+        guard.save(4, blocking=False)
+        answers.append([guard._saving._in_flight is None, sorted(os.listdir(folder))])
+    if dist.get_rank() == 1:
+        training.fill(torch.nan)
+    guard.save(5, blocking=False)
+    training.over()
+    answers += [told(guard.wait_for_save), guard._saving.found_sick, guard._saving.last]
+    training.fill(6)
+    guard.save(6, blocking=False)
+    answers += [guard.wait_for_save(), present(folder)]
+    with Patch(1, FileSystemReader, "read_data", full):
+        answers.append(told(guard.resume))
+    return [*answers, guard.resume()]
+
+
+def no_room(*_, **__):
+    raise MemoryError("no room on rank 1")
+
+
+def going_back(folder):
+    """Rollbacks while a save is in flight, that ends in time or does not, stopped on one rank or the other."""
+    training = Training(folder, deadline=0.1)
+    guard, answers = training.guard, []
+    for step, (rank, place, name) in enumerate(
+        ((1, dcp_writer._HashingStream, "write"), (0, own_layout, "make_room"), (0, own_layout, "seal_written")), 1
+    ):
+        training.fill(step)
+        guard.save(step * 10)
+        with Held(rank, place, name) as held:
+            training.fill(77)
+            guard.save(step * 10 + 1, blocking=False)
+            in_flight = guard._saving._in_flight
+            held.wait()
+            answers.append([guard.rollback(), training.values()])
+            if step == 2:  # the next one begins while the one that was given up still sleeps
+                training.fill(2.5)
+                guard.save(22, blocking=False)
+                held.let_go.set()
+                answers.append([guard.wait_for_save(), guard.resume(), training.values()])
+            held.let_go.set()
+            assert in_flight.wait(60)
+    guard._deadline = 40
+    with Held(1) as held:
+        training.fill(4)
+        guard.save(40, blocking=False)
+        held.wait()
+        training.fill(77)
+        threading.Timer(0.05, held.let_go.set).start()
+        answers.append([guard.rollback(), training.values()])
+    return [answers, present(folder)]
+
+
+def busy(folder, when_busy):
+    """Automatic saves, the one of step 2 held up on rank 1 until step 5, or until step 4 waits for it."""
+    training = Training(folder, blocking=False, when_busy=when_busy)
+    held = Held(1)
+    for step, _ in training.guard.steps([torch.zeros(1)] * 8, total=6, save_every=2):
+        training.fill(step)
+        if step == 2:
+            held.__enter__()
+        if step == 3:
+            held.wait()
+        if step == (5 if when_busy == "skip" else 4):
+            held.__exit__()
+            threading.Timer(0.05, held.let_go.set).start()
+            if when_busy == "skip":
+                training.over()
+    in_flight = training.guard._saving._in_flight
+    training.fill(77)
+    return [in_flight is None, training.guard.resume(), training.values(), present(folder)]
+
+
+def many(folder):
+    """All of the above, in one start of the ranks."""
+    return {
+        "fsdp2": same_bytes(f"{folder}/fsdp2", "fsdp2"),
+        "ddp": same_bytes(f"{folder}/ddp", "ddp"),
+        "failures": failures(f"{folder}/failures"),
+        "going back": going_back(f"{folder}/back"),
+        "wait": busy(f"{folder}/wait", "wait"),
+        "skip": busy(f"{folder}/skip", "skip"),
+    }
+
+
+def killed(folder, victim):
+    """One rank is killed while it writes behind training; what the others are told by the next call."""
+    training = Training(folder)
+    training.fill(1)
+    training.guard.save(1)
+    with Patch(victim, dcp_writer._HashingStream, "write", die):
+        training.fill(2)
+        training.guard.save(2, blocking=False)
+        training.over()
+    return told(lambda: training.guard.save(3))
+
+
+def next_start(folders, last):
+    """Where trainings go on whose ranks were killed; then one more save, with which the interpreter ends."""
+    answers = []
+    for folder in folders:
+        training = Training(folder)
+        answers.append([training.guard.resume(), training.values(), present(folder)])
+    print("ANSWER" + __import__("json").dumps(answers), flush=True)
+    training = Training(last)
+    training.fill(9)
+    training.guard.save(9, blocking=False)
+    sys.exit(3)

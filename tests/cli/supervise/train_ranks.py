@@ -1,4 +1,5 @@
-"""What torchrun starts: ``train_ranks.py RUN``. Rank 0 turns sick the first time; rank 1 is deaf to SIGTERM."""
+"""What torchrun starts: ``train_ranks.py RUN``. The first time rank 0 turns sick while rank 1 is deaf to SIGTERM; the
+second time rank 1 is killed beside a sick save, and rank 0 has a child elsewhere; the third time all is well."""
 
 from __future__ import annotations
 
@@ -7,24 +8,37 @@ import signal
 import sys
 from pathlib import Path
 
-from supervised_training import save, start, train, until
+from supervised_training import is_there, leave_behind, save, start, train, until
 
 RUN = Path(sys.argv[1])
 DONE = RUN.with_name("done")
 PIDS = RUN.with_name("pids")
 
+
+def pids() -> list[int]:
+    """All processes of all starts, in the order in which they started."""
+    return [int(line.split()[0]) for line in PIDS.read_text(encoding="utf-8").splitlines()] if PIDS.exists() else []
+
+
+number = 1 + len(pids()) // 2
 with PIDS.open("a", encoding="utf-8") as file:
     file.write(f"{os.getpid()} {os.getsid(0)}\n")
 if os.environ["RANK"] == "1":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if number == 1:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if number == 2:
+        until(lambda: (RUN / "net-4.safetensors").exists(), "the sick save")
+        os.kill(os.getpid(), signal.SIGKILL)
     until(DONE.exists, "the other rank")
 else:
-    if start(RUN) == 1:
-        train(RUN, 2)
-        until(lambda: len(PIDS.read_text(encoding="utf-8").splitlines()) == 2, "the other rank")
-        save(RUN, 3, nan=True)
+    start(RUN)
+    train(RUN, min(number + 1, 3))
+    until(lambda: len(pids()) == 2 * number, "the other rank")
+    if number < 3:
+        if number == 2:
+            leave_behind(RUN)
+        save(RUN, number + 2, nan=True)
         while True:
             signal.pause()
-    before = [int(line.split()[0]) for line in PIDS.read_text(encoding="utf-8").splitlines()[:2]]
-    train(RUN, 4)
-    DONE.write_text(str([pid for pid in before if Path(f"/proc/{pid}").exists()]), encoding="utf-8")
+    left = int(Path(f"{RUN}.left").read_text(encoding="utf-8"))
+    DONE.write_text(str([pid for pid in (*pids()[:4], left) if is_there(pid)]), encoding="utf-8")

@@ -266,6 +266,7 @@ class TrainingGuard:
 
     def _close(self) -> None:
         self._saving.close(EXIT_SECONDS)
+        self._rollbacks.settle(now=True)
         self._evidence.close()
         child, self._child = self._child, None
         self._progress.position = None
@@ -307,6 +308,7 @@ class TrainingGuard:
                 batch = self._progress.next_batch()
                 yield self._progress.current, batch
                 step = self._progress.made()
+                self._rollbacks.settle()
                 due = (step % self._save_every == 0 or step == total) and self._saving.last != step
                 if self._watch.sick is None:
                     self._watch.after_step(step, must_know=due or self._saving.found_sick)

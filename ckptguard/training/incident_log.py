@@ -32,10 +32,14 @@ def begin_incident(
         incident = read_incident(run, told) if told is not None else None
         if incident is None:
             incident = open_incident(run, step=step, cause=cause, reason=reason, evidence=dict(evidence), source=source)
-        return update_incident(run, incident, state=state, details=details) if details is not None else incident
     except CkptguardError as error:
         _log.warning("an incident could not be recorded: %s (it was: %s)", error.message, reason)
         return None
+    try:
+        return update_incident(run, incident, state=state, details=details) if details is not None else incident
+    except CkptguardError as error:
+        _log.warning("the details of incident %s could not be recorded: %s", incident.id, error.message)
+        return incident
 
 
 def end_incident(

@@ -57,15 +57,15 @@ class Rollbacks:
         self._owed = Owed(run, store.series)
         self._unmarked = False  # whether the last one left newer checkpoints as they were
 
-    def settle(self) -> None:
-        """Make up for what could not be written before, if there is space now; never raises."""
-        self._owed.settle()
+    def settle(self, *, now: bool = False) -> None:
+        """Make up for what could not be written before, if there is space; see `Owed.settle`."""
+        self._owed.settle(now=now)
 
     def go_back(self, diagnosis: Diagnosis, *, save_every: int, drawn: Drawn | None = None) -> WentBack:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
         NoKnownGoodError when there is nothing to go back to. What is left out is in the incident's record before
         anything is loaded; `drawn` are the batches of the updates under suspicion, where the guard draws them."""
-        self.settle()
+        self.settle(now=True)
         since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
         cause = diagnosis.cause or "asked"

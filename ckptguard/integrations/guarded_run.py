@@ -221,6 +221,8 @@ class GuardedRun:
 
     def _protect(self) -> None:
         try:
+            if self._rollbacks is not None:
+                self._rollbacks.settle(now=True)
             for trouble in protect_finished(self.run, self.settings):
                 _log.warning("ckptguard: %s", trouble)
         except Exception as error:  # beside training, nothing of ours may surface in it

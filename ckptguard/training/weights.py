@@ -102,8 +102,19 @@ def _floats(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             continue
         # A rank looks at its own shard of a distributed tensor: what others hold, they look at.
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if not local.numel() and hasattr(tensor, "ds_tensor"):
+            local = _part_under_zero_3(tensor)
         if local.numel() and not local.is_meta:
             yield name, local.detach()
+
+
+def _part_under_zero_3(parameter: Any) -> Any:
+    """What DeepSpeed leaves of a parameter on this rank; the last part is padded with what happened to be there."""
+    import torch.distributed as dist
+
+    part = parameter.ds_tensor
+    begin = part.numel() * dist.get_rank(parameter.ds_process_group)
+    return part.flatten()[: max(0, parameter.ds_numel - begin)]
 
 
 def _flags(named: Named) -> Iterator[tuple[list[tuple[str, Any]], Any]]:

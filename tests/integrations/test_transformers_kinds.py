@@ -1,4 +1,4 @@
-"""``train`` over sharded weights, PEFT, trl, several ranks and DeepSpeed: each replays as if nothing had been."""
+"""``train`` over sharded weights, PEFT, trl, several ranks, FSDP2 and DeepSpeed: each replays as if nothing had been."""
 
 from pathlib import Path
 
@@ -32,12 +32,8 @@ def test_sharded_weights_adapters_and_trl(tmp_path):
 
 
 def test_two_ranks_go_back_together(tmp_path):
-    """Only one rank's weights are struck; both go back to the same step, and end as without it."""
-    launch(str(SCRIPT), "ddp", tmp_path, ranks=2)
-    check(tmp_path, "ddp")
-
-
-def test_deepspeed_inside(tmp_path):
-    """ZeRO-2, one rank: on a CPU the Trainer knows of no more."""
-    launch(str(SCRIPT), "deepspeed", tmp_path, ranks=1)
-    check(tmp_path, "deepspeed")
+    """One rank's weights are struck, or its shard or partition; both go back to the same step, and end as without."""
+    kinds = ("ddp", "fsdp", "full", "zero2", "zero3")
+    launch(str(SCRIPT), ",".join(kinds), tmp_path, ranks=2)
+    for kind in kinds:
+        check(tmp_path, kind)

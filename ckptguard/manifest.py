@@ -6,6 +6,9 @@ Digests are lower-case hexadecimal. `FORMAT.md` beside the records specifies the
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import msgspec
 
 from ckptguard.errors import RecordsError
@@ -74,12 +77,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str
     nonce: str
     files: tuple[File, ...]
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = {}  # the finite numbers that were given when it was saved
+    nonfinite_metrics: dict[str, str] = {}  # the others, in words: "nan", "inf", "-inf"
 
     @property
     def id(self) -> str:
         """``<step>.<generation>``."""
         return checkpoint_id(self.step, self.generation)
+
+    def given_metrics(self) -> dict[str, float]:
+        """All numbers that were given when it was saved."""
+        return {**self.metrics, **{name: float(word) for name, word in self.nonfinite_metrics.items()}}
 
     @property
     def bytes(self) -> int:
@@ -89,6 +97,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def file(self, path: str) -> File | None:
         """The file under this path, if the manifest names it."""
         return next((f for f in self.files if f.path == path), None)
+
+
+def split_metrics(given: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+    """Named numbers as a manifest has them: the finite ones, and the others in words, for JSON has none for them."""
+    finite = {name: float(value) for name, value in given.items() if math.isfinite(value)}
+    return finite, {name: str(float(value)) for name, value in given.items() if name not in finite}
 
 
 def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
@@ -115,6 +129,8 @@ def decode_manifest(text: bytes) -> Manifest:
     for path in paths:
         if not is_safe_path(path) or path.split("/")[0] == RECORDS_FOLDER:
             raise RecordsError(f"a manifest names an unsafe path: {path!r}")
+    if not {"nan", "inf", "-inf"}.issuperset(manifest.nonfinite_metrics.values()):
+        raise RecordsError("a manifest states a metric that is no number")
     if any(n < 0 for f in manifest.files for n in (f.size, *(n for s in f.spans for n in (s.offset, s.length)))):
         raise RecordsError("a manifest states a negative size or place")
     if any(t.span is not None and not 0 <= t.span < len(f.spans) for f in manifest.files for t in f.tensors):

@@ -239,7 +239,12 @@ def _seal_again(run: Run, manifest: Manifest) -> None:
     if load_history(run).current(manifest.series, manifest.step, manifest.path) is None:
         files = tuple(_as_stored(run, f) for f in manifest.files)
         seal_written(
-            run, path=manifest.path, layout=manifest.layout, step=manifest.step, files=files, metrics=manifest.metrics
+            run,
+            path=manifest.path,
+            layout=manifest.layout,
+            step=manifest.step,
+            files=files,
+            metrics=manifest.given_metrics(),
         )
 
 

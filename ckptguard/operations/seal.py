@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from itertools import islice
 
 from ckptguard.checks import Evidence
-from ckptguard.manifest import File, Manifest
+from ckptguard.manifest import File, Manifest, split_metrics
 from ckptguard.names import series_of
 from ckptguard.operations.examine import manifest_files
 from ckptguard.operations.history import load_history
 from ckptguard.records.clock import utc_now
 from ckptguard.records.manifests import write_manifest
+from ckptguard.records.metrics import MOST_METRICS, is_metric_name, read_metrics
 from ckptguard.records.run import Run
 from ckptguard.version import __version__
 
+_LOGGED = "log_history.-1."  # of trainer_state.json
+
 
 def seal_observed(run: Run, evidence: Evidence, generation: int) -> Manifest:
-    """Seal a checkpoint from what was read back from storage. BusyError if another process sealed it first."""
+    """Seal a checkpoint from what was read back from storage, with the metrics that were given when it was saved, or
+    else that a Trainer logged last. BusyError if another process sealed it first."""
     checkpoint = evidence.checkpoint
+    metrics = read_metrics(run, checkpoint.series, checkpoint.step, generation)
+    finite, words = split_metrics(logged_metrics(evidence) if metrics is None else metrics)
     manifest = Manifest(
         series=checkpoint.series,
         path=checkpoint.path,
@@ -30,6 +37,8 @@ def seal_observed(run: Run, evidence: Evidence, generation: int) -> Manifest:
         version=__version__,
         nonce=uuid.uuid4().hex,
         files=manifest_files(evidence),
+        metrics=finite,
+        nonfinite_metrics=words,
     )
     write_manifest(run, manifest)
     return manifest
@@ -49,6 +58,7 @@ def seal_written(
     BusyError if another writer sealed the same generation of this step.
     """
     series = series_of(path)
+    finite, words = split_metrics(metrics or {})
     manifest = Manifest(
         series=series,
         path=path,
@@ -60,7 +70,15 @@ def seal_written(
         version=__version__,
         nonce=uuid.uuid4().hex,
         files=files,
-        metrics=dict(metrics or {}),
+        metrics=finite,
+        nonfinite_metrics=words,
     )
     write_manifest(run, manifest)
     return manifest
+
+
+def logged_metrics(evidence: Evidence) -> dict[str, float]:
+    """The numbers of the last entry of a Trainer's log: those of the evaluation, if one came before the save."""
+    named = (leaf for leaf in evidence.leaves() if leaf.name.startswith(_LOGGED))
+    found = ((leaf.name.removeprefix(_LOGGED), leaf.value) for leaf in named)
+    return {name: float(value) for name, value in islice(found, MOST_METRICS) if is_metric_name(name)}

@@ -42,7 +42,14 @@ def state_text(step: int, captured: Captured, extra: Mapping[str, Any]) -> bytes
 
 
 def write_checkpoint(
-    run: Run, step: int, captured: Captured, text: bytes, gate: Gate | None = None, *, allow: Sequence[str] = ()
+    run: Run,
+    step: int,
+    captured: Captured,
+    text: bytes,
+    gate: Gate | None = None,
+    *,
+    allow: Sequence[str] = (),
+    metrics: Mapping[str, float] | None = None,
 ) -> Manifest:
     """Write and seal the checkpoint of a step, with its `state_text`; returns its manifest.
 
@@ -64,12 +71,20 @@ def write_checkpoint(
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return seal_folder(run, step, temporary, files, gate)
+    return seal_folder(run, step, temporary, files, gate, metrics)
 
 
-def seal_folder(run: Run, step: int, temporary: str, files: Sequence[File], gate: Gate) -> Manifest:
-    """Give a step's temporary folder its name and seal it, with files that are written under the keys that they will
-    have. Failures leave nothing, and the gate means the same, as in `write_checkpoint`."""
+def seal_folder(
+    run: Run,
+    step: int,
+    temporary: str,
+    files: Sequence[File],
+    gate: Gate,
+    metrics: Mapping[str, float] | None = None,
+) -> Manifest:
+    """Give a step's temporary folder its name and seal it with its metrics, and with files that are written under the
+    keys that they will have. Failures leave nothing, and the gate means the same, as in `write_checkpoint`.
+    """
     root, name = local_root(run), folder_name(step)
     folder = os.path.join(root, temporary)
     try:
@@ -85,7 +100,7 @@ def seal_folder(run: Run, step: int, temporary: str, files: Sequence[File], gate
     try:
         stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
         gate.go_on()
-        manifest = seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored)
+        manifest = seal_written(run, path=name, layout=LAYOUT.name, step=step, files=stored, metrics=metrics)
     except Exception:
         # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save was
         # abandoned, a later one may lie there by now.

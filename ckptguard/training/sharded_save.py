@@ -46,6 +46,7 @@ class ShardedSave:
         self._folder = os.path.join(local_root(run), self._temporary)
         self._leads = ranks.rank == 0
         self._sealed = False
+        self._metrics = extra.get("metrics")
         self._sick: Sequence[str] | None = None  # patterns of what may hold NaN, if that is to be looked at
         beside: list[Any] = []
         together(
@@ -150,5 +151,5 @@ class ShardedSave:
         files = [msgspec.convert(file, File, strict=False) for own in found for file in own]
         text = to_text(self._state | {"ranks": [answer["extra"] for answer in told]})
         files.append(write_state(self._folder, self.path, text))
-        seal_folder(self._run, self._step, self._temporary, files, gate)
+        seal_folder(self._run, self._step, self._temporary, files, gate, self._metrics)
         self._sealed = True

@@ -17,6 +17,7 @@ from ckptguard.manifest import Manifest
 from ckptguard.names import is_safe_path, is_temporary, series_folder, series_of
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint
+from ckptguard.records.metrics import forget_metrics, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.training.background_save import Gate
 from ckptguard.training.host_copy import HostCopy
@@ -46,7 +47,8 @@ class Store(Protocol):
         """The series of the checkpoints."""
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """Save everything for a step, with `extra` beside it; returns the path in the run."""
+        """Save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest too; returns the
+        path in the run."""
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
         """Load a checkpoint that was just verified. Returns what was saved beside it (empty: unknown), and what is
@@ -114,16 +116,19 @@ class OwnStore:
         """See `Store`."""
         captured = self._parts.capture()
         text = state_text(step, captured, extra)
-        return write_checkpoint(self._run, step, captured, text, allow=self._allow).path
+        metrics = extra.get("metrics")
+        return write_checkpoint(self._run, step, captured, text, allow=self._allow, metrics=metrics).path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
         """See `CopyingStore`."""
         captured = self._parts.capture()
         text = state_text(step, captured, extra)
-        copied = self._host.take(captured)
+        copied, metrics = self._host.take(captured), extra.get("metrics")
         return Copied(
             path=folder_name(step),
-            write=lambda gate: write_checkpoint(self._run, step, copied, text, gate, allow=self._allow),
+            write=lambda gate: write_checkpoint(
+                self._run, step, copied, text, gate, allow=self._allow, metrics=metrics
+            ),
         )
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
@@ -164,11 +169,15 @@ class UserStore:
         make_room(self._run, path)
         generation = load_history(self._run).next_generation(self.series, step)
         place = self._run.usable(path)
+        if extra.get("metrics"):
+            write_metrics(self._run, self.series, step, generation, extra["metrics"])
         if self._run.storage.root is not None:
             os.makedirs(os.path.dirname(place), exist_ok=True)
         try:
             self._save(place, step)
         except BaseException:
+            if extra.get("metrics"):
+                forget_metrics(self._run, self.series, step, generation)
             self._remove_half(place)
             raise
         try:

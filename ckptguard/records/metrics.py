@@ -1,0 +1,78 @@
+"""Metrics on storage: numbers that were given with a save whose manifest an observer writes later."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ckptguard.errors import ObjectMissingError, RecordsError, SettingsError
+from ckptguard.manifest import split_metrics
+from ckptguard.names import record_name, series_folder
+from ckptguard.record_text import decode_record
+from ckptguard.records.run import Run, create_record, read_record
+
+_FOLDER = "metrics"
+MOST_METRICS = 1000
+_LONGEST_NAME = 200
+
+
+class _Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    format: int = 1
+    metrics: dict[str, float] = {}
+    nonfinite_metrics: dict[str, str] = {}
+
+
+def checked_metrics(given: Mapping[Any, Any]) -> dict[str, float]:
+    """Named numbers (or what has one, such as a tensor of one element). SettingsError says what is none."""
+    if len(given) > MOST_METRICS:
+        raise SettingsError(f"at most {MOST_METRICS} metrics can be saved with a checkpoint, not {len(given)}")
+    found = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not is_metric_name(name):
+            raise SettingsError(f"a metric's name is text of 1 to {_LONGEST_NAME} characters, not {name!r:.100}")
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            found[name] = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise SettingsError(f"the metric {name!r} is no number, but a {type(value).__name__}") from error
+    return found
+
+
+def is_metric_name(name: str) -> bool:
+    """Whether a name can be recorded."""
+    return 1 <= len(name) <= _LONGEST_NAME and not any("\ud800" <= c <= "\udfff" for c in name)
+
+
+def write_metrics(run: Run, series: str, step: int | None, generation: int, metrics: Mapping[str, float]) -> None:
+    """Record the metrics of a generation that is about to be saved, in place of those of a save that failed."""
+    finite, words = split_metrics(metrics)
+    forget_metrics(run, series, step, generation)
+    create_record(
+        run,
+        _key(series, step, generation),
+        msgspec.json.encode(_Metrics(metrics=finite, nonfinite_metrics=words)) + b"\n",
+    )
+
+
+def forget_metrics(run: Run, series: str, step: int | None, generation: int) -> None:
+    """Remove what was recorded for a save that failed."""
+    with contextlib.suppress(ObjectMissingError):  # no record was ever written
+        run.records.remove(_key(series, step, generation))
+
+
+def read_metrics(run: Run, series: str, step: int | None, generation: int) -> dict[str, float] | None:
+    """What was recorded, or None: also where it cannot be read, for nothing depends on it but what is the best."""
+    text = read_record(run, _key(series, step, generation))
+    try:
+        found = decode_record(text or b"", _Metrics, "the metrics of a checkpoint")
+        return {**found.metrics, **{name: float(word) for name, word in found.nonfinite_metrics.items()}}
+    except (RecordsError, ValueError):
+        return None
+
+
+def _key(series: str, step: int | None, generation: int) -> str:
+    return f"{_FOLDER}/{series_folder(series)}/{record_name(step, generation)}.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from ckptguard.config import Settings
 from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.names import MAX_STEP
 from ckptguard.operations.load_settings import load_settings
+from ckptguard.records.metrics import checked_metrics
 from ckptguard.records.run import open_run
 from ckptguard.storage import normalise_url
 from ckptguard.training.background_save import EXIT_SECONDS
@@ -177,7 +178,7 @@ class TrainingGuard:
         self._progress.observed = self._progress.now
         return self._watch.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
-    def save(self, step: int | None = None, *, blocking: bool = True) -> str:
+    def save(self, step: int | None = None, *, blocking: bool = True, metrics: Mapping[str, Any] | None = None) -> str:
         """Save now; returns the checkpoint's path. Inside of `steps`, call it after the update: the checkpoint is
         named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
         else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is.
@@ -188,7 +189,11 @@ class TrainingGuard:
         time: the next one waits. At the end of the interpreter it gets up to a minute. Several ranks call this and
         `wait_for_save` on all of them, and `close` before they end their process group. Not for a `save=` of your own:
         it reads the state that training changes, and its exchanges between ranks would mix with training's.
+
+        `metrics` are named numbers (of several ranks, those of rank 0 count) by which `ckptguard prune --keep-best`
+        chooses; NaN is recorded and never the best. SettingsError if one is no number.
         """
+        given = {} if metrics is None else {"metrics": checked_metrics(metrics)}
         self._saving.raise_unheard()
         if step is None:
             if self._progress.position is None:
@@ -203,7 +208,7 @@ class TrainingGuard:
         sick = self._agreed(self._watch.sick)
         if sick is not None:
             raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
-        path = self._saving.begin(step, self._extra(step), blocking=blocking, asked=True)
+        path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
         if not self._looping:
             self._progress.step = step
         return self._run.usable(path)

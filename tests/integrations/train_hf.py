@@ -154,7 +154,7 @@ def gloo_ranks(kind: str):
         deepspeed_on_cpu.prepare()
     told = ("gloo", DistributedType.DEEPSPEED if zero else DistributedType.MULTI_GPU)
     with (
-        mock.patch.object(PartialState, "_prepare_backend", lambda *given: told),
+        mock.patch.object(PartialState, "_prepare_backend", return_value=told),
         mock.patch.object(PartialState, "set_device", lambda state: setattr(state, "device", torch.device("cpu"))),
         mock.patch.dict(os.environ, {"ACCELERATE_USE_DEEPSPEED": str(zero).lower()}),
     ):

@@ -175,37 +175,6 @@ def test_masked_batches_in_a_row_are_a_sickness(tmp_path):
     assert taken == [*range(11), 4, 5, *range(11, 17)]
 
 
-class Scaler:
-    """A loss scaler as the loop sees it: every overflow halves the scale."""
-
-    def __init__(self, scale=1024.0):
-        self.scale = scale
-
-    def get_scale(self):
-        return self.scale
-
-    def state_dict(self):
-        return {"scale": self.scale}
-
-    def load_state_dict(self, state):
-        self.scale = state["scale"]
-
-
-def test_a_skipped_step_is_how_a_scaler_works(tmp_path):
-    """One skipped update with an infinite norm is normal; five in a row take training back, scale included."""
-    model, scaler, data = Half(), Scaler(), batches(30)
-    taken = []
-    with guarded(tmp_path / "run", model, scaler=scaler) as guard:
-        for _, x in guard.steps(data, total=12, save_every=4):
-            number = next(n for n, b in enumerate(data) if b is x)
-            taken.append(number)
-            overflow = number == 2 or 6 <= number <= 10
-            scaler.scale /= 2 if overflow else 1
-            guard.observe(loss=1.0, grad_norm=float("inf") if overflow else 1.0)
-    assert taken == [*range(11), 4, 5, *range(11, 17)]
-    assert scaler.scale == 512.0
-
-
 def test_the_budget_ends_it(tmp_path):
     """Every update overflows: after three rollbacks RollbackExhausted, which names a report that people can read."""
     with pytest.raises(RollbackExhausted) as caught:

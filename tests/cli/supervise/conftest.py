@@ -14,7 +14,7 @@ import pytest
 from supervised_training import PATIENCE, until
 
 HERE = Path(__file__).resolve().parent
-PREAMBLE = """import os, signal, subprocess, sys
+PREAMBLE = """import json, os, signal, subprocess, sys
 from pathlib import Path
 from supervised_training import *
 run = Path(sys.argv[1])
@@ -41,8 +41,8 @@ class Supervising:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
         self.environment = {
             **kept,
-            "CKPTGUARD_SETTLE": "0.05",
-            "CKPTGUARD_SCAN_INTERVAL": "0.1",
+            "CKPTGUARD_SETTLE": "0",
+            "CKPTGUARD_SCAN_INTERVAL": "0.05",
             "PYTHONPATH": str(HERE),
             "XDG_RUNTIME_DIR": str(folder),
         }

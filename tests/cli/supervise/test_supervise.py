@@ -45,29 +45,31 @@ def test_without_supervision_the_same_command_goes_on_from_the_poisoned_one(plai
     assert starts(run) == ["0", "4 sick"]
 
 
-def test_a_torch_script_that_resumes_from_the_highest_number(supervise, run):
-    """The same with torch's own saving, where the weights become NaN by themselves."""
+def test_a_gradient_norm_in_the_log_is_enough(supervise, run):
+    """What Hugging Face's Trainer saves after an update that was left out is finite and new: only its log tells."""
     done = supervise(
         """
-import torch
-first, begin = start(run) == 1, newest(run)
-w = torch.load(run / f"net-{begin}.pt", weights_only=True)["w"] if begin else torch.full((4, 4), 2.0)
-for step in range(begin + 1, 7):
-    w = w * 1.5
-    if step == 4 and first:
-        w[0, 0] = (w[0, 0] * 1e38 * 1e38) * 0.0
-    run.mkdir(exist_ok=True)
-    torch.save({"w": w}, run / f"net-{step}.pt")
-    if w.isnan().any():
-        signal.pause()
-    await_verdict(run, step)
+def checkpoint(step, sick_since=99):
+    log = [{"step": s, "grad_norm": float("nan") if s >= sick_since else 1.0} for s in range(1, step + 1)]
+    place = run / f"tmp-{step}"
+    place.mkdir(parents=True)
+    save(place, step).rename(place / "model.safetensors")
+    (place / "config.json").write_text("{}")
+    (place / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": log}))
+    place.rename(run / f"checkpoint-{step}")
+
+if start(run) == 1:
+    for step in (2, 4):
+        checkpoint(step)
+        await_verdict(run, step)
+    checkpoint(6, sick_since=4)
+    signal.pause()
+note(run, "_".join(sorted(p.name for p in run.glob("checkpoint-*"))))
 """
     )
-    assert done.code == 0, done.stderr
-    assert starts(run) == ["0", "3"]
-    import torch
-
-    assert torch.equal(torch.load(run / "net-6.pt", weights_only=True)["w"], torch.full((4, 4), 2.0 * 1.5**6))
+    assert (done.code, len(starts(run))) == (0, 2), done.stderr
+    assert run.with_name("run.checkpoint-2").exists()
+    assert "a gradient norm of nan since step 4" in only_incident(run).reason
 
 
 def test_a_command_that_is_stopped_and_says_that_all_is_well_is_started_again(supervise, run):

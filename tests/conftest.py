@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+from servers.fixtures import azure, ceph, gcs, moto, sftp  # noqa: F401 - fixtures for all
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,194 @@
+"""Laws of being shared and of trouble: threads, forked and other processes, many and odd names, errors, secrets."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import pytest
+
+from ckptguard.errors import ObjectExistsError, StorageError
+from ckptguard.storage import Storage, open_storage
+from ckptguard.storage.options import options_for
+from ckptguard.storage.redaction import secrets_in
+
+ODD = (
+    *("a b", " ", "a ", "[x]*?", "{a,b}", "new\nline", "tab\t", "größe-重み-🙂", "-rf", "#%41", "%2F", "a+b", "a&b=c"),
+    *(".hidden", "...", "a::b", "q?x=1", "~", "semi;colon", "'\"", "back\\slash", "$HOME", "é", "\x7f"),
+)
+
+
+class SharedLaws:
+    """What holds when a storage is used by many at once."""
+
+    put_raw: Callable[[Storage, str, bytes], None]
+    get_raw: Callable[[Storage, str], bytes]
+
+    def test_threads(self, storage: Storage) -> None:
+        """Eight threads write, list, read and remove, each its own, and find what they wrote."""
+        wrong: list[str] = []
+
+        def work(number: int) -> None:
+            try:
+                for turn in range(4):
+                    key, data = f"t{number}/{turn}", secrets.token_bytes(10_000)
+                    storage.create(key, data)
+                    with storage.open(key) as reader:
+                        assert reader.read(100, 9_900) == data[100:]
+                    assert [e.key for e in storage.list(f"t{number}")] == [f"t{number}/{n}" for n in range(turn + 1)]
+                storage.remove(f"t{number}/0")
+            except BaseException:
+                wrong.append(traceback.format_exc())
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+        assert len(storage.list(recursive=True)) == 24
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_after_a_fork(self, storage: Storage) -> None:
+        """A child uses the storage and the reader that its parent had opened, and so does the parent afterwards."""
+        data = secrets.token_bytes(50_000)
+        self.put_raw(storage, "k", data)
+        with storage.open("k") as reader:
+            assert reader.read(0, 10) == data[:10]
+            ours, theirs = multiprocessing.Pipe()
+            child = os.fork()
+            if child == 0:
+                _in_child(storage, reader.read, theirs)
+            theirs.close()
+            told = ours.recv() if ours.poll(60) else "no answer"
+            os.waitpid(child, 0)
+            assert told == ("fine", data[20:30])
+            assert reader.read(40_000, 10_000) == data[40_000:]
+        assert [e.key for e in storage.list()] in (["k"], ["child", "k"])  # a child's memory is its own
+
+
+def _in_child(storage: Storage, read: Callable[[int, int], bytes], answers: Connection) -> None:
+    try:
+        storage.create("child", b"1")
+        assert storage.stat("child").size == 1
+        answers.send(("fine", read(20, 10)))
+    except BaseException:
+        answers.send(traceback.format_exc())
+    finally:
+        os._exit(0)
+
+
+class NameLaws:
+    """What holds for many keys, and for odd ones."""
+
+    put_raw: Callable[[Storage, str, bytes], None]
+    get_raw: Callable[[Storage, str], bytes]
+
+    def put_many(self, storage: Storage, keys: list[str]) -> None:
+        """Write many small objects, past the storage where that is quicker."""
+        for key in keys:
+            self.put_raw(storage, key, b"1")
+
+    def test_more_keys_than_one_answer_holds(self, storage: Storage) -> None:
+        """All of 1100 keys of a folder are listed, one level or all, and all are removed."""
+        names = [f"many/{number:04d}" for number in range(1100)]
+        self.put_many(storage, names)
+        self.put_raw(storage, "many.txt", b"1")
+        self.put_raw(storage, "many0/x", b"1")
+        assert [e.key for e in storage.list("many")] == names
+        assert [e.key for e in storage.list("many", recursive=True)] == names
+        assert [e.key for e in storage.list()] == ["many", "many.txt", "many0"]
+        storage.remove("many")
+        assert [e.key for e in storage.list(recursive=True)] == ["many.txt", "many0/x"]
+
+    def test_a_deep_key(self, storage: Storage) -> None:
+        """Thirty folders deep is nothing special."""
+        key = "/".join(f"d{n}" for n in range(30)) + "/k"
+        storage.create(key, b"1")
+        assert [e.key for e in storage.list(recursive=True)] == [key]
+        assert [e.kind for e in storage.list("d0/d1")] == ["folder"]
+        storage.remove("d0")
+        self.put_raw(storage, "x", b"1")
+        assert [e.key for e in storage.list()] == ["x"]
+
+    @pytest.mark.parametrize("name", ODD)
+    def test_an_odd_name(self, storage: Storage, name: str) -> None:
+        """Every character of Unicode but NUL and the slash is only a part of a name."""
+        for key in (name, f"d/{name}", f"{name}/x"):
+            folder = key.rpartition("/")[0]
+            storage.create(f"{key}", b"123") if not folder else storage.create(f"e/{key}", b"123")
+        assert storage.stat(name).size == 3
+        assert sorted(e.key for e in storage.list(recursive=True)) == sorted([name, f"e/d/{name}", f"e/{name}/x"])
+        assert [e.key for e in storage.list(f"e/{name}")] == [f"e/{name}/x"]
+        assert sorted(e.key for e in storage.list("e")) == sorted({"e/d", f"e/{name}"})
+        with pytest.raises(ObjectExistsError):
+            storage.create(name, b"456")
+        storage.copy(name, f"copied/{name}")
+        storage.move(f"copied/{name}", f"moved/{name}")
+        with storage.open(f"moved/{name}") as reader:
+            assert reader.read(1, 2) == b"23"
+            reader.check_unchanged()
+        assert self.get_raw(storage, f"moved/{name}") == b"123"
+        storage.remove(f"e/{name}")
+        storage.remove(name)
+        assert [e.key for e in storage.list(recursive=True)] == [f"e/d/{name}", f"moved/{name}"]
+
+
+class HonestyLaws:
+    """What holds for errors and for what a storage says about itself."""
+
+    put_raw: Callable[[Storage, str, bytes], None]
+    get_raw: Callable[[Storage, str], bytes]
+
+    def test_capabilities_are_true(self, storage: Storage) -> None:
+        """What a storage says that it can do, it does; finding out leaves nothing behind."""
+        said = storage.capabilities()
+        self.put_raw(storage, "k", b"1" * 10)
+        assert [e.key for e in storage.list(recursive=True)] == ["k"]
+        assert said == storage.capabilities()
+        assert (storage.stat("k").etag is not None) == said.etags
+        assert storage.copy("k", "linked/x", how="link") in ({"link", "reflink", "copy"} if said.links else {"copy"})
+        storage.remove("linked/x")
+        assert ("linked" in [e.key for e in storage.list()]) <= said.folders
+        free = storage.free_space()
+        assert free is None or free > 0
+
+    def test_a_time_is_told(self, storage: Storage) -> None:
+        """Entries say when they were written, within a day of our clock."""
+        import time
+
+        self.put_raw(storage, "k", b"1")
+        assert abs((storage.stat("k").mtime_ns or 0) / 1e9 - time.time()) < 86_400
+
+    def test_errors_name_the_key_and_no_secret(self, storage: Storage) -> None:
+        """Whatever fails, the text holds the key, and none of the options' secrets."""
+        self.put_raw(storage, "folder/taken", b"1")
+        hidden = secrets_in(options_for(storage.url))
+        for attempt in (
+            lambda: storage.stat("folder/absent"),
+            lambda: storage.open("folder/absent"),
+            lambda: storage.open("folder"),
+            lambda: storage.create("folder/taken", b"2"),
+            lambda: storage.copy("folder/absent", "folder/other"),
+            lambda: storage.move("folder/taken", "folder/taken"),
+        ):
+            with pytest.raises(StorageError) as caught:
+                attempt()
+            assert "folder" in caught.value.message
+            assert not any(secret in str(caught.value) + str(caught.value.hint) for secret in hidden)
+            assert not any(secret in repr(storage) + storage.url for secret in hidden)
+
+    def test_another_opening_sees_the_same(self, storage: Storage) -> None:
+        """What one opening of a URL wrote, the next finds at once."""
+        storage.create("a/k", b"123")
+        other = open_storage(storage.url, must_exist=True)
+        assert other.url == storage.url
+        assert [(e.key, e.size) for e in other.list(recursive=True)] == [("a/k", 3)]
+        other.remove("a/k")
+        other.create("b", b"1")
+        assert [e.key for e in storage.list(recursive=True)] == ["b"]

@@ -1,0 +1,184 @@
+"""Storages behind real servers keep the contract of `Storage`, each as far as it says itself."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import pytest
+from servers.azurite import AzureServer
+from servers.fake_gcs import GcsServer
+from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS
+from servers.s3 import S3Server
+from servers.sshd import SftpServer
+from storage_contract import StorageContract
+
+from ckptguard.errors import DeniedError
+from ckptguard.storage import Storage, open_storage
+
+
+class ServerContract(StorageContract):
+    """A storage under a fresh prefix of a bucket."""
+
+    bucket: ClassVar[str]
+    scheme: ClassVar[str]
+
+    @pytest.fixture
+    def storage(self, server: Any) -> Storage:
+        self.server = server
+        return open_storage(f"{self.scheme}://{self.bucket}/test-{secrets.token_hex(8)}/root", must_exist=False)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: Any) -> None:
+        self.server = server
+
+    def absent(self) -> Storage:
+        place = f"{self.scheme}://{self.bucket}/absent-{secrets.token_hex(8)}/below"
+        return open_storage(place, must_exist=False)
+
+    def key_of(self, storage: Storage, key: str) -> str:
+        """The whole key in the bucket."""
+        return storage.url.removeprefix(f"{self.scheme}://{self.bucket}/") + "/" + key
+
+    def put_many(self, storage: Storage, keys: list[str]) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda key: self.put_raw(storage, key, b"1"), keys))
+
+
+class S3Contract(ServerContract):
+    """Any S3 server."""
+
+    scheme = "s3"
+    clients: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def client(self) -> Any:
+        """boto's client, one for all tests."""
+        return self.clients.setdefault(self.server.endpoint, self.server.client())
+
+    def put_raw(self, storage: Storage, key: str, data: bytes) -> None:
+        self.client.put_object(Bucket=self.bucket, Key=self.key_of(storage, key), Body=data)
+
+    def get_raw(self, storage: Storage, key: str) -> bytes:
+        return self.client.get_object(Bucket=self.bucket, Key=self.key_of(storage, key))["Body"].read()
+
+    def test_nothing_unfinished_stays_behind(self, storage: Storage) -> None:
+        """An abandoned upload frees its parts."""
+        with storage.upload("k") as upload:
+            upload.write(bytes(20 << 20))
+        unfinished = self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
+        assert [u for u in unfinished if u["Key"] == self.key_of(storage, "k")] == []
+
+
+class TestMoto(S3Contract):
+    """moto's server."""
+
+    bucket = S3_BUCKETS[0]
+
+    @pytest.fixture
+    def server(self, moto: S3Server) -> S3Server:
+        return moto
+
+
+class TestRadosgw(S3Contract):
+    """Ceph's gateway."""
+
+    bucket = S3_BUCKETS[1]
+
+    @pytest.fixture
+    def server(self, ceph: S3Server) -> S3Server:
+        return ceph
+
+
+class TestAzurite(ServerContract):
+    """Azure's blobs."""
+
+    bucket, scheme = AZURE_CONTAINER, "abfs"
+
+    @pytest.fixture
+    def server(self, azure: AzureServer) -> AzureServer:
+        return azure
+
+    @pytest.fixture(autouse=True)
+    def _client(self, azure: AzureServer) -> Iterator[None]:
+        with azure.client() as service:
+            self.container = service.get_container_client(self.bucket)
+            yield
+
+    def put_raw(self, storage: Storage, key: str, data: bytes) -> None:
+        self.container.upload_blob(self.key_of(storage, key), data, overwrite=True)
+
+    def get_raw(self, storage: Storage, key: str) -> bytes:
+        return self.container.download_blob(self.key_of(storage, key)).readall()
+
+
+class TestGcs(ServerContract):
+    """Google's objects."""
+
+    bucket, scheme = GCS_BUCKET, "gs"
+
+    @pytest.fixture
+    def server(self, gcs: GcsServer) -> GcsServer:
+        return gcs
+
+    def put_raw(self, storage: Storage, key: str, data: bytes) -> None:
+        name = quote(self.key_of(storage, key), safe="")
+        self.server.call("POST", f"/upload/storage/v1/b/{self.bucket}/o?uploadType=media&name={name}", data)
+
+    def get_raw(self, storage: Storage, key: str) -> bytes:
+        name = quote(self.key_of(storage, key), safe="")
+        return self.server.call("GET", f"/storage/v1/b/{self.bucket}/o/{name}?alt=media")
+
+
+class TestSftp(StorageContract):
+    """OpenSSH's SFTP server."""
+
+    @pytest.fixture(autouse=True)
+    def _server(self, sftp: SftpServer) -> None:
+        self.server = sftp
+
+    @pytest.fixture
+    def storage(self, sftp: SftpServer) -> Storage:
+        folder = sftp.folder / f"test-{secrets.token_hex(8)}"
+        folder.mkdir()
+        return open_storage(sftp.url(folder))
+
+    def absent(self) -> Storage:
+        return open_storage(self.server.url(self.server.folder / f"absent-{secrets.token_hex(8)}"), must_exist=False)
+
+    def put_raw(self, storage: Storage, key: str, data: bytes) -> None:
+        path = self._local(storage, key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def get_raw(self, storage: Storage, key: str) -> bytes:
+        return self._local(storage, key).read_bytes()
+
+    def _local(self, storage: Storage, key: str) -> Path:
+        return Path("/" + storage.url.split("/", 3)[3], key)
+
+    def test_links_are_entries_and_never_ways(self, storage: Storage, tmp_path: Path) -> None:
+        """A link is listed with its target; nothing reads, writes or removes through it."""
+        root = self._local(storage, "")
+        (tmp_path / "secret").write_bytes(b"secret")
+        (root / "folder").symlink_to(tmp_path)
+        (root / "file").symlink_to(tmp_path / "secret")
+        assert [(e.key, e.kind) for e in storage.list(recursive=True)] == [("file", "link"), ("folder", "link")]
+        for attempt in (
+            lambda: storage.open("file"),
+            lambda: storage.open("folder/secret"),
+            lambda: storage.list("folder"),
+            lambda: storage.stat("folder/secret"),
+            lambda: storage.create("folder/new", b"1"),
+            lambda: storage.remove("folder/secret"),
+            lambda: storage.copy("file", "copy"),
+        ):
+            with pytest.raises(DeniedError):
+                attempt()
+        storage.remove("folder")
+        storage.remove("file")
+        assert [p.name for p in tmp_path.iterdir()] == ["secret"]

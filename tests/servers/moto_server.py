@@ -1,0 +1,30 @@
+"""An S3 that is quick to start: moto's server, in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from servers.processes import NotInstalledError, free_port, listens, running
+from servers.s3 import S3Server
+
+# One request at a time: moto looks and then writes, so conditional puts that run side by side could both win.
+_SERVE = """
+import sys
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+make_server("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app)).serve_forever()
+"""
+
+
+@contextlib.contextmanager
+def moto_server(folder: Path) -> Iterator[S3Server]:
+    """A running server whose log lies in `folder`."""
+    if importlib.util.find_spec("moto") is None:
+        raise NotInstalledError('no moto here: pip install "ckptguard[servers]"')
+    port = free_port()
+    with running([sys.executable, "-c", _SERVE, str(port)], folder / "moto.log", lambda: listens(port)):
+        yield S3Server(f"http://127.0.0.1:{port}", "testing", "testing-secret-key")

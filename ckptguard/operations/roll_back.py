@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 
@@ -119,13 +119,15 @@ def verify_pending(
     *,
     before_step: int | None = None,
     series: str | None = None,
+    exclude: Collection[str] = (),
     dry_run: bool = False,
     scanner: Scanner = scan_files,
 ) -> list[str]:
     """Verify checkpoints that have no verdict and are newer than the known-good one, newest first, until one is
-    GOOD. Returns the paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes."""
+    GOOD. Ids in `exclude` are not known-good. Returns the paths that still have none (with `dry_run`: all of them).
+    Raises nothing about their bytes."""
     history = load_history(run)
-    known = known_good_candidates(run, history, before_step=before_step, series=series, most=1)
+    known = known_good_candidates(run, history, before_step=before_step, series=series, exclude=exclude, most=1)
     floor = (known[0].key[0] or 0) if known else -1
     left = []
     found = [c for c in list_checkpoints(run) if c.step is not None and (series is None or c.series == series)]
@@ -185,6 +187,8 @@ def _choose(
         if usable is not None:
             return usable
         refused.add(candidate.answer.id)
+        if to_id is None and not dry_run:  # older ones were left unverified because of it
+            verify_pending(run, settings, before_step=before_step, series=series, exclude=refused, scanner=scanner)
 
 
 def _usable(run: Run, settings: Settings, candidate: Candidate, *, dry_run: bool, scanner: Scanner) -> Candidate | None:

@@ -11,17 +11,21 @@ from dataclasses import dataclass
 
 from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, RecordsError
+from ckptguard.layouts import Checkpoint
+from ckptguard.manifest import Manifest
 from ckptguard.names import parse_id
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.roll_back import roll_back, verify_pending
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.clock import utc_now
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run
 from ckptguard.training.stores import Extra, Store
 from ckptguard.verdict import Outcome
+from ckptguard.version import __version__
 
 _log = logging.getLogger("ckptguard")
 _LOCK_TRIES = 3
@@ -44,11 +48,10 @@ def load_newest_good(run: Run, settings: Settings, store: Store, *, refused: Ite
     Ids in `refused` do not count. NoKnownGoodError if there are some and none could be loaded.
     """
     refused = set(refused)
-    oldest = min((p[0] for p in map(parse_id, refused) if p is not None and p[0] is not None), default=None)
-    verify_pending(run, settings, before_step=oldest, series=store.series)
     damaged: set[str] = set()
     with InUse(run, "a resume") as in_use:
         while True:
+            verify_pending(run, settings, series=store.series, exclude=refused)
             found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
             if not found:
                 if refused:
@@ -94,9 +97,11 @@ def load_unrecorded(run: Run, settings: Settings, store: Store, *, before_step: 
     for checkpoint in sorted((c for c in found if c.step is not None), key=lambda c: -(c.step or 0)):
         try:
             checked = verify_checkpoint(run, checkpoint, settings, md5=False, record=False)
-            if checked.outcome is Outcome.GOOD and checked.id is not None:
+            if checked.outcome is Outcome.GOOD:
+                parsed = parse_id(checked.id or "")
+                sealed = read_manifest(run, store.series, *parsed) if parsed is not None else None
                 with InUse(run, "a rollback") as in_use:
-                    loaded = _read(run, settings, store, in_use, checkpoint.path, checked.id)
+                    loaded = _load(run, settings, store, in_use, sealed or _unsealed(run, checkpoint))
                 if loaded is not None:
                     return loaded
         except CouldNotTellError as error:
@@ -165,12 +170,32 @@ def _read(run: Run, settings: Settings, store: Store, in_use: InUse, path: str, 
     manifest = read_manifest(run, store.series, *parsed) if parsed is not None else None
     if manifest is None or manifest.step is None:
         raise RecordsError(f"the manifest of {path} ({checkpoint_id}) is gone")
+    return _load(run, settings, store, in_use, manifest)
+
+
+def _load(run: Run, settings: Settings, store: Store, in_use: InUse, manifest: Manifest) -> Loaded | None:
     in_use.pin(store.series, (manifest.step, manifest.generation))
     extra, wrong = store.read(manifest)
     if wrong is None:
-        return Loaded(step=manifest.step, id=checkpoint_id, path=run.usable(manifest.path), extra=extra)
+        return Loaded(step=manifest.step or 0, id=manifest.id, path=run.usable(manifest.path), extra=extra)
     _log.warning("%s; looking for an older checkpoint", wrong)
-    checkpoint = find_checkpoint(run, path)
+    checkpoint = find_checkpoint(run, manifest.path)
     if checkpoint is not None:
         verify_checkpoint(run, checkpoint, settings, md5=False)
     return None
+
+
+def _unsealed(run: Run, checkpoint: Checkpoint) -> Manifest:
+    """What stands for the manifest of the user's own files where none can be written: it names the next generation."""
+    return Manifest(
+        series=checkpoint.series,
+        path=checkpoint.path,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        generation=load_history(run).next_generation(checkpoint.series, checkpoint.step),
+        digest_origin="observer",
+        sealed_at=utc_now(),
+        version=__version__,
+        nonce="",
+        files=(),
+    )

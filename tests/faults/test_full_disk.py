@@ -5,8 +5,10 @@ import os
 import resource
 
 import pytest
+import torch
 from fixtures_runs import QUICK, write_torch
 
+import ckptguard
 from ckptguard.errors import StorageFullError
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.reconcile import Watch, reconcile
@@ -91,3 +93,24 @@ def test_recording(root):
     assert find_known_good(run).id == "100.1"
     reconcile(run, COPIES, Watch())
     assert find_known_good(run).id == "200.1"
+
+
+def test_going_back_to_files_of_the_users_own(tmp_path):
+    """Nothing was verified yet, and no verdict can be written: the newest file that is good as it is read is loaded."""
+    model = torch.nn.Linear(3, 2)
+    options = {
+        "save": lambda path, step: torch.save(model.state_dict(), path),
+        "load": lambda path: model.load_state_dict(torch.load(path, weights_only=True)),
+    }
+    guard = ckptguard.TrainingGuard(tmp_path / "run", model=model, daemon="off", settings=QUICK, **options)
+    saved = []
+    for step in (1, 2, 3):
+        with torch.no_grad():
+            model.weight += 1
+        guard.save(step=step)
+        saved.append(model.weight.detach().clone())
+    newest = tmp_path / "run" / "step-3.pt"
+    newest.write_bytes(newest.read_bytes().replace(saved[2].numpy().tobytes(), saved[1].numpy().tobytes()))
+    with no_file_larger_than(10):
+        assert guard.rollback("NaN") == 2
+    assert torch.equal(model.weight, saved[1])

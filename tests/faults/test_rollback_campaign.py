@@ -69,7 +69,10 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
     struck = Strikes(kind, around, at, generator, FullDisk(monkeypatch, run), HeldSave(monkeypatch), run, tells)
     if kind == "in_flight":
         struck.have_in_flight(options)
-    told = f"seed {seed}: {struck.kind} at {struck.at}, {around}, {asked=}, {struck.held=}, {options}, {tells=}"
+    elif generator.random() < 0.25:
+        struck.own_files, options["blocking"] = True, True
+    told = f"seed {seed}: {struck.kind} at {struck.at}, {around}, {asked=}, {struck.held=}, {struck.own_files=}, "
+    told += f"{tells=}, {options}"
     print(told)
     exhausted = None
     with contextlib.ExitStack() as stack:
@@ -115,6 +118,7 @@ class Strikes:
     def __init__(self, kind, around, at, generator, disk, save, run, tells) -> None:
         self.kind, self.around, self.at, self.generator, self.disk, self.save = kind, around, at, generator, disk, save
         self.run, self.tells, self.daemon, self.held, self._struck = run, tells, None, None, 0
+        self.own_files = False
         self._hit = generator.randrange(1, 4) if kind == "scale" else 1
 
     def have_in_flight(self, options):
@@ -128,7 +132,8 @@ class Strikes:
 
     def train(self, training, options, before=None):
         """Train to the end; the oracle that watched."""
-        guard = ckptguard.TrainingGuard(self.run, **training.parts(), **options)
+        files = {"save": training.save, "load": training.load} if self.own_files else {}
+        guard = ckptguard.TrainingGuard(self.run, **training.parts(), **options, **files)
         oracle = _ORACLES[self.run] = Oracle(training, guard, lambda: self.disk.full)
         if before is not None:
             oracle.take_over(before)

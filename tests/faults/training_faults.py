@@ -95,6 +95,20 @@ class Struck:
         for state in self.optimizer.state_dict()["state"].values():
             yield from (torch.as_tensor(value) for value in state.values())
 
+    def save(self, path, step):
+        """The user's own file."""
+        scale = self.scaler.scale if self.scaler is not None else None
+        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "scale": scale}
+        torch.save(state, path)
+
+    def load(self, path):
+        """The same, loaded."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scaler is not None:
+            self.scaler.scale = state["scale"]
+
     def finite(self):
         """Whether training is healthy."""
         return all(bool(t.isfinite().all()) for t in self.tensors())

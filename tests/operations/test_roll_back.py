@@ -9,9 +9,11 @@ from fixtures_runs import QUICK, state_dict, write_torch
 from ckptguard.errors import BusyError, NoKnownGoodError
 from ckptguard.operations.clear import clear
 from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.roll_back import roll_back
 from ckptguard.operations.survey import survey
+from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.kept import list_kept
 from ckptguard.verdict import Outcome
 
@@ -52,6 +54,13 @@ def test_damage_with_kept_times_is_found_by_reading_and_skipped(root, three):
     done = roll_back(three, QUICK, reason="NaN", check_writing=False)
     assert done.known_good.id == "200.1"
     assert {s.id: s.outcome for s in survey(three)}["300.1"] is Outcome.BAD
+
+
+def test_older_ones_are_verified_when_the_known_good_turns_out_damaged(root, three):
+    """Only the newest ever had a verdict: nothing below it was looked at, until it is found damaged."""
+    verify_checkpoint(three, find_checkpoint(three, "net-300.pt"), QUICK)
+    flip(root / "net-300.pt")
+    assert roll_back(three, QUICK, reason="NaN", check_writing=False).known_good.id == "200.1"
 
 
 def test_the_kept_copy_is_put_back_under_its_own_name(root, run):

@@ -13,6 +13,7 @@ from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
+from ckptguard.storage.local_syncs import synced_together
 from ckptguard.storage.protocol import Entry
 from ckptguard.verdict import Outcome, Verdict
 
@@ -42,8 +43,9 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     run.records.remove(folder)  # leftovers of a copy that did not finish
     done = []
     try:
-        for key in checkpoint.files:
-            done.append(storage.copy(run_prefix + key, f"{records_prefix}{folder}/{key}", how=how))
+        with synced_together(run.records.url):  # before the mark, by which alone they count
+            for key in checkpoint.files:
+                done.append(storage.copy(run_prefix + key, f"{records_prefix}{folder}/{key}", how=how))
     except StorageError:
         run.records.remove(folder)
         raise

@@ -13,6 +13,7 @@ from ckptguard.storage import local_folders as folders
 from ckptguard.storage.failures import translated
 from ckptguard.storage.keys import parts_of
 from ckptguard.storage.local_reader import LocalReader, entry_of
+from ckptguard.storage.local_syncs import sync
 from ckptguard.storage.local_upload import LocalUpload
 from ckptguard.storage.local_writes import NO_LINKS, move_exclusively, publish, temporary, write_all
 from ckptguard.storage.protocol import Capabilities, Entry
@@ -196,7 +197,7 @@ def _link(source_folder: int, source: str, descriptor: int, folder: int, name: s
     if (linked.st_dev, linked.st_ino) != (opened.st_dev, opened.st_ino):  # the name was replaced under us
         os.unlink(name, dir_fd=folder)
         raise ChangedWhileReadError(f"{escape(source)} changed while it was linked", key=source)
-    os.fsync(descriptor)  # trainers do not sync their saves; a protected one should survive a power cut
+    sync(descriptor)  # trainers do not sync their saves; a protected one should survive a power cut
     folders.sync_folder(folder)
     return True
 

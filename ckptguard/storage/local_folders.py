@@ -13,6 +13,7 @@ from ckptguard.names import escape
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.keys import is_encodable, join
 from ckptguard.storage.local_reader import entry_of
+from ckptguard.storage.local_syncs import sync
 from ckptguard.storage.protocol import Entry
 
 # O_PATH needs only search permission on the folders on the way.
@@ -77,10 +78,7 @@ def sync_folder(folder: int) -> None:
     except PermissionError:
         return  # a folder that may be written but not read cannot be synced
     try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-            raise
+        sync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -1,0 +1,62 @@
+"""Making names and links durable: each at once, or many together, which a journal writes in one go."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from ckptguard.storage.failures import translated
+
+_UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # a file system that cannot sync a folder
+_MOST = 64  # descriptors that are held open until the end
+_Pending = dict[tuple[int, int], int]
+_pending: ContextVar[_Pending | None] = ContextVar("pending", default=None)
+
+
+def sync(descriptor: int) -> None:
+    """Make a file or folder durable, as far as the file system can: now, or at the end of `synced_together`."""
+    pending = _pending.get()
+    if pending is None:
+        _sync_now(descriptor)
+        return
+    info = os.fstat(descriptor)
+    if (info.st_dev, info.st_ino) not in pending:
+        pending[info.st_dev, info.st_ino] = os.dup(descriptor)
+    if len(pending) >= _MOST:
+        _sync_all(pending)
+
+
+@contextlib.contextmanager
+def synced_together(where: str) -> Iterator[None]:
+    """Have everything that this thread makes durable by `sync` in this block be so at its end, not before. For files
+    that count only once something that is written afterwards says so. StorageError, naming `where`."""
+    pending: _Pending = {}
+    token = _pending.set(pending)
+    try:
+        yield
+        with translated("", where):
+            _sync_all(pending)
+    finally:
+        _pending.reset(token)
+        for descriptor in pending.values():
+            os.close(descriptor)
+
+
+def _sync_all(pending: _Pending) -> None:
+    while pending:
+        _, descriptor = pending.popitem()
+        try:
+            _sync_now(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sync_now(descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNABLE:
+            raise

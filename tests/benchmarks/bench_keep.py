@@ -1,0 +1,87 @@
+"""Keeping a copy of a finished save: how long it takes, and what it costs on storage.
+
+    python tests/benchmarks/bench_keep.py [--size-gib 2] [--runs 7] [--folder DIR]
+
+Prints the median time to keep one checkpoint by link and by copy, in turns, the ratio of the two, and the bytes that
+each adds to the file system (free blocks before and after, in a folder that nobody else should write to meanwhile),
+beside what `ckptguard list` says that the copy costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from ckptguard.config import Settings
+from ckptguard.operations.keep import keep_checkpoint, release
+from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.locking import run_lock
+from ckptguard.operations.own_bytes import own_bytes
+from ckptguard.records.run import open_run
+
+BLOCK = 8 << 20
+
+
+def write_run(root: Path, size: int) -> None:
+    """A folder of four files that a layout takes for a checkpoint; what they hold is nobody's business here."""
+    folder = root / "checkpoint-1000"
+    folder.mkdir(parents=True)
+    block = os.urandom(BLOCK)
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        share = size // 2 if name in ("model.safetensors", "optimizer.pt") else 4096
+        with (folder / name).open("wb") as file:
+            for _ in range(max(1, share // BLOCK)):
+                file.write(block[: min(share, BLOCK)])
+            os.fsync(file.fileno())
+
+
+def used(root: Path) -> int:
+    """Bytes that are taken below a folder, each file counted once however many names it has."""
+    found = {}
+    for path in root.rglob("*"):
+        info = path.lstat()
+        found[info.st_ino] = info.st_blocks * 512
+    return sum(found.values())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size-gib", type=float, default=2.0)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--folder", default=None)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        root = Path(folder) / "run"
+        write_run(root, int(options.size_gib * (1 << 30)))
+        run = open_run(str(root))
+        [checkpoint] = list_checkpoints(run)
+        seconds: dict[str, list[float]] = {"link": [], "copy": []}
+        for round_number in range(options.runs + 1):
+            for how in seconds:
+                if how == "copy" and round_number > 2:
+                    continue  # it only is there to compare with
+                before = used(root)
+                began = time.perf_counter()
+                with run_lock(run):
+                    copy = keep_checkpoint(run, checkpoint, 1, Settings(keep=how))
+                took = time.perf_counter() - began
+                assert copy is not None
+                if round_number:
+                    seconds[how].append(took)
+                else:
+                    added = used(root) - before
+                    print(f"{how}: kept by {copy.how}; {added:,} new bytes; list says {own_bytes(run, copy)}")
+                release(run, copy.series, (copy.step, copy.generation))
+        link, copied = (statistics.median(seconds[how]) for how in ("link", "copy"))
+        print(f"{checkpoint.bytes:,} bytes in {len(checkpoint.files)} files")
+        print(f"by link: median {link * 1000:.1f} ms, most {max(seconds['link']) * 1000:.1f} ms of {options.runs}")
+        print(f"by copy: median {copied * 1000:.0f} ms; by link it takes {link / copied:.5f} of that")
+
+
+if __name__ == "__main__":
+    main()

@@ -36,20 +36,27 @@ def guard(
 
     `model`, `optimizer` and `scheduler` are the prepared ones, `run` is ``accelerator.project_dir`` unless it is given,
     `name` that of a checkpoint's folder in it, and `arguments` are a TrainingGuard's. A rollback that replays ends like
-    a run that was never interrupted, bit for bit where the arithmetic is.
+    a run that was never interrupted, bit for bit where the arithmetic is. Under FSDP2 too, sharded or whole.
     """
     if accelerator.project_configuration.automatic_checkpoint_naming:
         raise SettingsError(
             "the guard names its checkpoints by their step: leave automatic_checkpoint_naming off",
             hint="a loop with names of its own: ckptguard.integrations.accelerate.GuardedState",
         )
+
+    def save(path: str, step: int) -> None:
+        begun = bool(getattr(optimizer, "state", True))
+        accelerator.save_state(path)
+        if not begun:
+            optimizer.state.clear()  # torch makes a step of nothing to have a sharded state to save; Adam counts it
+
     return TrainingGuard(
         _run_of(accelerator, run),
         model=model,
         optimizer=optimizer,
         scheduler=getattr(scheduler, "scheduler", scheduler),  # the one that holds the rates
         scaler=accelerator.scaler,
-        save=lambda path, step: accelerator.save_state(path),
+        save=save,
         load=accelerator.load_state,
         name=name,
         **arguments,

@@ -36,10 +36,11 @@ def test_a_rollback_that_replays_ends_like_a_loop_without_a_guard(tmp_path):
 
 @pytest.mark.writers
 def test_two_ranks(tmp_path):
-    """One of them is struck; both go back, each to its own place in the data and its own random numbers."""
+    """One of them is struck; both go back, each to its own place in the data and its own random numbers. FSDP2 too."""
     launch(str(Path(__file__).with_name("train_accelerate.py")), tmp_path, ranks=2)
-    assert len(list_incidents(open_run(str(tmp_path / "struck")))) == 1
-    assert verify_target(str(tmp_path / "struck"), QUICK).outcome is Outcome.GOOD
+    for run in (tmp_path / "struck", tmp_path / "sharded"):
+        assert len(list_incidents(open_run(str(run)))) == 1
+        assert verify_target(str(run), QUICK).outcome is Outcome.GOOD
 
 
 def counted(folder, **arguments):

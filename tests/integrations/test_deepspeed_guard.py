@@ -14,26 +14,22 @@ from ckptguard.verdict import Outcome
 pytestmark = [pytest.mark.writers, pytest.mark.timeout(300)]
 
 
-def train(kind, folder):
-    """Two gloo ranks; returns the incidents of the run."""
-    launch(str(Path(__file__).with_name("train_deepspeed.py")), kind, folder, ranks=2)
-    return list_incidents(open_run(str(folder / "struck")))
+def test_all_three(tmp_path):
+    """Two gloo ranks, in one process after the other; what training itself can see is asserted there.
 
+    A rollback that replays ends like a run that never failed (ZeRO-2: every rank's fp32 partition, both moments,
+    schedule, dropout). The floor of the loss scale is an incident and no crash, the batch is left out and training
+    ends. A run that skips every step is seen: DeepSpeed would skip, count and save for ever.
+    """
+    launch(str(Path(__file__).with_name("train_deepspeed.py")), tmp_path, ranks=2)
 
-def test_a_rollback_that_replays_ends_like_a_run_that_never_failed(tmp_path):
-    """ZeRO-2: every rank's fp32 partition, both moments, schedule, dropout."""
-    assert len(train("replay", tmp_path)) == 1
-    assert verify_target(str(tmp_path / "struck"), Settings(settle=0.0)).outcome is Outcome.GOOD
+    def incidents(kind):
+        return list_incidents(open_run(str(tmp_path / kind / "struck")))
 
-
-def test_the_floor_of_the_loss_scale_is_an_incident_and_no_crash(tmp_path):
-    """DeepSpeed's bare exception; the batch is left out and training ends."""
-    [incident] = train("floor", tmp_path)
-    assert incident.cause == "loss_scale"
-    assert "already at minimum" in incident.reason
-
-
-def test_a_run_that_skips_every_step_is_seen(tmp_path):
-    """bf16: DeepSpeed would skip, count and save for ever."""
-    first, second = train("skipping", tmp_path)
+    assert len(incidents("replay")) == 1
+    assert verify_target(str(tmp_path / "replay" / "struck"), Settings(settle=0.0)).outcome is Outcome.GOOD
+    [floor] = incidents("floor")
+    assert floor.cause == "loss_scale"
+    assert "already at minimum" in floor.reason
+    first, second = incidents("skipping")
     assert first.cause == second.cause == "skipped"

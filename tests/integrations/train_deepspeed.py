@@ -1,4 +1,4 @@
-"""``train_deepspeed.py KIND FOLDER``: a DeepSpeed engine under an EngineGuard, with gloo ranks.
+"""``train_deepspeed.py FOLDER``: DeepSpeed engines under an EngineGuard, one after the other, with gloo ranks.
 
 Kinds: replay (ZeRO-2, a struck weight, against a run that was not struck), floor (fp16 whose loss scale is at its
 minimum when a batch overflows: DeepSpeed raises), skipping (bf16, where every step is skipped from some batch on).
@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from unittest import mock
 
 import deepspeed
 import deepspeed_on_cpu
 import torch
+from deepspeed.accelerator import get_accelerator
 from leave import leave
 from tiny_trainer import same
 
@@ -76,34 +78,40 @@ def states(engine):
     return [engine.module.state_dict(), [p.detach() for p in partitions], moments, engine.lr_scheduler.state_dict()]
 
 
-def main() -> None:
-    """Train as told, and assert."""
-    logging.basicConfig(level=logging.WARNING)
-    kind, folder = sys.argv[1], Path(sys.argv[2])
-    deepspeed_on_cpu.prepare()
-    if kind == "floor":
-        from deepspeed.accelerator import get_accelerator
+def replay(folder: Path) -> None:
+    untouched, _ = run("replay", folder / "untouched")
+    struck, made = run("replay", folder / "struck", strike=7, policy=RollbackPolicy(skip=False))
+    assert len(made) > TOTAL, made
+    assert same(states(struck), states(untouched)), made
 
-        get_accelerator().is_fp16_supported = lambda: True
-        get_accelerator().supported_dtypes = lambda: [torch.float32, torch.float16]
+
+def floor(folder: Path) -> None:
+    accelerator = get_accelerator()
+    able = {"is_fp16_supported": lambda: True, "supported_dtypes": lambda: [torch.float32, torch.float16]}
+    with mock.patch.multiple(accelerator, **able):
+        engine, made = run("floor", folder / "struck")
+    assert made == [*range(1, 8), *range(7, TOTAL + 1)], made
+    assert all(p.isfinite().all() for p in engine.module.parameters())
+    assert engine.optimizer.loss_scaler.cur_scale > 1  # it was raised to where it can fall again
+
+
+def skipping(folder: Path) -> None:
+    said = ""
+    try:
+        run("skipping", folder / "struck", policy=RollbackPolicy(skip=False, scale_skips=3, budget=1))
+    except RollbackExhausted as error:
+        said = error.message
+    assert "skipped 3 updates in a row" in said, said
+
+
+def main() -> None:
+    """Train, and assert."""
+    logging.basicConfig(level=logging.WARNING)
+    folder = Path(sys.argv[1])
+    deepspeed_on_cpu.prepare()
     deepspeed.init_distributed(dist_backend="gloo")
-    if kind == "replay":
-        untouched, _ = run(kind, folder / "untouched")
-        struck, made = run(kind, folder / "struck", strike=7, policy=RollbackPolicy(skip=False))
-        assert len(made) > TOTAL, made
-        assert same(states(struck), states(untouched)), made
-    elif kind == "floor":
-        engine, made = run(kind, folder / "struck")
-        assert made == [*range(1, 8), *range(7, TOTAL + 1)], made
-        assert all(p.isfinite().all() for p in engine.module.parameters())
-        assert engine.optimizer.loss_scaler.cur_scale > 1  # it was raised to where it can fall again
-    else:
-        said = ""
-        try:
-            run(kind, folder / "struck", policy=RollbackPolicy(skip=False, scale_skips=3, budget=1))
-        except RollbackExhausted as error:
-            said = error.message
-        assert "skipped 3 updates in a row" in said, said
+    for train in (replay, floor, skipping):
+        train(folder / train.__name__)
     leave()
 
 

@@ -20,7 +20,8 @@ from ckptguard.operations.examine import manifest_file
 from ckptguard.records.run import Run
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.training.background_save import Gate
-from ckptguard.training.dcp_writer import HashingWriter, Planned, from_words, in_words
+from ckptguard.training.dcp_plan import LastPlan, Planned, from_words, in_words
+from ckptguard.training.dcp_writer import HashingWriter
 from ckptguard.training.host_copy import HostCopy
 from ckptguard.training.own_layout import STATE_FORMAT, local_root, seal_folder, write_state
 from ckptguard.training.parts import Parts
@@ -38,7 +39,9 @@ class ShardedSave:
     RanksError names the ranks that could not do their part. Then, and after any other failure, nothing is left of it.
     """
 
-    def __init__(self, run: Run, parts: Parts, ranks: GlooRanks, step: int, extra: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run: Run, parts: Parts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]
+    ) -> None:
         self._run, self._step = run, step
         self.path = folder_name(step)
         self._what = f"saving step {step}"
@@ -56,13 +59,9 @@ class ShardedSave:
         )
         [(self._extra, self._state)] = beside
         self._writer = HashingWriter(self._folder)
-        try:
-            live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped(parts, ranks))
-            with torch_failures(f"step {step} could not be saved"):
-                self._planned = Planned(live, self._writer, ranks.group)
-        except BaseException:
-            self.discard()
-            raise
+        live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped(parts, ranks))
+        with torch_failures(f"step {step} could not be saved"):
+            self._planned = Planned(live, self._writer, ranks, last)
 
     def copy_into(self, host: HostCopy, allow: Sequence[str]) -> None:
         """Take a copy of what this rank is to write. NaN and infinity in it are not saved, except in masks and in
@@ -88,12 +87,8 @@ class ShardedSave:
                     raise
                 _log.warning("step %s is sealed, but not every rank heard of it", self._step)
         finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Remove what is not sealed."""
-        if self._leads:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            if self._leads:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _sections(self, parts: Parts, ranks: Ranks) -> dict[str, Any]:
         """What all ranks share besides tensors, from rank 0."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ckptguard.errors import RanksError, StateError
+from ckptguard.errors import CkptguardError, RanksError, StateError
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import Ranks, together
 from ckptguard.training.state_json import decode_state
@@ -49,6 +49,8 @@ def torch_failures(what: str) -> Iterator[None]:
 
     try:
         yield
+    except CkptguardError:
+        raise
     except (Exception, CheckpointException) as error:  # torch's own is none of the former
         failures = getattr(error, "failures", None)
         if isinstance(failures, dict) and failures:

@@ -21,6 +21,7 @@ from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import translated
 from ckptguard.training.background_save import Gate
+from ckptguard.training.dcp_plan import LastPlan
 from ckptguard.training.host_copy import HostCopy
 from ckptguard.training.own_layout import local_root, read_state, remove_leftovers
 from ckptguard.training.parts import Parts
@@ -49,7 +50,7 @@ class ShardedStore:
 
     def __init__(self, run: Run, parts: Parts, ranks: GlooRanks, *, allow: Sequence[str] = ()) -> None:
         self._run, self._parts, self._ranks, self._allow = run, parts, ranks, allow
-        self._host = HostCopy()
+        self._host, self._last = HostCopy(), LastPlan()
         self._channel: _Channel | None = None
         self.series = series_of(folder_name(1))
         self._root = local_root(run)
@@ -59,21 +60,17 @@ class ShardedStore:
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`. RanksError names the ranks that could not do their part; then nothing is left of it."""
-        save = ShardedSave(self._run, self._parts, self._ranks, step, extra)
+        save = ShardedSave(self._run, self._parts, self._ranks, self._last, step, extra)
         save.write(self._ranks, Gate())
         return save.path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
         """See `CopyingStore`; all ranks have their copy, or none. RanksError as for `write`."""
         channel = self._free_channel()
-        save = ShardedSave(self._run, self._parts, self._ranks, step, extra)
-        try:
-            short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
-            if any(short):
-                raise MemoryError(next(why for why in short if why))
-        except BaseException:
-            save.discard()
-            raise
+        save = ShardedSave(self._run, self._parts, self._ranks, self._last, step, extra)
+        short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
+        if any(short):
+            raise MemoryError(next(why for why in short if why))
         channel.busy = True
 
         def write(gate: Gate) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from ckptguard.errors import SettingsError, StorageError
+from ckptguard.errors import SettingsError
 from ckptguard.names import escape
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.options import known_secrets, options_for
@@ -14,14 +17,20 @@ from ckptguard.storage.redaction import redacted
 from ckptguard.storage.remote import RemoteStorage
 from ckptguard.storage.retries import Retries
 
+T = TypeVar("T")
+
 _EXTRAS = {
     **dict.fromkeys(("s3", "s3a"), "s3"),
     **dict.fromkeys(("gs", "gcs"), "gcs"),
     **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
     **dict.fromkeys(("sftp", "ssh"), "sftp"),
 }
-# Cached listings and shared instances gave wrong answers about existence, in both directions.
+# Cached listings, and instances shared with others, gave wrong answers about existence, in both directions.
 _ALWAYS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+
+
+_shared: dict[object, Any] = {}
+_lock = threading.Lock()
 
 
 def open_remote(url: str, retries: Retries | None = None) -> Storage:
@@ -30,51 +39,68 @@ def open_remote(url: str, retries: Retries | None = None) -> Storage:
     if protocol in ("sftp", "ssh"):
         from ckptguard.storage.sftp import SftpStorage
 
-        return SftpStorage(url, _sftp_connector(url))
-    return RemoteStorage(url, _connector(url), retries)
+        return SftpStorage(url, functools.partial(_connect_sftp, url))
+    return RemoteStorage(url, functools.partial(_connect, url), retries)
 
 
-def _connector(url: str) -> Callable[[], tuple[Any, str]]:
-    def connect() -> tuple[Any, str]:
+def _connect(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    def make() -> tuple[Any, str]:
+        found: tuple[Any, str] = fsspec.core.url_to_fs(url, **_ALWAYS, **options)
+        return found
+
+    options = options_for(url)
+    if "::" in url:
+        return _opened(url, make)
+    try:
+        root = fsspec.get_filesystem_class(url.partition(":")[0])._strip_protocol(url)
+    except (ImportError, ValueError) as error:
+        raise _cannot_open(url, error) from error
+    return _one_of_its_kind(url, options, lambda: make()[0]), root
+
+
+def _connect_sftp(url: str, fresh: bool = False) -> tuple[Any, str]:
+    # By its class: fsspec's own file system of this name cannot write exclusively.
+    try:
         import fsspec
+        from sshfs import SSHFileSystem
+    except ImportError as error:
+        raise _cannot_open(url, error) from error
+    options: dict[str, Any] = {
+        "known_hosts": (),  # the user's; sshfs would trust any host
+        "sftp_client_kwargs": {"path_errors": "surrogateescape"},
+        **fsspec.config.conf.get("ssh", {}),
+        **fsspec.config.conf.get("sftp", {}),
+        **options_for(url),
+        **SSHFileSystem._get_kwargs_from_urls(url),
+    }
+    make = functools.partial(SSHFileSystem, skip_instance_cache=True, **options)
+    return _one_of_its_kind(url, options, make, fresh=fresh), _path_in(url)
 
-        try:
-            file_system, root = fsspec.core.url_to_fs(url, **_ALWAYS, **options_for(url))
-        except (ImportError, ValueError, TypeError) as error:
-            raise _cannot_open(url, error) from error
-        except (SettingsError, StorageError):
-            raise
-        except Exception as error:
-            raise storage_error(error, "", url) from error
-        return file_system, root
 
-    return connect
+def _one_of_its_kind(url: str, options: dict[str, Any], make: Callable[[], Any], *, fresh: bool = False) -> Any:
+    """The file system of this host and these options: connecting is slow, and ours cache no listings."""
+    place = "/".join(url.split("/", 3)[:3])
+    key = (os.getpid(), place, repr(sorted(options.items())))
+    with _lock:
+        if fresh:
+            _shared.pop(key, None)
+        if key not in _shared:
+            _shared[key] = _opened(url, make)
+        return _shared[key]
 
 
-def _sftp_connector(url: str) -> Callable[[], tuple[Any, str]]:
-    def connect() -> tuple[Any, str]:
-        # By its class: fsspec's own file system of this name cannot write exclusively.
-        try:
-            import fsspec
-            from sshfs import SSHFileSystem
-        except ImportError as error:
-            raise _cannot_open(url, error) from error
-        options: dict[str, Any] = {
-            "known_hosts": (),  # the user's; sshfs would trust any host
-            "sftp_client_kwargs": {"path_errors": "surrogateescape"},
-            **fsspec.config.conf.get("ssh", {}),
-            **fsspec.config.conf.get("sftp", {}),
-            **options_for(url),
-            **SSHFileSystem._get_kwargs_from_urls(url),
-        }
-        try:
-            return SSHFileSystem(skip_instance_cache=True, **options), _path_in(url)
-        except (ValueError, TypeError) as error:
-            raise _cannot_open(url, error) from error
-        except Exception as error:
-            raise storage_error(error, "", url) from error
+def _opened(url: str, make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except (ImportError, ValueError, TypeError) as error:
+        raise _cannot_open(url, error) from error
+    except Exception as error:
+        raise storage_error(error, "", url) from error
 
-    return connect
+
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 def _path_in(url: str) -> str:

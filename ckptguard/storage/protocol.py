@@ -69,7 +69,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     exclusive_upload: bool  # the same for uploads; if not, what was there when the upload began is still never replaced
     atomic_move: bool  # a move is one rename; if not, it is copies and then removals
     links: bool  # `copy(how="link")` may share bytes with its source
-    folders: bool  # a folder can be empty; if not, it is there while something is in it
+    folders: bool  # a folder is a thing of its own; if not, it is there while something is in it, and a file may
+    #                have its name
     server_copy: bool  # copies do not pass through this process
     etags: bool  # entries carry a tag of their content
 

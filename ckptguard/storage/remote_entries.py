@@ -18,8 +18,11 @@ def entry_of(key: str, info: dict[str, Any]) -> Entry:
     if kind != "file":
         return Entry(key=key, kind=kind)
     etag = next((str(info[name]) for name in _ETAGS if info.get(name)), None)
-    time = next((info[name] for name in _TIMES if info.get(name)), None)
-    return Entry(key=key, kind=kind, size=int(info.get("size") or 0), mtime_ns=_nanoseconds(time), etag=etag)
+    time = _nanoseconds(next((info[name] for name in _TIMES if info.get(name)), None))
+    if "LastModified" in info and time is not None:
+        # S3 tells the time of one object in whole seconds, and in listings finer where the server pleases.
+        time -= time % 10**9
+    return Entry(key=key, kind=kind, size=int(info.get("size") or 0), mtime_ns=time, etag=etag)
 
 
 def _nanoseconds(time: object) -> int | None:

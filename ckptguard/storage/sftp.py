@@ -220,8 +220,12 @@ class SftpStorage:
         return [pair for pair in self._session.run(read) if pair[0] not in (".", "..")]
 
     def _level(self, folder: str) -> Entries:
-        if self._attributes(folder) is None:
+        there = self._attributes(folder)
+        if there is None:
             raise FileNotFoundError(folder)
+        kind = self._entry(folder, there).kind
+        if kind != "folder":
+            raise OSError(errno.ELOOP if kind == "link" else errno.ENOTDIR, folder)
         found = []
         for name, attributes in self._names(folder):
             if is_plain(name):

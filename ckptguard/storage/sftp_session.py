@@ -35,12 +35,13 @@ class SftpSession:
     """Runs coroutines with an SFTP client. `generation` changes whenever the connection does: handles of an older
     one are dead."""
 
-    def __init__(self, connect: Callable[[], tuple[Any, str]]) -> None:
+    def __init__(self, connect: Callable[..., tuple[Any, str]]) -> None:
         self._connect = connect
         self._process = os.getpid()
         self.generation = 0
         self._file_system, self.base = connect()
         self._left_alone: list[Any] = []  # closing a parent's connection in its child would end it for both
+        self._lost: Any = None
 
     def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
         """What the coroutine `act(client)` returns; only OSErrors (and what is ours) come out."""
@@ -57,7 +58,7 @@ class SftpSession:
         except Exception as error:
             found = _as_os_error(error)
             if isinstance(found, OSError) and found.errno in _LOST:
-                self._forget()
+                self._forget(file_system)
             raise found from error
 
     def _connected(self) -> Any:
@@ -67,12 +68,16 @@ class SftpSession:
             self._process = os.getpid()
             self.generation += 1
         if self._file_system is None:
-            self._file_system, _ = self._connect()
+            found, _ = self._connect()
+            if found is self._lost:  # others who share this connection may not have noticed yet
+                found, _ = self._connect(fresh=True)
+            self._file_system = found
         return self._file_system
 
-    def _forget(self) -> None:
-        self._file_system = None
-        self.generation += 1
+    def _forget(self, lost: Any) -> None:
+        if self._file_system is lost:
+            self._file_system, self._lost = None, lost
+            self.generation += 1
 
 
 def _as_os_error(error: Exception) -> Exception:

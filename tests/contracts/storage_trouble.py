@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from typing import ClassVar
 
 import pytest
 
@@ -89,14 +90,16 @@ class NameLaws:
     put_raw: Callable[[Storage, str, bytes], None]
     get_raw: Callable[[Storage, str], bytes]
 
+    many: ClassVar[int] = 1100  # more than one answer of the server holds
+
     def put_many(self, storage: Storage, keys: list[str]) -> None:
         """Write many small objects, past the storage where that is quicker."""
         for key in keys:
             self.put_raw(storage, key, b"1")
 
     def test_more_keys_than_one_answer_holds(self, storage: Storage) -> None:
-        """All of 1100 keys of a folder are listed, one level or all, and all are removed."""
-        names = [f"many/{number:04d}" for number in range(1100)]
+        """All keys of a large folder are listed, one level or all, and all are removed."""
+        names = [f"many/{number:04d}" for number in range(self.many)]
         self.put_many(storage, names)
         self.put_raw(storage, "many.txt", b"1")
         self.put_raw(storage, "many0/x", b"1")
@@ -121,7 +124,7 @@ class NameLaws:
         """Every character of Unicode but NUL and the slash is only a part of a name."""
         for key in (name, f"d/{name}", f"{name}/x"):
             folder = key.rpartition("/")[0]
-            storage.create(f"{key}", b"123") if not folder else storage.create(f"e/{key}", b"123")
+            storage.create(f"e/{key}" if folder else key, b"123")
         assert storage.stat(name).size == 3
         assert sorted(e.key for e in storage.list(recursive=True)) == sorted([name, f"e/d/{name}", f"e/{name}/x"])
         assert [e.key for e in storage.list(f"e/{name}")] == [f"e/{name}/x"]

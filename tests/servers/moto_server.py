@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,11 @@ from servers.processes import NotInstalledError, free_port, listens, running
 from servers.s3 import S3Server
 
 # One request at a time: moto looks and then writes, so conditional puts that run side by side could both win.
+# Its routes know no key with a line feed, which S3 does.
 _SERVE = """
 import sys
+import moto.s3.urls as urls
+urls.url_paths = {path.replace("<key_name>.+", r"<key_name>[\\s\\S]+"): way for path, way in urls.url_paths.items()}
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 make_server("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app)).serve_forever()
@@ -26,5 +30,6 @@ def moto_server(folder: Path) -> Iterator[S3Server]:
     if importlib.util.find_spec("moto") is None:
         raise NotInstalledError('no moto here: pip install "ckptguard[servers]"')
     port = free_port()
-    with running([sys.executable, "-c", _SERVE, str(port)], folder / "moto.log", lambda: listens(port)):
+    env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100"}
+    with running([sys.executable, "-c", _SERVE, str(port)], folder / "moto.log", lambda: listens(port), env=env):
         yield S3Server(f"http://127.0.0.1:{port}", "testing", "testing-secret-key")

@@ -49,6 +49,7 @@ rgw frontends = beast endpoint=127.0.0.1:{port}
 rgw data = {folder}/rgw
 rgw thread pool size = 64
 rgw enable ops log = false
+rgw max listing results = 100
 rgw run sync thread = false
 """
 _KEY, _SECRET = "CKPTGUARDTESTKEY0001", "ckptguard-test-secret-0123456789abcdef"

@@ -80,6 +80,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float | None = None
     facts: Facts = Facts()
     place_damaged: bool = False  # the bytes in place are not those that were sealed; a whole copy may be elsewhere
+    # Of a GOOD one whose files the storage describes otherwise than the manifest (put back, a copied run), how: path,
+    # size, mtime, inode, etag of each. The bytes are those that were sealed.
+    seen: tuple[tuple[str, int, int | None, int | None, str | None], ...] = ()
     content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
 
 

@@ -88,6 +88,6 @@ def _outcome(
         return unsealed.outcome if unsealed is not None else Outcome.PENDING
     if verdict is None or manifest is None:
         return Outcome.PENDING
-    if verdict.outcome is Outcome.GOOD and not looks_unchanged(checkpoint, manifest):
+    if verdict.outcome is Outcome.GOOD and not looks_unchanged(checkpoint, manifest, verdict):
         return Outcome.PENDING
     return verdict.outcome

@@ -192,9 +192,8 @@ def _stands(history: History, checkpoint: Checkpoint, sample: _Sample) -> bool:
     manifest = history.manifest(checkpoint.series, key)
     if manifest is None or set(checkpoint.files) != {f.path for f in manifest.files}:
         return False
-    if not looks_unchanged(checkpoint, manifest):
-        return False
-    if history.verdict(checkpoint.series, key) is None:
+    verdict = history.verdict(checkpoint.series, key)
+    if verdict is None or not looks_unchanged(checkpoint, manifest, verdict):
         return False
     sample.done = True
     return True

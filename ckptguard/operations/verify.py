@@ -28,6 +28,7 @@ from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.recorded_md5 import md5_is_recorded
 from ckptguard.operations.report import Checked
 from ckptguard.operations.seal import seal_observed
+from ckptguard.operations.unchanged import Seen, signature_seen
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import read_kept
 from ckptguard.records.ledger import append_verdict
@@ -174,6 +175,7 @@ def _judge_and_record(
             scan.seconds,
             md5=md5,
             damaged=damaged,
+            seen=signature_seen(checkpoint, sealed) if sealed is not None and outcome is Outcome.GOOD else (),
         )
         if damaged and sealed is not None:
             _confirm_kept(run, series, key, sealed, scanner)
@@ -261,14 +263,19 @@ def _record(
     *,
     md5: bool,
     damaged: bool,
+    seen: tuple[Seen, ...],
 ) -> None:
-    """Append the verdict; a re-check that changes nothing appends nothing."""
+    """Append the verdict; a re-check that changes nothing, also not how the storage describes the files, appends
+    nothing."""
     weighty = [f for f in findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
     standing = history.standings(evidence.checkpoint.series).get(key)
     torn = standing is not None and (before is None or standing.outcome is not before.outcome)
     if before is not None and before.outcome is outcome and not torn:
         known = [f for f in before.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
-        if {_essence(f) for f in known} == {_essence(f) for f in weighty}:
+        if {_essence(f) for f in known} == {_essence(f) for f in weighty} and seen in (
+            (),
+            before.seen,
+        ):
             return
     verdict = Verdict(
         series=evidence.checkpoint.series,
@@ -282,6 +289,7 @@ def _record(
         seconds=round(seconds, 3),
         facts=facts_of(evidence),
         place_damaged=damaged,
+        seen=seen,
         content=sealed_outcome(before) if damaged and before is not None else None,
     )
     append_verdict(run, verdict)

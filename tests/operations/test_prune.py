@@ -1,5 +1,6 @@
 """Pruning: what the policy does not keep goes to the trash, whole, and nothing else ever does."""
 
+import shutil
 import threading
 import time
 import uuid
@@ -153,6 +154,18 @@ def test_bad_ones_take_no_slot_and_go_only_when_asked(five, root):
     assert removed(prune(five, LAST, grace=DAY, dry_run=True)) == [500]
     failed = Policy(keep_last=2, drop_failed=True)
     assert removed(prune(five, failed, grace=DAY)) == [500, 600]
+
+
+def test_a_copied_run_is_pruned_once_it_was_verified_where_it_is(five, root, tmp_path):
+    """Copying gives files other times, so the verdicts may be on other files; reading them again settles it, once."""
+    shutil.copytree(root, tmp_path / "copied", copy_function=shutil.copy)
+    run = open_run(str(tmp_path / "copied"))
+    assert removed(prune(run, LAST, grace=DAY)) == []
+    for times in (1, 2):
+        reconcile(run, QUICK.changed(keep="none"), Watch())
+        assert len(list((tmp_path / "copied/_ckptguard/ledger").rglob("*.good.json"))) == 10
+        assert not reconcile(run, QUICK.changed(keep="none"), Watch()).checked, times
+    assert removed(prune(run, LAST, grace=DAY)) == [100, 200, 300]
 
 
 def test_what_is_pinned_or_referred_to_stays(five, root):

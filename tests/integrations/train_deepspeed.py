@@ -1,6 +1,6 @@
 """``train_deepspeed.py FOLDER``: DeepSpeed engines under an EngineGuard, one after the other, with gloo ranks.
 
-Kinds: replay (ZeRO-2, a struck weight, against a run that was not struck), floor (fp16 whose loss scale is at its
+Kinds: zero2 and zero3 (a struck weight, against a run that was not struck), floor (fp16 whose loss scale is at its
 minimum when a batch overflows: DeepSpeed raises), skipping (bf16, where every step is skipped from some batch on).
 """
 
@@ -36,7 +36,7 @@ def make_engine(kind: str):
         "fp16": {"enabled": kind == "floor", "initial_scale_power": 0, "hysteresis": 1},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4}},
-        "zero_optimization": {"stage": 2},
+        "zero_optimization": {"stage": 3 if kind == "zero3" else 2, "stage3_param_persistence_threshold": 0},
         "steps_per_print": 1000,
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
@@ -47,7 +47,7 @@ def batches(kind: str):
     """Equal for every call; the same on all ranks. Some of floor's and skipping's are too large for their dtype."""
     generator = torch.Generator().manual_seed(1)
     made = [torch.randn(2, 8, generator=generator) for _ in range(TOTAL)]
-    if kind != "replay":
+    if kind in ("floor", "skipping"):
         for index in range(6, TOTAL if kind == "skipping" else 7):
             made[index] *= 3e38 if kind == "skipping" else 6e4
     return made
@@ -66,21 +66,27 @@ def run(kind: str, folder: Path, *, strike: int | None = None, policy: RollbackP
             guard.update(engine(batch.to(dtype)).float().square().mean())
             if step == strike:
                 strike = None
-                for partition in engine.optimizer.single_partition_of_fp32_groups:
+                for partition in masters(engine):
                     partition.data.mul_(1e38).mul_(1e38)
     return engine, made
 
 
+def masters(engine):
+    """The weights in fp32, as far as they are this rank's."""
+    zero = engine.optimizer
+    return getattr(zero, "fp32_partitioned_groups_flat", getattr(zero, "single_partition_of_fp32_groups", []))
+
+
 def states(engine):
     """This rank's part of everything."""
-    partitions = engine.optimizer.single_partition_of_fp32_groups
+    partitions = masters(engine)
     moments = [engine.optimizer.optimizer.state[p] for p in partitions]
-    return [engine.module.state_dict(), [p.detach() for p in partitions], moments, engine.lr_scheduler.state_dict()]
+    return [[p.detach() for p in partitions], moments, engine.lr_scheduler.state_dict()]
 
 
-def replay(folder: Path) -> None:
-    untouched, _ = run("replay", folder / "untouched")
-    struck, made = run("replay", folder / "struck", strike=7, policy=RollbackPolicy(skip=False))
+def replay(kind: str, folder: Path) -> None:
+    untouched, _ = run(kind, folder / "untouched")
+    struck, made = run(kind, folder / "struck", strike=7, policy=RollbackPolicy(skip=False))
     assert len(made) > TOTAL, made
     assert same(states(struck), states(untouched)), made
 
@@ -110,8 +116,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     deepspeed_on_cpu.prepare()
     deepspeed.init_distributed(dist_backend="gloo")
-    for train in (replay, floor, skipping):
-        train(folder / train.__name__)
+    replay("zero2", folder / "zero2")
+    replay("zero3", folder / "zero3")
+    floor(folder / "floor")
+    skipping(folder / "skipping")
     leave()
 
 

@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckptguard.config import Settings
-from ckptguard.errors import SettingsError, SickTrainingError
+from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.names import MAX_STEP
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.records.metrics import checked_metrics
 from ckptguard.records.run import open_run
 from ckptguard.storage import normalise_url
+from ckptguard.storage.failures import translated
 from ckptguard.training.background_save import EXIT_SECONDS
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
@@ -94,7 +95,8 @@ class TrainingGuard:
         self._settings = settings if settings is not None else load_settings(None, os.environ)
         url = normalise_url(run)
         if "://" not in url:
-            os.makedirs(url, exist_ok=True)
+            with translated("", url):
+                os.makedirs(url, exist_ok=True)
         self._run = open_run(url, records=self._settings.records, patterns=self._settings.patterns)
         parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)
         self._parts = parts
@@ -130,7 +132,7 @@ class TrainingGuard:
             ask_seconds=ask_seconds,
             evidence=self._evidence.gather,
         )
-        self._looping = False
+        self._looping, self._loops = False, 0
         self._resumed = False
         self._save_every = 1
         starts = daemon == "auto" and self._ranks.rank == 0
@@ -291,7 +293,10 @@ class TrainingGuard:
             self._saving.raise_unheard()
 
     def _loop(self, total: int) -> Iterator[tuple[int, Any]]:
+        self._progress.leave()  # a loop that was left and is still held, as a notebook's last traceback does
         self._looping = True
+        self._loops += 1
+        this = self._loops
         try:
             if not self._resumed:
                 self.resume()
@@ -312,6 +317,8 @@ class TrainingGuard:
                     break
                 batch = self._progress.next_batch()
                 yield self._progress.current, batch
+                if this != self._loops:
+                    raise SettingsError("another steps() of this guard has begun: this one cannot go on")
                 step = self._progress.made()
                 self._rollbacks.settle()
                 due = (step % self._save_every == 0 or step == total) and self._saving.last != step
@@ -319,8 +326,9 @@ class TrainingGuard:
                     self._watch.after_step(step, must_know=due or self._saving.found_sick)
                     self._saving.found_sick = False
         finally:
-            self._progress.leave()
-            self._looping = False
+            if this == self._loops:
+                self._progress.leave()
+                self._looping = False
 
     def _agreed(self, own: Diagnosis | None) -> Diagnosis | None:
         """What training as a whole goes back for: the sickness of any rank, from the earliest onset on."""
@@ -354,7 +362,8 @@ class TrainingGuard:
         return found[0]
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
-        _log.error("step %s could not be saved: %s", step, error, exc_info=error)
+        trace = None if isinstance(error, CkptguardError) else error  # else its message says it all
+        _log.error("step %s could not be saved: %s", step, error, exc_info=trace)
         cause = "weights" if isinstance(error, SickTrainingError) else "storage"
         reason = f"the checkpoint could not be saved: {error}"
         self._tell(step, cause, reason, {"error": type(error).__name__})

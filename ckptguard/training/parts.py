@@ -67,6 +67,12 @@ class Parts:
 
     def check(self) -> None:
         """Refuse now what could not be saved later: StateError names it."""
+        for name, part in [("model", self.model), *self._others()]:
+            if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
+                raise StateError(
+                    f"the {name} is a {type(part).__name__}, which has no state_dict() and load_state_dict()",
+                    hint="several of them go into one object that has both",
+                )
         captured = self.capture()
         plan_file(captured.model)
         plan_file(captured.others)
@@ -103,6 +109,11 @@ class Parts:
             if name == "optimizer":
                 put_dtypes_back(part, state)
 
+    def drop_gradients(self) -> None:
+        """Forget gradients that were not used yet: they belong to the state that was just replaced, and may be NaN."""
+        for parameter in self.model.parameters() if hasattr(self.model, "parameters") else ():
+            parameter.grad = None
+
     def _refuse(self, why: str) -> None:
         if self.strict:
             raise StateError(why, hint="strict=False loads what fits")
@@ -133,7 +144,10 @@ def scale_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
     """Multiply every learning rate, also those from which the scheduler computes the next ones."""
     if factor == 1.0:
         return
-    for group in optimizer.param_groups if optimizer is not None else ():
+    groups = getattr(optimizer, "param_groups", None)
+    if optimizer is not None and groups is None:
+        _log.warning("the learning rate stays as it is: the %s has no param_groups", type(optimizer).__name__)
+    for group in groups or ():
         for key in ("lr", "initial_lr", "max_lr", "min_lr"):
             if key in group:
                 group[key] = group[key] * factor

@@ -93,6 +93,7 @@ class Progress:
         """Take over what was loaded: rates, data, and the RNG last. `lr_factor`: instead of the one saved;
         `lowest_scale`: a loss scale that was saved collapsed is raised to it."""
         self.step = step
+        self._parts.drop_gradients()
         known = extra.get("guard", {}).get("training", self.training)
         self.training = known if extra.get("data") is not None else uuid.uuid4().hex  # else it is counted anew
         self.gap = gap(self._parts, extra, self._world_size)

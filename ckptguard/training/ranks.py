@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import logging
+import os
 import re
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -19,6 +21,7 @@ from ckptguard.errors import CkptguardError, RanksError
 from ckptguard.training.health import Diagnosis
 
 _TIMEOUT = 600.0
+_log = logging.getLogger("ckptguard")
 
 
 class Ranks(Protocol):
@@ -131,6 +134,12 @@ def ranks_of_training(timeout: float = _TIMEOUT) -> Ranks:
 
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return GlooRanks(timeout)
+    if not (dist.is_available() and dist.is_initialized()) and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        _log.warning(
+            "WORLD_SIZE is %s, and torch.distributed is not initialised: this process guards its run alone, and must "
+            "not share it with the others; call init_process_group before",
+            os.environ["WORLD_SIZE"],
+        )
     return OneRank()
 
 

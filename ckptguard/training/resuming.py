@@ -55,7 +55,7 @@ def _load_accepted(
             ) from error
         if loaded is None or probe is None:
             return loaded
-        answers = together(ranks, "the probe", lambda: sick_because(getattr(parts.model, "module", parts.model), probe))
+        answers = _probed(ranks, parts, probe)
         reasons = [f"rank {rank}: {why}" if ranks.size > 1 else why for rank, why in enumerate(answers) if why]
         if not reasons:
             break
@@ -65,6 +65,14 @@ def _load_accepted(
         for found, why in refused.values():
             _put_aside(run, found, why)
     return loaded
+
+
+def _probed(ranks: Ranks, parts: Parts, probe: Probe) -> list[str | None]:
+    """What the probe said on each rank."""
+    model = getattr(parts.model, "module", parts.model)
+    if ranks.size == 1:
+        return [sick_because(model, probe)]  # what it raises is the caller's own
+    return together(ranks, "the probe", lambda: sick_because(model, probe))
 
 
 def resumed_from(loaded: Loaded, gap: Gap) -> Resumed:

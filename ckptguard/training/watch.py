@@ -154,7 +154,7 @@ class Watch:
             if value.dim():
                 value = value.float().mean() if value.numel() != 1 else value.reshape(())
             return value if on_device(value) else float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:  # whatever it is, it is no number
             if not self._warned:
                 self._warned = True
                 _log.warning("observe() was given a %s, which is no number: %s", type(value).__name__, error)

@@ -28,6 +28,7 @@ def first_of(named: Named, allow: Iterable[str] = ()) -> str | None:
     """The same for tensors by name."""
     import torch
 
+    named = list(_floats(named))
     with torch.no_grad():
         suspects = [
             found
@@ -104,8 +105,23 @@ def _floats(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if not local.numel() and hasattr(tensor, "ds_tensor"):
             local = _part_under_zero_3(tensor)
-        if local.numel() and not local.is_meta:
-            yield name, local.detach()
+        local = _elements(local.detach())
+        # Of 4-bit floats none is NaN or infinite.
+        if local.numel() and not local.is_meta and not str(local.dtype).startswith("torch.float4"):
+            yield name, local
+
+
+def _elements(tensor: Any) -> Any:
+    """What a tensor of any layout holds, as one that can be read like others."""
+    import torch
+
+    if tensor.is_nested:
+        return tensor.values()
+    if tensor.layout is torch.strided:
+        return tensor
+    if tensor.layout is torch.sparse_coo:
+        return tensor._values()
+    return tensor.values() if str(tensor.layout).startswith("torch.sparse_") else tensor.to_dense()
 
 
 def _part_under_zero_3(parameter: Any) -> Any:

@@ -1,0 +1,163 @@
+"""Loops and parts of odd shape: whatever users write, training goes on or one sentence says why not."""
+
+import logging
+
+import pytest
+import torch
+from fixtures_runs import QUICK
+
+import ckptguard
+from ckptguard.errors import DeniedError, SettingsError, StateError
+from ckptguard.training.weights import first_of
+
+
+def guard_of(run, model, optimizer=None, **options):
+    """A guard without a daemon."""
+    return ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off", settings=QUICK, **options)
+
+
+def test_gradients_that_were_being_accumulated_do_not_outlive_a_rollback(tmp_path):
+    """A poisoned micro-batch leaves NaN in the gradients, to which the next ones after the rollback would be added."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = [torch.full((2, 3), float(n)) for n in range(1, 41)]
+    batches[17] *= float("inf")
+    guard = guard_of(tmp_path / "run", model, optimizer)
+    for step, batch in guard.steps(batches, total=30, save_every=4):
+        loss = model(batch).square().mean() / 4000
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        if step % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        guard.observe(loss=loss, grad_norm=norm)
+    assert guard.step == 30
+    assert first_of(list(model.named_parameters())) is None
+
+
+class Both:
+    """Two optimizers in one object, as people write it."""
+
+    def __init__(self, *optimizers):
+        self.optimizers = optimizers
+
+    def state_dict(self):
+        """All states."""
+        return {str(n): optimizer.state_dict() for n, optimizer in enumerate(self.optimizers)}
+
+    def load_state_dict(self, state):
+        """Put them back."""
+        for n, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[str(n)])
+
+
+def test_an_optimizer_without_groups_survives_a_repeat(tmp_path, caplog):
+    """The repeat would lower the learning rate, which this object does not show: that is said."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    both = Both(torch.optim.SGD([model.weight], lr=0.01), torch.optim.Adam([model.bias], lr=0.01))
+    guard = guard_of(tmp_path / "run", model, both)
+    poisoned = {9, 11}
+    for step, _ in guard.steps([1, 2, 3], total=14, save_every=2):
+        if step in poisoned:
+            poisoned.discard(step)
+            torch.nn.init.constant_(model.weight, float("nan"))
+        guard.observe(loss=1.0)
+    assert guard.step == 14
+    assert "the learning rate stays as it is" in caplog.text
+
+
+def test_a_list_of_optimizers_is_refused_by_name(tmp_path):
+    """Not with an AttributeError from inside."""
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(StateError, match="the optimizer is a list"):
+        guard_of(tmp_path / "run", model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
+def test_a_loop_that_is_still_held_does_not_disturb_the_next(tmp_path):
+    """A notebook's last traceback keeps an interrupted loop alive; it is closed when that goes."""
+    guard = guard_of(tmp_path / "run", torch.nn.Linear(3, 2))
+    held = guard.steps([1, 2, 3], total=9, save_every=3)
+    next(held)
+    guard.observe(loss=1.0)
+    next(held)
+    seen = []
+    for step, _ in guard.steps([1, 2, 3], total=9, save_every=3):
+        seen.append(step)
+        guard.observe(loss=1.0)
+        if step == 4:
+            held.close()
+    assert seen == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert guard.step == 9
+
+
+def test_steps_inside_of_steps_is_refused(tmp_path):
+    """The outer loop cannot go on once the inner one has moved training."""
+    guard = guard_of(tmp_path / "run", torch.nn.Linear(3, 2))
+    outer = guard.steps([1, 2], total=6, save_every=3)
+    next(outer)
+    assert [step for step, _ in guard.steps([1, 2], total=4, save_every=3)] == [1, 2, 3, 4]
+    with pytest.raises(SettingsError, match=r"another steps\(\)"):
+        next(outer)
+
+
+@pytest.mark.parametrize("value", [10**400, object(), {"loss": 1.0}, "nonsense", torch.ones(2).to_sparse()])
+def test_what_is_no_number_never_raises(tmp_path, value):
+    """`observe` takes whatever it is given."""
+    assert not guard_of(tmp_path / "run", torch.nn.Linear(1, 1)).observe(loss=value).sick
+
+
+ODD = {
+    "coo": lambda plain: plain.to_sparse(),
+    "csr": lambda plain: plain.reshape(1, 3).to_sparse_csr(),
+    "nested": lambda plain: torch.nested.nested_tensor([plain, plain[:1]]),
+    "blocked": lambda plain: plain.to_mkldnn() if torch.backends.mkldnn.is_available() else plain,
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of what torch still calls beta
+@pytest.mark.parametrize("layout", ODD)
+def test_tensors_of_any_layout_are_looked_at(layout):
+    """Sparse ones are gradients of an embedding, for example."""
+    tensor = ODD[layout](torch.tensor([1.0, float("nan"), 2.0]))
+    assert first_of([("fine", torch.ones(2)), (layout, tensor)]) == layout
+
+
+def test_a_probe_with_sparse_gradients(tmp_path):
+    """The probe looks at gradients, and what it raises by itself comes out as it is."""
+    model = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    for _ in guard_of(tmp_path / "run", model, optimizer).steps([1], total=2, save_every=1):
+        pass
+    assert guard_of(tmp_path / "run", model, optimizer).resume(probe=lambda: model(torch.tensor([1])).sum()) == 2
+
+    def broken():
+        raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        guard_of(tmp_path / "run", model, optimizer).resume(probe=broken)
+
+
+def test_a_failed_save_is_told_in_a_sentence(tmp_path, monkeypatch, caplog):
+    """A full disk needs no traceback; what nobody expected does."""
+    model = torch.nn.Linear(3, 2)
+    failure = [DeniedError("no space left", key="step-1")]
+    guard = guard_of(
+        tmp_path / "run",
+        model,
+        save=lambda path, step: (_ for _ in ()).throw(failure[0]),
+        load=lambda path: None,
+    )
+    for failure[0] in (DeniedError("no space left", key="step-1"), ZeroDivisionError("a bug")):
+        caplog.clear()
+        guard._save_automatically(1)
+        [said] = [r for r in caplog.records if r.levelno == logging.ERROR]
+        assert bool(said.exc_info) is isinstance(failure[0], ZeroDivisionError)
+
+
+def test_processes_that_do_not_know_of_each_other_are_warned(tmp_path, monkeypatch, caplog):
+    """torchrun without init_process_group: each process would set the others' saves aside."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    guard_of(tmp_path / "run", torch.nn.Linear(1, 1))
+    assert "call init_process_group before" in caplog.text

@@ -5,13 +5,29 @@ import os
 
 import pytest
 import torch
-from test_sickness import Half, Scaler, batches, flip_last_byte, guarded
+from test_sickness import Half, batches, flip_last_byte, guarded
 
 import ckptguard
 from ckptguard.operations.survey import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.verdict import Outcome
+
+
+class Scaler:
+    """A loss scaler as the loop sees it."""
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def get_scale(self):
+        return self.scale
+
+    def state_dict(self):
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state):
+        self.scale = state["scale"]
 
 
 def incidents(run):

@@ -14,7 +14,31 @@ from ckptguard.cli.output import report_error, trouble
 CODES = (ExitCode.BAD, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
 
-@click.command("supervise", cls=Command, short_help="Run a command; go back when its saves turn sick.", codes=CODES)
+class _Command(Command):
+    """Its arguments are only right with ``--`` before COMMAND: else options of COMMAND that are ours too, such as
+    --config, would silently be ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As ever, and say what is missing."""
+        is_marked, count = "--" in args, len(args)  # they are used up
+        try:
+            left = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not is_marked and count > 1:
+                raise click.UsageError("write -- before COMMAND", ctx) from error
+            raise
+        if not is_marked and not ctx.resilient_parsing:
+            raise click.UsageError("write -- before COMMAND", ctx)
+        return left
+
+
+def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if value != value:
+        raise click.BadParameter("it is not a number", ctx, param)
+    return value
+
+
+@click.command("supervise", cls=_Command, short_help="Run a command; go back when its saves turn sick.", codes=CODES)
 @click.argument("run", type=Place())
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.option(
@@ -28,6 +52,7 @@ CODES = (ExitCode.BAD, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD
 @click.option(
     "--stop-seconds",
     type=click.FloatRange(0.0, 86400.0),
+    callback=_no_nan,
     default=30.0,
     show_default=True,
     metavar="SECONDS",
@@ -56,7 +81,7 @@ def command(
     """
     from ckptguard.operations.held_signals import HeldSignals
 
-    with HeldSignals() as signals:  # before anything below starts threads
+    with HeldSignals() as signals:  # before anything below starts threads, and to the very end
         from ckptguard.operations.supervise import supervise
 
         done = supervise(
@@ -68,11 +93,11 @@ def command(
             stop_seconds=stop_seconds,
             tell=lambda sentence: trouble(f"ckptguard: {sentence}"),
         )
-    code = done.status
-    if done.error is not None:
-        report_error(done.error)
-        code = of_error(done.error)
-    elif done.sick_end:
-        code = ExitCode.BAD
-    sys.stderr.flush()
-    os._exit(code)  # not sys.exit: a look at storage that hangs must not hold up the end
+        code = done.status
+        if done.error is not None:
+            report_error(done.error)
+            code = of_error(done.error)
+        elif done.sick_end:
+            code = ExitCode.BAD
+        sys.stderr.flush()
+        os._exit(code)  # not sys.exit: a look at storage that hangs must not hold up the end

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Self
 
 # What ends us, and what people tell their trainers by.
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
 _PASSED_ON = frozenset((signal.SIGUSR1, signal.SIGUSR2))
+_AT_ONCE, _KEYS_IN_A_ROW = 1.0, 2.0  # seconds
 _TICK = 1.0  # seconds after which a signal that reached another thread is noticed
 # What Python ignores for itself, and a command must not inherit as ignored.
 RESTORED = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name))
@@ -67,3 +68,11 @@ class HeldSignals:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self._caught.append(number)
+
+
+def means_it(told: Sequence[float], now: float, from_terminal: bool) -> bool:
+    """Whether one more word means that patience is over: of the keys of a terminal the second in a row, because to a
+    debugger Ctrl-C is no end; of others any but what comes with the first (`timeout` tells us, and then our group)."""
+    if from_terminal:
+        return bool(told) and now - told[-1] < _KEYS_IN_A_ROW
+    return bool(told) and now - told[0] > _AT_ONCE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckptguard.config import Settings
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.operations.close_incident import close_incident
 from ckptguard.operations.hooks import Event
 from ckptguard.operations.news import incident_event
@@ -60,6 +60,8 @@ class Recovery:
             )
             self._event(incident_event(run, incident))
             return incident
+        except NotFoundError:
+            return None  # nor that
         except Exception as error:
             self._tell(f"the incident could not be recorded: {error}")
             return None

@@ -6,6 +6,7 @@ failing: trouble is told, and the command runs on.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -91,8 +92,8 @@ class SaveWatch:
         there yet is none."""
         try:
             self._open()
-        except NotFoundError:
-            return None
+        except NotFoundError as error:
+            return error if os.path.exists(self._url) else None  # a file, not a folder
         except CkptguardError as error:
             return error
         self._before = self._signatures()

@@ -27,7 +27,7 @@ from ckptguard.errors import (
     SettingsError,
 )
 from ckptguard.operations.background import Background
-from ckptguard.operations.held_signals import ENDING, HeldSignals
+from ckptguard.operations.held_signals import ENDING, HeldSignals, means_it
 from ckptguard.operations.hooks import COMMAND_SECONDS, Hooks
 from ckptguard.operations.left_command import end_left_running, left_running
 from ckptguard.operations.process_tree import become_subreaper
@@ -91,6 +91,7 @@ class _Supervisor:
         self._url, self._signals, self._tell = url, signals, tell
         self._most, self._stop_seconds = most, stop_seconds
         self._asked: int | None = None  # the signal by which we were told to end
+        self._told: list[float] = []  # when, each time
         self._ending = threading.Event()
         self._runs = False  # the command: while it does not, nobody is in the way of the scan
         self._scanner = ProcessScanner(
@@ -220,6 +221,8 @@ class _Supervisor:
         self._note()
         self._command.start()
         self._note(self._command.process)
+        if self._command.trouble is not None:
+            self._tell(self._command.trouble)
         self._runs = True
         watching = self._background.submit(lambda: self._saves.watch(until), _look)
 
@@ -332,15 +335,17 @@ class _Supervisor:
         told to end, we see to it."""
         if number == signal.SIGCHLD:
             return
-        told_before, running = self._asked is not None, not self._command.has_ended()
+        running, is_firm = not self._command.has_ended(), False
         if number in ENDING:
+            now = time.monotonic()
+            is_firm = means_it(self._told, now, from_terminal)
             self._asked = self._asked or number
-            if not running and (told_before or self._only_looking):
+            self._told.append(now)
+            if not running and (is_firm or self._only_looking):
                 raise _Abandoned
-        if told_before and number in ENDING:
-            if running:
-                self._tell("killing the command")
-                self._command.kill()
+        if is_firm:
+            self._tell("killing the command")
+            self._command.kill()
         elif running and not (from_terminal and self._command.shares_our_terminal()):
             self._command.send(number)
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from ckptguard.names import escape
 from ckptguard.operations.held_signals import RESTORED
 from ckptguard.operations.process_tree import Process, collect_orphans, descendants, send_signal, started_at
 
@@ -33,6 +34,7 @@ class SupervisedCommand:
         self._older = {(p.pid, p.started) for p in descendants(os.getpid())}
         self._pid: int | None = None
         self._status: int | None = None
+        self.trouble: str | None = None  # why it could not be started
         self._started_at = 0.0  # monotonic
         self.seconds = 0.0  # for which it ran
 
@@ -45,10 +47,10 @@ class SupervisedCommand:
             self._pid = os.posix_spawnp(
                 self._argv[0], self._argv, environment, setsigmask=self._mask, setsigdef=RESTORED
             )
-        except FileNotFoundError:
-            self._status = NOT_FOUND
-        except (OSError, ValueError):
-            self._status = NOT_EXECUTABLE
+        except (OSError, ValueError) as error:
+            self._status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            why = error.strerror if isinstance(error, OSError) else error
+            self.trouble = f"{escape(self._argv[0])} cannot be started: {why}"
 
     @property
     def process(self) -> tuple[int, int] | None:

@@ -12,6 +12,7 @@ import pytest
 from supervised_training import PATIENCE, newest, starts, until
 
 from ckptguard.config import Settings
+from ckptguard.operations.held_signals import means_it
 from ckptguard.operations.hooks import Hooks
 from ckptguard.operations.process_tree import descendants, send_signal
 from ckptguard.scan.worker_process import WorkerProcess
@@ -121,7 +122,7 @@ def test_the_second_signal_is_firm(supervising, run):
     noted(run, "ready")
     process.send_signal(signal.SIGTERM)
     noted(run, "told")
-    process.send_signal(signal.SIGTERM)
+    until(lambda: process.send_signal(signal.SIGTERM) or process.poll() is not None, "the end")
     assert one.finish().code == 137
     left = int(run.with_name("run.left").read_text())
     until(lambda: not os.path.exists(f"/proc/{left}"), "the end of what was below it")
@@ -191,11 +192,39 @@ def test_wrong_usage_is_not_tried_again(supervise, run):
 
 def test_a_command_that_cannot_be_found_or_run(process, root, tmp_path):
     """The codes are those of shells, and the usage of supervise itself is checked."""
-    assert process("supervise", root, "--", "no-such-command-anywhere").returncode == 127
+    done = process("supervise", root, "--", "no-such-command-anywhere")
+    assert (done.returncode, "no-such-command-anywhere cannot be started: No such file" in done.stderr) == (127, True)
     (tmp_path / "plain").write_text("text")
     assert process("supervise", root, "--", tmp_path / "plain").returncode == 126
     assert process("supervise", root).returncode == 2
+    assert process("supervise", root, "--stop-seconds", "nan", "--", "true").returncode == 2
+    assert process("supervise", tmp_path / "plain", "--", "true").returncode == 10
     assert process("supervise", root, "--max-rollbacks", "-1", "--", "true").returncode == 2
+
+
+@pytest.mark.parametrize("argv", [["true"], ["sh", "-c", "true"], ["train", "--config", "its-own.yaml"]])
+def test_options_of_the_command_are_never_ours(invoke, root, argv):
+    """Without -- nobody could tell whose --config is meant."""
+    done = invoke("supervise", root, *argv)
+    assert (done.exit_code, "write -- before COMMAND" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("told", "now", "from_terminal", "firm"),
+    [
+        ([], 5.0, False, False),
+        ([5.0], 5.001, False, False),
+        ([5.0], 6.5, False, True),
+        ([5.0, 5.9], 6.5, False, True),
+        ([], 5.0, True, False),
+        ([5.0], 5.4, True, True),
+        ([5.0], 65.0, True, False),
+        ([5.0, 65.0], 65.3, True, True),
+    ],
+)
+def test_who_means_it(told, now, from_terminal, firm):
+    """`timeout` sends its signal twice at once, which is one; Ctrl-C again in a debugger, much later, is no end."""
+    assert means_it(told, now, from_terminal) is firm
 
 
 def test_two_deaths_without_a_save_are_the_end(supervise, run):

@@ -32,6 +32,7 @@ import ckptguard
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.training.ranks import GlooRanks
 from ckptguard.verdict import Outcome
@@ -261,7 +262,12 @@ class Training:
         def read(manifest: Any) -> Any:
             run = open_run(guard.run)
             verdict = load_history(run).verdict(manifest.series, (manifest.step, manifest.generation))
-            if verdict is None and resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 0:
+            full = resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 0
+            if not full and (manifest.step, manifest.generation) not in pinned_generations(run).get(
+                manifest.series, ()
+            ):
+                self.wrong.append(f"{manifest.path} is loaded, and nothing pins it")
+            if verdict is None and full:
                 checkpoint = find_checkpoint(run, manifest.path)
                 verdict = verify_checkpoint(run, checkpoint, QUICK, md5=False, record=False)
             if verdict is None or verdict.outcome is not Outcome.GOOD:

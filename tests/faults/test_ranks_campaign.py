@@ -1,5 +1,6 @@
 """Random faults in trainings of 2 to 4 ranks, mostly on one rank only: all ranks end at the same step with the same
 finite state, or with a clear RollbackExhausted, and never go on from a checkpoint that was not GOOD at that moment.
+Harmless trouble takes no rank back.
 CKPTGUARD_CAMPAIGN=full: 16 sets of processes, in which 95 trainings are struck, 15 of them by kill -9 of a rank; those
 are started again by another number of ranks."""
 
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.torch
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 FAULTS = ("gradient", "weight", "buffer", "optimizer", "input", "spike", "scale", "lasting", "asked", "in flight")
 AROUND = ("calm", "damaged", "shard", "disk full", "disk full later")
+# A masked batch of one rank, two overflows of a healthy scaler, a learning rate of 0 at first, a rotten old checkpoint.
 HARMLESS = ("masked", "two skips", "warm-up", "rotten")
 
 
@@ -55,6 +57,13 @@ def drawn(run, fault, generator, **given):
     if fields["kind"] == "files" and fields["around"] == "shard":
         fields["around"] = "damaged"
     return Job(**fields | given)
+
+
+def harmless():
+    """Trainings with trouble that is none."""
+    for seed, fault in enumerate(HARMLESS):
+        around = "rotten" if fault == "rotten" else "calm"
+        yield Job(run=fault.replace(" ", "-"), seed=seed, fault=fault, at=8, rank=1, around=around)
 
 
 def run_set(folder, jobs, ranks):
@@ -91,6 +100,15 @@ def judge(folder, job, seen, told):
     assert report.checkpoints[0].step == TOTAL or any(answer["full"] for answer in seen), told
 
 
+def judge_harmless(folder, job, seen, told):
+    """No rank goes back, and no incident is recorded."""
+    for answer in seen:
+        assert answer is not None, told
+        assert answer["steps"] == list(range(1, TOTAL + 1)), f"{job}\n{answer}"
+        assert (answer["wrong"], answer["loads"], answer.get("error")) == ([], 0, None), f"{job}\n{answer}"
+    assert not (folder / job.run / "_ckptguard" / "incidents").exists(), job
+
+
 @pytest.mark.timeout(1800)
 def test_all_ranks_end_finite_or_exhausted(tmp_path):
     """Sets of processes: each trains several times and loses a rank in the last one, which the next set resumes."""
@@ -100,7 +118,8 @@ def test_all_ranks_end_finite_or_exhausted(tmp_path):
     for number in range(sets):
         ranks = generator.choice((2, 3, 4)) if FULL else 2 + number
         faults = generator.sample(FAULTS, 5) if FULL else FAULTS[number::6][:1]
-        jobs = [drawn(f"{number}-{n}", fault, generator) for n, fault in enumerate(faults)]
+        jobs = [*harmless()] if number == 0 else []
+        jobs += [drawn(f"{number}-{n}", fault, generator) for n, fault in enumerate(faults)]
         if killed is not None:
             again = dataclasses.replace(killed, fault="calm", at=0, around="calm", kill_after=0, held="", resumes=True)
             jobs.insert(0, again)
@@ -118,31 +137,8 @@ def test_all_ranks_end_finite_or_exhausted(tmp_path):
                 assert [a["wrong"] for a in survivors] == [[]] * (ranks - 1), f"{job}\n{survivors}"
                 assert all(a.get("error") in ("ranks", "torch") for a in survivors), f"{job}\n{survivors}\n{told}"
                 continue
-            judge(tmp_path, job, seen[job], told)
+            (judge_harmless if job.fault in HARMLESS else judge)(tmp_path, job, seen[job], told)
             trained, resumed = trained + 1, resumed + job.resumes
         assert sorted(codes) == ([-9] if killed in seen and None in seen[killed] else [0]) + [0] * (ranks - 1), told
     print(f"{trained} trainings ended as they should, {resumed} after a rank had been killed; {died} were killed")
     assert died >= (10 if FULL else 1)
-
-
-def test_harmless_trouble_of_two_ranks_starts_nothing(tmp_path):
-    """A masked batch of one rank, two overflows of a healthy scaler, a learning rate of 0 at first, a rotten file of
-    an old checkpoint: no rank goes back, and no incident is recorded."""
-    jobs = [
-        Job(
-            run=fault.replace(" ", "-"),
-            seed=n,
-            fault=fault,
-            at=8,
-            rank=1,
-            around="rotten" if fault == "rotten" else "calm",
-        )
-        for n, fault in enumerate(HARMLESS)
-    ]
-    seen, codes, told = run_set(tmp_path, jobs, 2)
-    assert codes == [0, 0], told
-    for job in jobs:
-        for answer in seen[job]:
-            assert answer["steps"] == list(range(1, TOTAL + 1)), f"{job}\n{answer}"
-            assert (answer["wrong"], answer["loads"], answer.get("error")) == ([], 0, None), f"{job}\n{answer}"
-        assert not (tmp_path / job.run / "_ckptguard" / "incidents").exists(), job

@@ -15,6 +15,7 @@ from torch import nn
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.training import own_layout, stores
 from ckptguard.verdict import Outcome
@@ -147,6 +148,9 @@ class Oracle:
         """A load begins: what is loaded must be GOOD at this moment, in the records or, where nothing can be recorded,
         as it is read."""
         verdict = load_history(self._run).verdict(manifest.series, (manifest.step, manifest.generation))
+        key = (manifest.step, manifest.generation)
+        if not self._unrecorded() and key not in pinned_generations(self._run).get(manifest.series, ()):
+            self.wrong.append(f"{manifest.path} is loaded, and nothing pins it")
         if verdict is None and self._unrecorded():
             checkpoint = find_checkpoint(self._run, manifest.path)
             verdict = verify_checkpoint(self._run, checkpoint, QUICK, md5=False, record=False)

@@ -1,12 +1,14 @@
 """A prune that is killed before any step of it leaves every checkpoint whole, in place or in the trash."""
 
+import os
 import shutil
 
 import pytest
 import torch
 from fixtures_runs import QUICK, state_dict
-from kill_points import Killed, kill_at
+from kill_points import Killed, fail_at, kill_at
 
+from ckptguard.errors import CouldNotTellError, StorageError
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
@@ -60,3 +62,38 @@ def test_killed_at_any_step_nothing_is_lost(root, tmp_path, monkeypatch, grace):
     assert killed >= 10
     assert sorted(p.name for p in root.glob("epoch_*.pt")) == ["epoch_3.pt", "epoch_4.pt"]
     assert len(list_trashed(run)) == (2 if grace else 0)
+
+
+@pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
+def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, for_ever):
+    """The n-th operation on storage fails, for every n until it passes untouched (here for some n; CKPTGUARD_CAMPAIGN
+    looks at all): it is said, each pair stays whole, and the next prune ends where an untouched one ends."""
+    for epoch in range(1, 5):
+        write_pair(root, epoch)
+    policy = Policy(keep_last=2, keep_good=2)
+    reconcile(open_run(str(root)), QUICK.changed(keep="none"), Watch())
+    saved = {p.name: p.read_bytes() for p in root.glob("epoch_*")}
+    template, failed, passed = root.rename(tmp_path / "template"), 0, 0
+    stride = 1 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 9
+    for number in range(1 + 3 * for_ever, 2000, stride):
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(template, root)
+        run = open_run(str(root))
+        with fail_at(monkeypatch, number, StorageError("input/output error", key="x"), for_ever=for_ever):
+            try:
+                done = prune(run, policy, grace=86400.0)
+                told = bool(done.could_not_tell)
+            except CouldNotTellError:
+                told = True
+        failed, passed = failed + told, 0 if told else passed + 1
+        assert {p.name for p in root.glob("epoch_[34].*")} == {n for n in saved if n[6] in "34"}
+        assert find_known_good(run).path.endswith("epoch_4.pt")
+        again = prune(run, policy, grace=86400.0)
+        assert again.could_not_tell == ()
+        assert {p.name: p.read_bytes() for p in root.rglob("epoch_*.*") if "#" not in p.name} == saved
+        assert len(list_trashed(run)) == 2
+        assert sorted(p.name for p in root.glob("epoch_*.pt")) == ["epoch_3.pt", "epoch_4.pt"]
+        if passed >= 2:
+            break
+    assert passed >= 2
+    assert failed * stride >= 50

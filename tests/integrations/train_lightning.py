@@ -35,15 +35,16 @@ fit = ckptguard.integrations.lightning.fit
 
 
 class Module(lightning.LightningModule):
-    """A tiny module with dropout and batch statistics; once, after an update, a weight of the last rank overflows."""
+    """A tiny module with dropout and batch statistics; after some updates, once each, a weight of the last rank
+    overflows."""
 
-    def __init__(self, strike: int | None = None) -> None:
+    def __init__(self, *strikes: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.net = torch.nn.Sequential(
             torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
         )
-        self.strike = strike
+        self.strikes = set(strikes)
         self.seen: list[tuple[int, int]] = []
 
     def on_train_start(self):
@@ -55,8 +56,8 @@ class Module(lightning.LightningModule):
         return self.net(batch[0]).square().mean()
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        if self.trainer.global_step == self.strike and self.global_rank == self.trainer.world_size - 1:
-            self.strike = None
+        if self.trainer.global_step in self.strikes and self.global_rank == self.trainer.world_size - 1:
+            self.strikes.discard(self.trainer.global_step)
             with torch.no_grad():
                 self.net[0].weight.mul_(1e38).mul_(1e38)
 
@@ -95,8 +96,8 @@ def trainer(folder: Path, *, guarded: bool = True, keep: int = 1, **more) -> lig
 class Sharded(Module):
     """The same over ranks, by FSDP2; of batch statistics Lightning would save only the first rank's."""
 
-    def __init__(self, strike: int | None = None) -> None:
-        super().__init__(strike)
+    def __init__(self, *strikes: int) -> None:
+        super().__init__(*strikes)
         self.net[1] = torch.nn.LayerNorm(16)
 
     def configure_model(self):
@@ -188,13 +189,13 @@ def replay(root: Path, kind: type[Module] = Module, **more) -> None:
     data_of_all = data(ranks=more.get("devices", 1))
     untouched, module = trainer(root / "untouched", guarded=False, **more), kind()
     untouched.fit(module, data_of_all)
-    struck, other = trainer(root / "struck", **more), kind(strike=13)
-    fit(struck, other, data_of_all, policy=RollbackPolicy(skip=False), save_every=5)
+    struck, other = trainer(root / "struck", **more), kind(13, 17)
+    fit(struck, other, data_of_all, policy=RollbackPolicy(skip=False, near=0), save_every=5)
     assert len(other.seen) > len(module.seen) == 20, other.seen
     assert same(everything(struck, other), everything(untouched, module))
     struck.strategy.barrier()  # the first rank deletes
     left = sorted(path.name for path in (root / "struck").glob("*.ckpt"))  # Lightning spares what it resumed from
-    assert left == ["epoch=1-step=10.ckpt", "epoch=3-step=20.ckpt"], left
+    assert left == ["epoch=1-step=10.ckpt", "epoch=2-step=15.ckpt", "epoch=3-step=20.ckpt"], left
 
 
 def leave_out(root: Path, kind: type[Module] = Module, **more) -> None:

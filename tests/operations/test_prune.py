@@ -16,15 +16,12 @@ from ckptguard.errors import CkptguardError, CouldNotTellError, StorageError
 from ckptguard.names import series_of
 from ckptguard.operations import present
 from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.keep import kept_matches
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.restore import restore
 from ckptguard.operations.survey import survey
 from ckptguard.records import moments
-from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
@@ -334,22 +331,6 @@ def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
     assert in_place(root) == [400, 500, 600]
 
 
-def test_a_link_that_was_written_through_is_no_copy(root, run):
-    """A trainer that saves into the same file changes a hard link too: it no longer counts, and is not kept."""
-    torch.save(state_dict(1), root / "net-1.pt")
-    reconcile(run, QUICK.changed(keep="link"), Watch())
-    copy = read_kept(run, series_of("net-1.pt"), 1, 1)
-    if copy.how != "link":
-        pytest.skip("this file system makes no hard link here")
-    manifest = load_history(run).manifest(copy.series, (1, 1))
-    assert kept_matches(run, copy, manifest)
-    content = state_dict(2)
-    before = (root / "net-1.pt").stat().st_ino
-    torch.save(content, root / "net-1.pt")
-    assert (root / "net-1.pt").stat().st_ino == before
-    assert not kept_matches(run, copy, manifest)
-
-
 @pytest.fixture
 def remote(tmp_path):
     """The same five on a file system that is not local."""
@@ -394,3 +375,25 @@ def test_elsewhere_the_trash_is_a_mark(remote, monkeypatch, tmp_path):
         assert (steps(), list_trashed(remote)) == ([400, 500], [])
     assert number > 10
     assert (steps(), list_trashed(remote)) == ([400, 500], [])
+
+
+def test_elsewhere_too_two_at_once_remove_nothing_twice(remote):
+    """Without a lock, whoever writes the mark first removes; emptying the trash twice is emptying it once."""
+    found, emptied = [], []
+    start = threading.Barrier(4)
+
+    def work(grace, answers):
+        run = open_run(remote.url)
+        start.wait()
+        answers.append(prune(run, LAST, grace=grace))
+
+    for grace, answers in ((DAY, found), (0.0, emptied)):
+        threads = [threading.Thread(target=work, args=(grace, answers)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [done.could_not_tell for done in answers] == [()] * 4
+    assert sorted(step for done in found for step in removed(done)) == [100, 200, 300]
+    assert {m.step for done in emptied for m in done.emptied} == {100, 200, 300}
+    assert sorted(e.key for e in remote.storage.list("") if e.key.endswith(".pt")) == ["net-400.pt", "net-500.pt"]

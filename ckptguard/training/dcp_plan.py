@@ -65,6 +65,7 @@ class Planned:
         }
         self._planner.copies = {**others, **host.take_tensors(plain)}
         self._planner.state_dict = {}
+        self._writer.per_thread_copy_ahead = 0  # or the thread that writes would take hold of the first device
 
     def copied_floats(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The copied tensors that can hold NaN, except settings of the optimizer, by the names that all ranks share."""

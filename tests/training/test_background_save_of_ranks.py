@@ -65,7 +65,8 @@ def test_a_failure_on_one_rank_fails_on_all_and_is_named(done, folder):
         assert answer[4] == [True, no_memory]  # one rank had no memory: all waited
         assert answer[5:8] == [sick, True, 4]
         assert answer[8:10] == [True, [f"step-{step:09d}" for step in (1, 4, 6)]]
-        assert (answer[10][0], answer[11]) == ("ranks", 6)  # what a rank cannot load, none does
+        assert answer[10:12] == [True, True]
+        assert (answer[12][0], answer[13]) == ("ranks", 7)  # what a rank cannot load, none does
     causes = [incident.cause for incident in list_incidents(open_run(str(folder / "failures")))]
     assert sorted(causes) == ["storage", "storage", "storage", "weights"]
 

@@ -60,41 +60,48 @@ class GuardedIO(TorchCheckpointIO):
 
     def __init__(self, run: str | os.PathLike[str], *, settings: Settings | None = None) -> None:
         self.settings = settings if settings is not None else load_settings(None, os.environ)
-        self.url = os.path.abspath(os.fspath(run))
+        self.url = os.path.realpath(os.fspath(run))  # as ModelCheckpoint takes its folder
         self.series: str | None = None  # of the last save that has a step
         self._unwanted: set[str] = set()
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptguard")
+        self._worker: ThreadPoolExecutor | None = None  # only while it is needed: Lightning may pickle this
         self._last: Future[None] | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Save and seal; a verdict comes beside training."""
         self.wait()
-        place = os.path.abspath(os.fspath(path))
-        if storage_options is not None or os.path.commonpath([place, self.url]) != self.url:
+        place = _place(path)
+        run = self._run_of(place)
+        if run is None or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
-            _log.warning("%s is not in the run %s: it is not guarded", path, self.url)
             return
         self._unwanted.discard(place)
-        os.makedirs(self.url, exist_ok=True)
         inside = os.path.relpath(place, self.url)
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         try:
-            sealed = write_sealed(self.open_run(), inside, buffer.getbuffer())
-        except CkptguardError as error:
-            _log.warning("%s was saved, and could not be sealed: %s", path, error)
-        else:
+            sealed = write_sealed(run, inside, buffer.getbuffer())
             self.series = sealed.series if sealed is not None else self.series
+        except OSError:
+            raise  # it could not be written
+        except Exception as error:  # it was written, and that is all that training needs
+            _log.warning("%s was saved, and could not be sealed: %s", path, error)
         self._beside(lambda: self._judge(inside))
 
     def remove_checkpoint(self, path: Any) -> None:
         """Delete it once the saves up to now are judged, unless it is the known-good then."""
-        self._unwanted.add(os.path.abspath(os.fspath(path)))
+        place = _place(path)
+        if not self._is_inside(place):
+            super().remove_checkpoint(path)
+            return
+        self._unwanted.add(place)
         self._beside(self._delete_unwanted)
 
     def teardown(self) -> None:
         """Training ends."""
         self.wait()
+        if self._worker is not None:
+            self._worker.shutdown()
+        self._worker = self._last = None
 
     def wait(self) -> None:
         """Return when what was saved is judged, and what is to be deleted is deleted."""
@@ -108,6 +115,7 @@ class GuardedIO(TorchCheckpointIO):
             except Exception as error:  # beside training, nothing of ours may surface in it
                 _log.warning("the saves in %s could not be looked after: %s", self.url, error)
 
+        self._worker = self._worker or ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptguard")
         self._last = self._worker.submit(warned)
 
     def _judge(self, inside: str) -> None:
@@ -120,6 +128,8 @@ class GuardedIO(TorchCheckpointIO):
         self._delete_unwanted()
 
     def _delete_unwanted(self) -> None:
+        if not self._unwanted:
+            return
         run = self.open_run()
         verify_pending(run, self.settings)  # a sharding strategy saves without asking us
         try:
@@ -144,6 +154,28 @@ class GuardedIO(TorchCheckpointIO):
     def open_run(self) -> Run:
         """The run as it is now."""
         return open_run(self.url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
+
+    def _is_inside(self, place: str) -> bool:
+        return os.path.commonpath([place, self.url]) == self.url
+
+    def _run_of(self, place: str) -> Run | None:
+        """The run, if this lies in it and it can be opened."""
+        if not self._is_inside(place):
+            _log.warning("%s is not in the run %s: it is not guarded", place, self.url)
+            return None
+        try:
+            os.makedirs(self.url, exist_ok=True)
+            return self.open_run()
+        except CkptguardError as error:
+            _log.warning("%s is not guarded: %s", place, error)
+            return None
+
+
+def _place(path: Any) -> str:
+    """Where a file really lies; a link under its own name is not followed."""
+    whole: str = os.path.abspath(os.fspath(path))
+    folder, name = os.path.split(whole)
+    return os.path.join(os.path.realpath(folder), name)
 
 
 class GuardCallback(Callback):

@@ -9,7 +9,7 @@ from typing import Self, cast
 
 import msgspec
 
-from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, StorageError
+from ckptguard.errors import ChangedWhileReadError
 from ckptguard.manifest import Manifest
 from ckptguard.operations.examine import collect_evidence, manifest_files
 from ckptguard.operations.listing import find_checkpoint
@@ -25,23 +25,18 @@ def write_sealed(run: Run, path: str, data: memoryview) -> Manifest | None:
     """Write `data` to a local file of the run, durably and in one step for every reader, and seal it.
 
     It still has no verdict. None for a file that names no step: it is not sealed. OSError if it could not be written;
-    a CkptguardError if it was written, and could not be sealed.
+    anything else means that it was written, and could not be sealed.
     """
     place = run.usable(path)
     failures: list[OSError] = []
     writing = threading.Thread(target=_write, args=(place, data, failures), name="ckptguard-write", daemon=True)
     writing.start()
-    trouble = None
     try:
         scan = scan_files(cast(Storage, _InMemory(path, data)), [path], ScanOptions(md5=False))
-    except (CouldNotTellError, StorageError) as error:
-        trouble = error
     finally:
         writing.join()
-    if failures:
-        raise failures[0]
-    if trouble is not None:
-        raise trouble
+        if failures:
+            raise failures[0]
     checkpoint = find_checkpoint(run, path)
     if checkpoint is None or checkpoint.step is None:
         return None

@@ -5,6 +5,7 @@ With ranks Lightning starts the second process by itself, which runs all of this
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -135,6 +136,9 @@ def delete(root: Path) -> None:
     assert paths[1].exists()
     assert not paths[2].exists()
     save(4, 3e-38)
+    with pytest.raises(OSError, match="No space left"), mock.patch.object(sealed_file.os, "fsync", side_effect=full()):
+        save(0, 4e-38)
+    assert not [path for path in root.iterdir() if "step=0" in path.name]
     io.remove_checkpoint(str(paths[4]))
     io.teardown()
     assert not paths[1].exists()
@@ -147,6 +151,11 @@ def manifests(io) -> list[Manifest]:
     run, series = io.open_run(), io.series
     found = [read_manifest(run, series, *key) for key in sealed_generations(run, series)]
     return [manifest for manifest in found if manifest is not None]
+
+
+def full() -> OSError:
+    """What a full disk raises."""
+    return OSError(errno.ENOSPC, "No space left on device")
 
 
 def lying_write(descriptor: int, data) -> int:

@@ -93,7 +93,7 @@ class _Supervisor:
         self._asked: int | None = None  # the signal by which we were told to end
         self._told: list[float] = []  # when, each time
         self._ending = threading.Event()
-        self._runs = False  # the command: while it does not, nobody is in the way of the scan
+        self._runs = False  # the command, as far as we waited: while it does not, nobody is in the way of the scan
         self._scanner = ProcessScanner(
             memory=settings.worker_memory,
             seconds=settings.worker_seconds,
@@ -341,9 +341,9 @@ class _Supervisor:
             is_firm = means_it(self._told, now, from_terminal)
             self._asked = self._asked or number
             self._told.append(now)
-            if not running and (is_firm or self._only_looking):
+            if not running and not self._runs and (is_firm or self._only_looking):
                 raise _Abandoned
-        if is_firm:
+        if is_firm and running:
             self._tell("killing the command")
             self._command.kill()
         elif running and not (from_terminal and self._command.shares_our_terminal()):

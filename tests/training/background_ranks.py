@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 import threading
@@ -223,18 +224,6 @@ def busy(folder, when_busy):
     return [in_flight is None, training.guard.resume(), training.values(), present(folder)]
 
 
-def many(folder):
-    """All of the above, in one start of the ranks."""
-    return {
-        "fsdp2": same_bytes(f"{folder}/fsdp2", "fsdp2"),
-        "ddp": same_bytes(f"{folder}/ddp", "ddp"),
-        "failures": failures(f"{folder}/failures"),
-        "going back": going_back(f"{folder}/back"),
-        "wait": busy(f"{folder}/wait", "wait"),
-        "skip": busy(f"{folder}/skip", "skip"),
-    }
-
-
 def killed(folder, victim):
     """One rank is killed while it writes behind training; what the others are told by the next call."""
     training = Training(folder)
@@ -247,14 +236,24 @@ def killed(folder, victim):
     return told(lambda: training.guard.save(3))
 
 
-def next_start(folders, last):
-    """Where trainings go on whose ranks were killed; then one more save, with which the interpreter ends."""
-    answers = []
-    for folder in folders:
-        training = Training(folder)
-        answers.append([training.guard.resume(), training.values(), present(folder)])
-    print("ANSWER" + __import__("json").dumps(answers), flush=True)
-    training = Training(last)
-    training.fill(9)
+def next_start(folder):
+    """Where a training goes on some of whose ranks were killed."""
+    training = Training(folder)
+    return [training.guard.resume(), training.values(), present(folder)]
+
+
+def many(folder, killed_runs):
+    """All of the above, in one start of the ranks; then one more save, with which the interpreter ends."""
+    answers = {
+        "fsdp2": same_bytes(f"{folder}/fsdp2", "fsdp2"),
+        "ddp": same_bytes(f"{folder}/ddp", "ddp"),
+        "failures": failures(f"{folder}/failures"),
+        "going back": going_back(f"{folder}/back"),
+        "wait": busy(f"{folder}/wait", "wait"),
+        "skip": busy(f"{folder}/skip", "skip"),
+        "next start": [next_start(run) for run in killed_runs],
+    }
+    print("ANSWER" + json.dumps(answers), flush=True)
+    training = Training(f"{folder}/last")
     training.guard.save(9, blocking=False)
     sys.exit(3)

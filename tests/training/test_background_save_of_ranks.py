@@ -6,12 +6,14 @@ import os
 import signal
 
 import pytest
-from background_ranks import killed, many, next_start
+from background_ranks import killed, many
+from fixtures_runs import QUICK
 from rank_processes import run_ranks
 
-from ckptguard.operations.survey import survey
+from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
 
 pytestmark = pytest.mark.torch
 VICTIMS = range(3) if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else (0,)
@@ -25,11 +27,22 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(folder):
+def killed_runs(folder):
+    """Runs of which one rank was killed while a save was in flight, with what the ranks did then."""
+    runs = {victim: str(folder / f"killed {victim}") for victim in VICTIMS}
+    ended = {victim: run_ranks(killed, run, victim, ranks=3) for victim, run in runs.items()}
+    for left in folder.glob("killed */tmp-*"):
+        for place in (*left.iterdir(), left):
+            os.utime(place, (LONG_AGO, LONG_AGO))
+    return runs, ended
+
+
+@pytest.fixture(scope="module")
+def done(folder, killed_runs):
     """What each of two ranks found."""
-    ended = run_ranks(many, str(folder))
+    ended = run_ranks(many, str(folder), list(killed_runs[0].values()))
     for code, _, err in ended:
-        assert code == 0, err
+        assert code == 3, err
     return [answer for _, answer, _ in ended]
 
 
@@ -86,19 +99,17 @@ def test_all_ranks_wait_for_a_save_or_all_leave_the_next_one_out(done):
         assert answer["skip"][3] == [f"step-{step:09d}" for step in (0, 2, 6)]
 
 
-def test_kill_9_of_one_rank_while_a_save_is_in_flight(folder):
+def test_kill_9_of_one_rank_while_a_save_is_in_flight(killed_runs, done):
     """The others are told; nothing is sealed; the next start goes on before it and clears away what it left."""
-    runs = []
-    for victim in VICTIMS:
-        runs.append(str(folder / f"killed {victim}"))
-        for rank, (code, answer, err) in enumerate(run_ranks(killed, runs[-1], victim, ranks=3)):
+    for victim, ended in killed_runs[1].items():
+        for rank, (code, answer, err) in enumerate(ended):
             assert code == (-signal.SIGKILL if rank == victim else 0), err
             assert rank == victim or answer[0] == "ranks", answer
-        for left in (folder / f"killed {victim}").glob("tmp-*"):
-            for place in (*left.iterdir(), left):
-                os.utime(place, (LONG_AGO, LONG_AGO))
-    for code, answer, err in run_ranks(next_start, runs, str(folder / "last")):
-        assert code == 3, err
-        assert answer == [[1, [1.0], ["step-000000001"]]] * len(runs)
-    [last] = survey(open_run(str(folder / "last")))  # the interpreter ended while it was in flight
-    assert (last.id, last.in_place) == ("9.1", True)
+    for answer in done:
+        assert answer["next start"] == [[1, [1.0], ["step-000000001"]]] * len(VICTIMS)
+
+
+def test_the_end_of_the_interpreter_waits_for_the_save_in_flight(done, folder):
+    """On all ranks: it is sealed, whole."""
+    [last] = verify_target(str(folder / "last"), QUICK).checkpoints
+    assert (last.path, last.outcome) == ("step-000000009", Outcome.GOOD)

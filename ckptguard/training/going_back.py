@@ -13,7 +13,7 @@ from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, RecordsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.manifest import Manifest
-from ckptguard.names import parse_id
+from ckptguard.names import MAX_STEP, parse_id
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
@@ -42,21 +42,23 @@ class Loaded:
 
 
 def load_newest_good(run: Run, settings: Settings, store: Store, *, refused: Iterable[str] = ()) -> Loaded | None:
-    """Load the newest known-good checkpoint for a resume; None if there is none and nothing was touched.
+    """Load the newest known-good checkpoint for a resume; None if there is nothing that training finished
+    after its beginning.
 
-    Checkpoints without a verdict are verified first, newest first. Newer ones that are not good stay where they are.
-    Ids in `refused` do not count. NoKnownGoodError if there are some and none could be loaded.
+    Checkpoints without a verdict are verified first, newest first; where none can be written (a full disk), what is
+    GOOD as it is read now is taken. Newer ones that are not good stay where they are. Ids in `refused` do not count.
+    NoKnownGoodError if there are checkpoints and none could be loaded.
     """
     refused = set(refused)
     damaged: set[str] = set()
     with InUse(run, "a resume") as in_use:
         while True:
-            verify_pending(run, settings, series=store.series, exclude=refused)
+            left = verify_pending(run, settings, series=store.series, exclude=refused)
             found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
             if not found:
                 if refused:
                     raise NoKnownGoodError(f"no checkpoint of {run.url} could be loaded: {', '.join(sorted(refused))}")
-                return None
+                break
             loaded = _use(run, settings, store, found[0], in_use)
             if loaded is not None:
                 return loaded
@@ -65,6 +67,25 @@ def load_newest_good(run: Run, settings: Settings, store: Store, *, refused: Ite
                 damaged.add(checkpoint_id)  # its kept copy may still be whole
             else:
                 refused.add(checkpoint_id)
+    loaded = load_unrecorded(run, settings, store, before_step=MAX_STEP + 1) if left else None
+    if loaded is None and _holds_finished(run, store.series):
+        raise NoKnownGoodError(
+            f"{run.url} holds checkpoints, and none of them is good",
+            hint=f"see: ckptguard verify {run.url}; to begin anew, move them away or use another run",
+        )
+    return loaded
+
+
+def _holds_finished(run: Run, series: str) -> bool:
+    """Whether there are checkpoints beyond the beginning, other than ones whose writing did not end."""
+    history = load_history(run)
+    for checkpoint in list_checkpoints(run):
+        if checkpoint.series == series and checkpoint.step:
+            key = history.current_if_readable(series, checkpoint.step, checkpoint.path)
+            verdict = history.verdict(series, key) if key is not None else None
+            if verdict is not None and verdict.outcome is not Outcome.INCOMPLETE:
+                return True
+    return False
 
 
 def go_back(run: Run, settings: Settings, store: Store, *, before_step: int, reason: str) -> Loaded:

@@ -35,7 +35,7 @@ def decode_state(value: Any, tensors: Mapping[str, Any] | None = None) -> Any:
     """The inverse of `encode_state`; StateError if the text is none of ours or a tensor is not there."""
     try:
         return _decode(value, tensors or {})
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise StateError(f"the saved state cannot be read: {error!r}") from error
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -136,6 +137,11 @@ class OwnStore:
         return read_checkpoint(self._run, manifest, self._parts, allow=self._allow)
 
 
+def _check(encoded: Any) -> str:
+    """A record has no checksum of its own, and what it holds has no other copy."""
+    return f"{zlib.crc32(to_text(encoded)):08x}"
+
+
 class UserStore:
     """The user's own files. What we save beside them lies in the records, never among the trainer's files."""
 
@@ -165,7 +171,8 @@ class UserStore:
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`."""
         path = self._name.format(step=step)
-        text = to_text({"ckptguard_state": 1, "step": step, "extra": encode_state(dict(extra), path="extra")})
+        encoded = encode_state(dict(extra), path="extra")
+        text = to_text({"ckptguard_state": 1, "step": step, "extra": encoded, "check": _check(encoded)})
         make_room(self._run, path)
         generation = load_history(self._run).next_generation(self.series, step)
         place = self._run.usable(path)
@@ -208,8 +215,17 @@ class UserStore:
         if text is None:
             _log.warning("nothing is recorded beside %s: the data starts its epoch anew", manifest.path)
             return {}, None
-        extra = decode_state(from_text(text)["extra"])
-        return (extra if isinstance(extra, dict) else {}), None
+        try:
+            state = from_text(text)
+            extra = decode_state(state["extra"])
+            if not isinstance(extra, dict) or state.get("check", "") not in ("", _check(state["extra"])):
+                raise StateError("it is not what was recorded")
+        except (StateError, KeyError, TypeError, AttributeError) as error:
+            _log.warning(
+                "what is recorded beside %s cannot be used, the data starts its epoch anew: %s", manifest.path, error
+            )
+            return {}, None
+        return extra, None
 
     def _beside(self, path: str, generation: int) -> str:
         return f"training/{series_folder(path)}.{generation}."

@@ -96,7 +96,7 @@ def onset_note(report: Report) -> str | None:
     through = report.details.onset_through
     if through is None or report.onset is None or through <= report.onset:
         return None
-    return "no loss showed it: the onset is any update since the last look at which everything was finite"
+    return "the harm was done by any of these updates: nothing that was told in between shows by which"
 
 
 def evidence_pairs(report: Report) -> list[tuple[str, str]]:

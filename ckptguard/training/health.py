@@ -84,12 +84,17 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     `skips` updates were skipped in a row and `skips_in_all` at all; `nan_losses` losses in a row were not finite,
     since update `nan_since`. `highest_scale` tells a scale that fell to its floor from one that is set there.
+
+    Gradients may be accumulated: `norm_through` is the last update with a finite gradient norm (None: none was told),
+    and `nan_unsettled` the first one since then with a loss that was not finite, unless a later look was clean.
     """
 
     healthy_through: int = 0
     looked_through: int = 0
     nan_losses: int = 0
     nan_since: int | None = None
+    norm_through: int | None = None
+    nan_unsettled: int | None = None
     skips: int = 0
     skips_in_all: int = 0
     scaler_settled: bool = False
@@ -103,6 +108,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return Health(
             healthy_through=step,
             looked_through=step,
+            norm_through=None if self.norm_through is None else step,
             scaler_settled=step > 0,
             losses=_without_spikes(self.losses),
             norms=_without_spikes(self.norms),
@@ -118,6 +124,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             nan_loss = not _FINITE(loss)
             nan_losses = nan_losses + 1 if nan_loss else 0
             nan_since = None if not nan_loss else nan_since if nan_since is not None else signal.step
+        norm_through, unsettled = self.norm_through, self.nan_unsettled
+        if norm is not None and _FINITE(norm) and not skipped:
+            norm_through, unsettled = signal.step, None
+        elif loss is None:
+            unsettled = None if signal.looked and signal.bad_tensor is None else unsettled
+        elif unsettled is None and not _FINITE(loss):
+            unsettled = signal.step
         losses, norms = self.losses, self.norms
         if limits.spikes is not None:
             if loss is not None and _FINITE(loss):
@@ -129,6 +142,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             looked_through=self._looked_through(signal),
             nan_losses=nan_losses,
             nan_since=nan_since,
+            norm_through=norm_through,
+            nan_unsettled=unsettled,
             skips=self.skips + 1 if skipped else 0 if told_of_skips else self.skips,
             skips_in_all=self.skips_in_all + skipped,
             scaler_settled=self.scaler_settled or (told_of_skips and not skipped),
@@ -203,12 +218,19 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     def _diagnosis(self, signal: Signal, cause: str, reason: str, in_a_row: int) -> Diagnosis:
         onset = signal.step - in_a_row + 1 if in_a_row else min(self.healthy_through + 1, signal.step)
         onset_through = None
+        # What was not finite may have been waiting in accumulated gradients, which no look and no other loss sees.
+        waited = self.nan_unsettled if self.nan_unsettled is not None else signal.step
         if signal.bad_tensor is not None and self.nan_since is None and not _shows_harm(signal):
             # A finite loss tells nothing of what it does not depend on: only the last look does.
-            first = min(self.looked_through + 1, onset)
+            first = min(self.looked_through + 1, waited, onset)
             if first < onset:
                 onset, onset_through = first, onset
-                reason = f"{reason}, and everything was after step {self.looked_through}"
+                reason = f"{reason}, and everything was after step {first - 1}"
+        elif cause == "grad_norm" and waited < onset:
+            onset = waited
+            reason = f"{reason}, and the loss was not finite at step {waited}"
+        elif cause == "grad_norm" and self.norm_through is not None and self.norm_through + 1 < onset:
+            onset, onset_through = self.norm_through + 1, onset
         evidence: dict[str, object] = {
             k: v
             for k, v in (
@@ -220,6 +242,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
                 ("skipped_updates", self.skips_in_all or None),
                 ("healthy_through", self.healthy_through),
                 ("looked_through", self.looked_through if onset_through is not None else None),
+                ("norm_through", self.norm_through if cause == "grad_norm" and onset_through is not None else None),
             )
             if v is not None
         }

@@ -168,3 +168,44 @@ def test_what_is_saved_within_the_range_is_looked_at_first(tmp_path, blocking):
         save()
     guard.close()
     assert [c.outcome for c in verify_target(str(tmp_path), QUICK).checkpoints] == [Outcome.GOOD]
+
+
+def onset_of(*signals):
+    """(first update under suspicion, update by which the harm was surely done) of the sickness that signals end in."""
+    health, limits, found = Health(), Limits(), None
+    for signal in signals:
+        health, found = health.after(signal, limits)
+    assert found.sick
+    return found.onset_step, found.surely_by
+
+
+def accumulated(*, losses, norm_every, last_norm):
+    """Updates that only every so often use their gradients, and tell their norm then."""
+    for step, loss in enumerate(losses, start=1):
+        norm = None if step % norm_every else 1.0
+        yield Signal(step=step, loss=loss, grad_norm=last_norm if step == len(losses) else norm)
+        if not math.isfinite(loss):
+            yield Signal(step=step, looked=True, loss=loss)
+
+
+def test_a_nan_loss_may_wait_in_accumulated_gradients():
+    """Finite losses and finite weights after it vouch for nothing until the gradients are used."""
+    losses = [1.0] * 5 + [math.nan, 1.0, 1.0]
+    assert onset_of(*accumulated(losses=losses, norm_every=4, last_norm=math.nan)) == (6, 6)
+    told = list(accumulated(losses=losses, norm_every=4, last_norm=None))
+    assert onset_of(*told, Signal(step=8, looked=True, bad_tensor="w")) == (6, 8)
+
+
+def test_an_overflow_may_wait_in_accumulated_gradients():
+    """Where no loss shows it, what went into the norm is in question: at first its last batch, then all of them."""
+    assert onset_of(*accumulated(losses=[1.0] * 8, norm_every=4, last_norm=math.inf)) == (5, 8)
+    assert onset_of(*accumulated(losses=[1.0] * 8, norm_every=1, last_norm=math.inf)) == (8, 8)
+
+
+def test_a_masked_batch_of_before_is_not_held_against_later_updates():
+    """A finite norm, or a look that was clean, settles it."""
+    losses = [1.0, math.nan, 1.0, 1.0, 1.0, 1.0]
+    assert onset_of(*accumulated(losses=losses, norm_every=4, last_norm=math.nan)) == (5, 6)
+    signals = list(accumulated(losses=losses[:5], norm_every=9, last_norm=None))
+    signals += [Signal(step=5, looked=True), Signal(step=6, loss=1.0), Signal(step=6, looked=True, bad_tensor="w")]
+    assert onset_of(*signals) == (6, 6)

@@ -1,8 +1,8 @@
 """Random faults in trainings of 2 to 4 ranks, mostly on one rank only: all ranks end at the same step with the same
 finite state, or with a clear RollbackExhausted, and never go on from a checkpoint that was not GOOD at that moment.
 Harmless trouble takes no rank back.
-CKPTGUARD_CAMPAIGN=full: 16 sets of processes, in which 95 trainings are struck, 15 of them by kill -9 of a rank; those
-are started again by another number of ranks."""
+CKPTGUARD_CAMPAIGN=full: 12 sets of processes, in which 71 trainings are struck, most of 11 by kill -9 of a rank; those
+are started again by any number of ranks."""
 
 import dataclasses
 import json
@@ -113,7 +113,7 @@ def judge_harmless(folder, job, seen, told):
 def test_all_ranks_end_finite_or_exhausted(tmp_path):
     """Sets of processes: each trains several times and loses a rank in the last one, which the next set resumes."""
     generator = random.Random(7)
-    sets = 16 if FULL else 2
+    sets = 12 if FULL else 2
     killed, trained, resumed, died = None, 0, 0, 0
     for number in range(sets):
         ranks = generator.choice((2, 3, 4)) if FULL else 2 + number
@@ -141,4 +141,4 @@ def test_all_ranks_end_finite_or_exhausted(tmp_path):
             trained, resumed = trained + 1, resumed + job.resumes
         assert sorted(codes) == ([-9] if killed in seen and None in seen[killed] else [0]) + [0] * (ranks - 1), told
     print(f"{trained} trainings ended as they should, {resumed} after a rank had been killed; {died} were killed")
-    assert died >= (10 if FULL else 1)
+    assert died >= (8 if FULL else 1)

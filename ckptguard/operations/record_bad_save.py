@@ -11,12 +11,13 @@ from ckptguard.records.run import Run
 from ckptguard.verdict import Outcome, Severity
 
 _RECORDED = (Outcome.BAD, Outcome.SUSPECT)
+_LONGEST = 10_000  # characters about bad saves of one trouble
 _OF_NUMBERS = ("finite", "stale", "incident")
 
 
 def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
     """Open an incident about a checkpoint, and leave what the records know of it as a report; where training noticed
-    the same trouble itself, its incident gets a line about it instead. None where there is nothing to record: it is
+    the same trouble itself, that becomes evidence of its incident instead. None where there is nothing to record: it is
     not bad, or there is an incident about this generation already."""
     if checked.outcome not in _RECORDED or checked.id is None:
         return None
@@ -27,8 +28,10 @@ def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | No
     numeric = bool(errors & set(_OF_NUMBERS))
     noticed = incident_of(run, checked.series, checked.id) if numeric and errors <= set(_OF_NUMBERS) else None
     if noticed is not None:
-        told = f"{checked.path} ({checked.id}) is {checked.outcome.value} of the same trouble: {reason_of(checked)}"
-        return update_incident(run, noticed, action=told) if told not in noticed.actions else None
+        told, known = f"{checked.path} ({checked.id}): {reason_of(checked)}", str(noticed.evidence.get("bad_saves", ""))
+        if told in known or len(known) > _LONGEST:
+            return None
+        return update_incident(run, noticed, evidence={"bad_saves": f"{known}; {told}" if known else told})
     incident = open_incident(
         run,
         step=checked.step,

@@ -62,8 +62,9 @@ def update_incident(
     action: str | None = None,
     known_good: str | None = None,
     details: Details | None = None,
+    evidence: dict[str, Any] | None = None,
 ) -> Incident:
-    """Record what became of an incident; a racing update of the same revision wins, and ours follows it."""
+    """Record what became of an incident, or more evidence of it; a racing update of the same revision wins, and ours follows it."""
     while True:
         incident = msgspec.structs.replace(
             incident,
@@ -72,6 +73,7 @@ def update_incident(
             actions=(*incident.actions, action) if action else incident.actions,
             known_good=known_good or incident.known_good,
             details=details if details is not None else incident.details,
+            evidence={**incident.evidence, **(evidence or {})},
         )
         try:
             _write(run, incident)

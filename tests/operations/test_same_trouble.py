@@ -44,7 +44,7 @@ def saves(root, run):
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_bad_save_joins_the_incident_that_is_there(run, saves, closed):
-    """It becomes one line of it, once, whether it is being dealt with or was."""
+    """It becomes evidence of it, once, whether it is being dealt with or was; what was done stays the last word."""
     incident = noticed(run)
     if closed:
         close_incident(run, incident, action="went back", known_good="300.1")
@@ -52,7 +52,9 @@ def test_a_bad_save_joins_the_incident_that_is_there(run, saves, closed):
     assert joined.id == incident.id
     assert found_by_daemon(run, 400) is None
     [only] = list_incidents(run)
-    assert "net-400.pt (400.1) is bad of the same trouble" in only.actions[-1]
+    assert only.evidence["bad_saves"].startswith("net-400.pt (400.1): embed.weight")
+    assert only.evidence["bad_saves"].count("net-400.pt") == 1
+    assert only.actions == (("went back",) if closed else ())
     assert only.state == ("closed" if closed else "handling")
 
 

@@ -22,6 +22,8 @@ CAUSES = {
     "numeric": "The numbers turned sick",
 }
 
+_MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
+
 NO_SICKNESS = ("storage", "unsaved", "asked")  # training itself is well
 
 
@@ -119,7 +121,7 @@ def change_line(change: ChangedTensor) -> str:
     """How a tensor of the first bad checkpoint differs from that of the last good one."""
     of = f" of {change.elements:,}" if change.elements is not None else ""
     if change.became_nonfinite:
-        where = f", first at {list(change.first_nonfinite)}" if change.first_nonfinite else ""
+        where = f", first at {list(change.first_nonfinite[:_MOST_INDICES])}" if change.first_nonfinite else ""
         return f"{change.became_nonfinite:,}{of} became NaN or Inf{where}"
     parts = [change.change] if change.change != "changed" or change.relative_l2 is None else []
     if change.relative_l2 is not None:

@@ -41,7 +41,7 @@ class Target:
     """A checkpoint to go on from, verified a moment ago. `path` is usable as it is.
 
     `skip` are the first and the last update whose batches are to be left out; None: every batch is replayed.
-    `left_out` are updates to come that were left out before this process began, and are to be left out again.
+    `left_out` are updates to come that were left out before this process began, for who can leave them out again.
     """
 
     path: str
@@ -215,8 +215,6 @@ class GuardedRun:
             _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
         step = found.known_good.step or 0
         left_out = updates_left_out(self.run, self.series, after=step)
-        if left_out:
-            _log.warning("left out again, for they did harm before: updates %s", ", ".join(map(str, left_out)))
         return {"path": found.known_good.path, "step": step, "left_out": left_out}
 
     def _protect(self) -> None:

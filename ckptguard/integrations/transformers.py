@@ -75,7 +75,7 @@ def train(
         elif path is None:
             guarded.on_first("beginning anew", lambda: _refuse_used(guarded))
         with _instead_of_other_guards(trainer, rounds), LeftOut(trainer) as rounds.left_out:
-            rounds.left_out.updates |= set(rounds.target.left_out if rounds.target is not None else ())
+            rounds.left_out.take_up(rounds.target.left_out if rounds.target is not None else ())
             while True:
                 start = rounds.target.path if rounds.target is not None else path
                 output, diagnosis = _one_round(trainer, rounds, start, arguments)

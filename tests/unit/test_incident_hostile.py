@@ -7,6 +7,7 @@ from test_incident_page import Page
 
 from ckptguard.causes import likely_causes
 from ckptguard.incident import (
+    ChangedTensor,
     CheckpointFacts,
     Details,
     LikelyCause,
@@ -52,6 +53,25 @@ TRAINING = st.builds(
 DETAILS = st.builds(
     Details,
     onset=STEP,
+    onset_through=STEP,
+    changes=st.lists(
+        st.builds(
+            ChangedTensor,
+            name=TEXT,
+            role=TEXT,
+            change=TEXT,
+            elements=STEP,
+            became_nonfinite=st.integers(-(2**70), 2**70),
+            first_nonfinite=st.none() | st.lists(st.integers(), max_size=20).map(tuple),
+            relative_l2=NUMBER,
+            largest_change=NUMBER,
+            largest=st.none() | st.floats(),
+            note=st.none() | TEXT,
+        ),
+        max_size=3,
+    ).map(tuple),
+    changes_omitted=st.integers(-5, 2**70),
+    changes_note=st.none() | TEXT,
     samples=SAMPLES,
     training=st.none() | TRAINING,
     resumed=st.none() | st.builds(Resumed, step=st.integers(), anew=TEXTS, missing=TEXTS, world_size=STEP),

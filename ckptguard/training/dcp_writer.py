@@ -29,7 +29,10 @@ class _HashingFileSystem(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
         with super().create_stream(path, mode) as stream:
             hashing = _HashingStream(stream)
-            yield cast(io.IOBase, hashing)
+            try:
+                yield cast(io.IOBase, hashing)
+            except Exception as error:
+                raise hashing.failure or error from error  # torch would only say where it stopped
             self._digests[os.path.basename(path)] = hashing.hexdigest()
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
@@ -43,12 +46,17 @@ class _HashingStream:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._hasher = blake3()
+        self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         written = 0
-        while written < len(view):
-            written += self._stream.write(view[written:])
+        try:
+            while written < len(view):
+                written += self._stream.write(view[written:])
+        except OSError as error:
+            self.failure = error
+            raise
         self._hasher.update(view)
         return written
 

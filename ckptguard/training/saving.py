@@ -123,4 +123,6 @@ class Saving:
     def _tell_abandoned(self, save: BackgroundSave, seconds: float | None) -> None:
         if self.last == save.step:
             self.last = self._before
-        self._tell(save.step, CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed"))
+        if save.error is None:
+            error = CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed")
+            self._tell(save.step, error)

@@ -64,7 +64,8 @@ def update_incident(
     details: Details | None = None,
     evidence: dict[str, Any] | None = None,
 ) -> Incident:
-    """Record what became of an incident, or more evidence of it; a racing update of the same revision wins, and ours follows it."""
+    """Record what became of an incident, or more evidence of it; a racing update of the same revision wins, and ours
+    follows it."""
     while True:
         incident = msgspec.structs.replace(
             incident,

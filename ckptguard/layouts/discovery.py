@@ -155,14 +155,14 @@ class _Tree:
                 final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
         found = [_checkpoint(".", LAYOUTS["folder"], dict.fromkeys(final), series=FINAL_SERIES)] if final else []
         taken = {e.key for e in final}
-        around = self.names(folder)
+        around, by_name = self.names(folder), {e.name: e for e in entries}
         for entry in state:
             chosen = choose(self.patterns, entry.key)
             if entry.key in taken or (is_part(entry.name) and not chosen):
                 continue
             row = next(row for row in LAYOUTS.values() if row.accepts_file(entry.name, around))
             beside = row.companions(entry.name, around)
-            own = [entry, *(e for e in entries if e.name in beside)]
+            own = [entry, *(by_name[name] for name in beside if name in by_name)]
             found.append(_checkpoint(entry.key, row, own, chosen=chosen))
         return found
 

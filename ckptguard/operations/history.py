@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import KeysView
 from dataclasses import dataclass, field
 
 from ckptguard.errors import RecordsError
@@ -25,20 +26,24 @@ class History:
     run: Run
     names: dict[str, list[str]]
     quarantined: dict[str, set[Key]]
-    _sealed: dict[str, list[Key]] = field(default_factory=dict)
+    _sealed: dict[str, dict[Key, None]] = field(default_factory=dict)
+    _standings: dict[str, dict[Key, Standing]] = field(default_factory=dict)
+    _by_step: dict[str, dict[int | None, set[int]]] = field(default_factory=dict)
     _manifests: dict[tuple[str, int | None, int], Manifest | None] = field(default_factory=dict)
     _verdicts: dict[tuple[str, int | None, int], Verdict | None] = field(default_factory=dict)
     _ever_good: dict[str, set[Key]] = field(default_factory=dict)
 
     def standings(self, series: str) -> dict[Key, Standing]:
         """The current standing of each generation of a series, by names alone."""
-        return standings(self.names.get(series, ()))
+        if series not in self._standings:
+            self._standings[series] = standings(self.names.get(series, ()))
+        return self._standings[series]
 
-    def sealed(self, series: str) -> list[Key]:
+    def sealed(self, series: str) -> KeysView[Key]:
         """(step, generation) of a series' manifests."""
         if series not in self._sealed:
-            self._sealed[series] = sealed_generations(self.run, series)
-        return self._sealed[series]
+            self._sealed[series] = dict.fromkeys(sealed_generations(self.run, series))
+        return self._sealed[series].keys()
 
     def manifest(self, series: str, key: Key) -> Manifest | None:
         """A manifest, or None; one that cannot be read does not exist."""
@@ -62,11 +67,18 @@ class History:
         self.names.update(names)
         self._verdicts.clear()
         self._ever_good.clear()
+        self._standings.clear()
+        self._by_step.clear()
 
     def generations(self, series: str, step: int | None) -> list[int]:
         """Every generation of a step that any record knows, ascending."""
-        keys = {*self.sealed(series), *self.standings(series), *self.quarantined.get(series, ())}
-        return sorted(generation for s, generation in keys if s == step)
+        if series not in self._by_step:
+            by_step: dict[int | None, set[int]] = {}
+            for s, generation in (*self.sealed(series), *self.standings(series)):
+                by_step.setdefault(s, set()).add(generation)
+            self._by_step[series] = by_step
+        aside = {generation for s, generation in self.quarantined.get(series, ()) if s == step}
+        return sorted(self._by_step[series].get(step, set()) | aside)
 
     def current(self, series: str, step: int | None, path: str) -> Key | None:
         """The generation whose content should lie in place under `path`: the newest one that was sealed for this

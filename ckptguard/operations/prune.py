@@ -83,13 +83,13 @@ def prune_by_settings(run: Run, settings: Settings) -> tuple[tuple[str, ...], tu
 def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy) -> tuple[list[Decision], list[str]]:
     """Put into the trash what is not kept, and came not into use meanwhile; the first trouble ends it."""
     removed: list[Decision] = []
+    floor = _floor(decisions, policy)
     for decision in decisions:
         chosen = decision.checkpoint
         try:
             if decision.keep or (chosen.series, (chosen.step, chosen.generation)) in pins_of(run):
                 continue
-            floor = _floor(decisions, chosen, policy)
-            if not _still_so(run, [seen.checkpoints[c.path] for c in (chosen, *floor)]):
+            if not _still_so(run, [seen.checkpoints[c.path] for c in (chosen, *floor.get(chosen.series, ()))]):
                 return removed, [f"{chosen.path} was not removed: the run changed meanwhile"]
             if throw_away(run, seen.checkpoints[chosen.path], (chosen.step, chosen.generation)):
                 removed.append(decision)
@@ -98,11 +98,13 @@ def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy)
     return removed, []
 
 
-def _floor(decisions: Sequence[Decision], chosen: Present, policy: Policy) -> list[Present]:
-    """The good ones because of which this one may go."""
-    good = [d.checkpoint for d in decisions if d.keep and d.checkpoint.series == chosen.series]
-    good = [c for c in good if c.outcome is Outcome.GOOD and c.step is not None]
-    return good[-policy.keep_good :]
+def _floor(decisions: Sequence[Decision], policy: Policy) -> dict[str, list[Present]]:
+    """The newest good ones of each series, because of which others may go."""
+    good: dict[str, list[Present]] = {}
+    for checkpoint in (decision.checkpoint for decision in decisions):
+        if checkpoint.outcome is Outcome.GOOD and checkpoint.step is not None:
+            good.setdefault(checkpoint.series, []).append(checkpoint)
+    return {series: found[-policy.keep_good :] for series, found in good.items()}
 
 
 def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:

@@ -21,7 +21,8 @@ Draw = tuple[int, int]
 
 
 class DataPosition:
-    """Draws batches from a loader and knows which. `epoch` counts from 0, `taken` within the epoch."""
+    """Draws batches from a loader and knows which. `epoch` counts from 0, `taken` within the epoch. `inexact`: why the
+    last `restore` may not have come back to the very same batches."""
 
     def __init__(self, loader: Any) -> None:
         # Not by iter(loader): for a DataLoader that draws a seed and starts workers.
@@ -36,7 +37,9 @@ class DataPosition:
         self.epoch = 0
         self.taken = 0
         self.skipped: set[Draw] = set()
+        self.inexact: str | None = None
         self._iterator: Iterator[Any] | None = None
+        self._before: Iterator[Any] | None = None  # the one that a rollback left
         self._epoch_start: dict[str, Any] = {}
 
     def draw(self) -> tuple[Any, Draw]:
@@ -49,7 +52,8 @@ class DataPosition:
                 batch = next(self._iterator)
             except StopIteration:
                 if not self.taken:
-                    raise SettingsError("the loader yields no batches") from None
+                    hint = "iter(loader) must begin anew each time" if self.epoch else None
+                    raise SettingsError("the loader yields no batches", hint=hint) from None
                 self.epoch, self.taken, self._iterator = self.epoch + 1, 0, None
                 continue
             draw = (self.epoch, self.taken)
@@ -73,7 +77,9 @@ class DataPosition:
         """Come back to a position. The generators are left wherever drawing left them: restore the RNG after this.
         Draws that are skipped by now stay so."""
         self._shut_down()
+        was = self.epoch, self.taken
         self.epoch, self.taken = state["epoch"], 0
+        self.inexact = None
         self.skipped |= {(epoch, index) for epoch, index in state["skipped"]}
         if state["length"] != _length(self.loader):
             _log.warning(
@@ -94,6 +100,12 @@ class DataPosition:
         restore_rng(state["epoch_start"]["rng"])
         self._begin_epoch()
         assert self._iterator is not None
+        if self._iterator is self._before and not _keeps_workers(self.loader):
+            self._say("iter(loader) gives the same iterator every time: it goes on where it was")
+            self.epoch, self.taken = was
+            return
+        if _keeps_workers(self.loader):
+            self._say("the loader keeps its workers (persistent_workers): what they draw at random is not put back")
         for _ in range(state["taken"]):
             try:
                 next(self._iterator)
@@ -130,8 +142,18 @@ class DataPosition:
         for generator, text in zip(generators, saved, strict=True):
             generator.set_state(generator_tensor(text))
 
+    def _say(self, why: str) -> None:
+        self.inexact = why
+        _log.warning("training may go on with other data: %s", why)
+
     def _shut_down(self) -> None:
+        # Held until the next one is made, so that the two can be told apart; but not what has processes of its own.
+        self._before = None if hasattr(self.loader, "num_workers") else self._iterator
         self._iterator = None
+
+
+def _keeps_workers(loader: Any) -> bool:
+    return bool(getattr(loader, "persistent_workers", False))
 
 
 def _samplers(loader: Any) -> list[Any]:

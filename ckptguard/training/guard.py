@@ -246,7 +246,7 @@ class TrainingGuard:
     @property
     def missing_for_exact_resume(self) -> tuple[str, ...]:
         """Why training goes on differently than without the interruption, after the last load; empty: it does not."""
-        return self._progress.gap.sentences
+        return self._progress.missing
 
     def rollback(self, reason: str = "asked by the caller") -> int | None:
         """Go back to the newest known-good checkpoint and replay from there.

@@ -36,6 +36,12 @@ class Progress:
         """The update that is being made, else the last one made."""
         return self.now if self.now is not None else self.step
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Why training goes on differently than without the interruption."""
+        inexact = self.position.inexact if self.position is not None else None
+        return self.gap.sentences + ((inexact,) if inexact is not None else ())
+
     def use_loader(self, loader: Any) -> None:
         """Draw from this loader from now on."""
         if self.position is None or self.position.loader is not loader:

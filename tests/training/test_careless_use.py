@@ -161,3 +161,41 @@ def test_processes_that_do_not_know_of_each_other_are_warned(tmp_path, monkeypat
     monkeypatch.setenv("WORLD_SIZE", "2")
     guard_of(tmp_path / "run", torch.nn.Linear(1, 1))
     assert "call init_process_group before" in caplog.text
+
+
+class Stream:
+    """A loader whose iterator cannot be made anew."""
+
+    def __init__(self, count):
+        self.batches = iter(range(count))
+
+    def __iter__(self):
+        return self.batches
+
+
+def test_a_loader_that_gives_the_same_iterator_goes_on_where_it_was(tmp_path):
+    """No batch is drawn just to be dropped, and it is said that the replay is none."""
+    guard = guard_of(tmp_path / "run", torch.nn.Linear(1, 1))
+    seen, went_back = [], False
+    for step, batch in guard.steps(Stream(20), total=8, save_every=4):
+        seen.append((step, batch))
+        guard.observe(loss=1.0)
+        if step == 6 and not went_back:
+            went_back = True
+            guard.rollback()
+    assert seen == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 5), (5, 6), (6, 7), (7, 8), (8, 9)]
+    assert any("the same iterator every time" in why for why in guard.missing_for_exact_resume)
+    short = guard_of(tmp_path / "short", torch.nn.Linear(1, 1)).steps(Stream(3), total=8, save_every=4)
+    with pytest.raises(SettingsError, match="yields no batches") as caught:
+        list(short)
+    assert "anew each time" in caught.value.hint
+
+
+def test_workers_that_are_kept_are_told_of(tmp_path):
+    """Their random numbers are theirs: what they draw after a rollback is not what they drew before."""
+    loader = torch.utils.data.DataLoader(range(8), batch_size=2, num_workers=1, persistent_workers=True)
+    guard = guard_of(tmp_path / "run", torch.nn.Linear(1, 1))
+    for step, _ in guard.steps(loader, total=4, save_every=2):
+        if step == 3 and not guard.missing_for_exact_resume:
+            guard.rollback()
+    assert "persistent_workers" in guard.missing_for_exact_resume[0]

@@ -89,6 +89,7 @@ class LocalStorage:
             folders=True,
             server_copy=False,
             etags=False,
+            any_name=True,
         )
 
     def free_space(self) -> int | None:

@@ -73,6 +73,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     #                have its name
     server_copy: bool  # copies do not pass through this process
     etags: bool  # entries carry a tag of their content
+    any_name: bool  # every plain name can be stored; if not, odd ones are refused (DeniedError)
 
 
 class Upload(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from ckptguard.storage.retries import Retries
 
 # Stores whose file systems list everything below a prefix in one go, and say so when that fails.
 _FLAT = {"s3", "gs", "abfs"}
+# What a store, or its library, would silently take for another name.
+_MANGLED = {"abfs": re.compile(r"[\x00-\x1f\x7f\\?]|^\s|\s$")}
 # fsspec's memory file system checks and then writes; its one store is global to the process, and so is this lock.
 _MEMORY_LOCK = threading.RLock()
 
@@ -49,6 +52,7 @@ class RemoteStorage:
         names = set(protocols(self._file_system))
         self._in_memory = "memory" in names
         self._flat = bool(names & _FLAT)
+        self._mangled = next((_MANGLED[name] for name in sorted(names & _MANGLED.keys())), None)
         self._conditional: bool | None = True if self._in_memory else None
         self._conditional_parts: bool | None = True if self._in_memory else None
 
@@ -194,6 +198,7 @@ class RemoteStorage:
                 folders=self._in_memory,
                 server_copy=True,
                 etags=self._flat,
+                any_name=self._mangled is None,
             )
 
     def free_space(self) -> int | None:
@@ -236,6 +241,8 @@ class RemoteStorage:
 
     def _path(self, key: str) -> str:
         parts = parts_of(key)
+        if self._mangled is not None and any(map(self._mangled.search, parts)):
+            raise DeniedError(f"{escape(self._url)} cannot hold the name {escape(key)}", key=key)
         return "/".join([self._base, *parts]) if parts else self._base
 
     def _refuse_root(self, key: str) -> None:

@@ -151,6 +151,7 @@ class SftpStorage:
             folders=True,
             server_copy=True,
             etags=False,
+            any_name=True,
         )
 
     def free_space(self) -> int | None:

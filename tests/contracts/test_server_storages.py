@@ -21,6 +21,10 @@ from ckptguard.errors import DeniedError
 from ckptguard.storage import Storage, open_storage
 
 
+# aiohttp would like large bodies as streams, and gcsfs and adlfs hand over bytes.
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
+
+
 class ServerContract(StorageContract):
     """A storage under a fresh prefix of a bucket."""
 

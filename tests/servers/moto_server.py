@@ -16,8 +16,9 @@ from servers.s3 import S3Server
 # Its routes know no key with a line feed, which S3 does.
 _SERVE = """
 import sys
-import moto.s3.urls as urls
-urls.url_paths = {path.replace("<key_name>.+", r"<key_name>[\\s\\S]+"): way for path, way in urls.url_paths.items()}
+from moto.moto_server.utilities import RegexConverter
+begin = RegexConverter.__init__
+RegexConverter.__init__ = lambda self, url_map, regex: begin(self, url_map, f"(?s:{regex})")
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 make_server("127.0.0.1", int(sys.argv[1]), DomainDispatcherApplication(create_backend_app)).serve_forever()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ckptguard.manifest import Tensor
     from ckptguard.operations.bisect_run import Bisection
     from ckptguard.operations.diff import Diff
+    from ckptguard.operations.doctor import Diagnosis
     from ckptguard.operations.find_known_good import KnownGood
     from ckptguard.operations.report import Checked, Report
     from ckptguard.operations.restore import Restored
@@ -247,6 +248,7 @@ def show_document(shown: Shown) -> Document:
         sealed=shown.sealed,
         digest_origin=manifest.digest_origin if shown.sealed else None,
         bytes=manifest.bytes,
+        metrics=manifest.given_metrics(),
         files=files,
         verdict=verdict_fields(shown.verdict) if shown.verdict else None,
         history=shown.history,
@@ -289,3 +291,8 @@ def bisect_document(found: Bisection, top: int | None) -> Document:
         diff=None if found.diff is None else diff_fields(found.diff, top),
         notes=found.notes,
     )
+
+
+def doctor_document(found: Diagnosis) -> Document:
+    """What a storage does and does not."""
+    return document("doctor", target=found.url, outcome=found.outcome, probes=found.probes, seconds=found.seconds)

@@ -64,6 +64,7 @@ def print_shown(shown: Shown) -> None:
             ("verdict", verdict and f"{verdict.outcome.value}, {verdict.checked_at}, by ckptguard {verdict.version}"),
             ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
             ("resumable", verdict and ", ".join(verdict.facts.resumable)),
+            ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),
             ("size", size(manifest.bytes)),
         ]
     )

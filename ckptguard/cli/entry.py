@@ -36,6 +36,7 @@ COMMANDS = {
     "clear": "clear",
     "reseal": "reseal",
     "accept": "accept",
+    "doctor": "doctor",
     "completion": "completion",
 }
 

@@ -20,7 +20,6 @@ from storage_contract import StorageContract
 from ckptguard.errors import DeniedError
 from ckptguard.storage import Storage, open_storage
 
-
 # aiohttp would like large bodies as streams, and gcsfs and adlfs hand over bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
 

@@ -25,6 +25,7 @@ from ckptguard.records.trash import (
     mark_taken,
     mark_trashed,
     read_trash,
+    remove_unmarked,
     unmark_taken,
 )
 
@@ -69,6 +70,7 @@ def moves_files(run: Run) -> bool:
 
 def settle_trash(run: Run) -> None:
     """Finish or undo what a crash cut short, so that what is in the trash is whole. The caller holds the lock."""
+    remove_unmarked(run)
     for mark in read_trash(run):
         taken = is_taken(run, mark)
         if taken == (mark.how == MOVED):

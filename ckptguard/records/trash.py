@@ -89,10 +89,21 @@ def unmark_taken(run: Run, mark: Trashed) -> None:
 
 
 def forget_trashed(run: Run, mark: Trashed) -> None:
-    """Remove a generation from the trash, its files first: killed before the end, it is done again."""
-    run.records.remove(mark.folder)
-    unmark_taken(run, mark)
+    """Remove a generation from the trash, its mark first: killed before the end, it leaves files that nobody takes
+    for a checkpoint, and that `remove_unmarked` removes."""
     run.records.remove(mark.folder + ".json")
+    unmark_taken(run, mark)
+    run.records.remove(mark.folder)
+
+
+def remove_unmarked(run: Run) -> None:
+    """Remove what lies in the trash without a mark. The caller holds the lock: a mark comes before its files."""
+    for folder in list_records(run, FOLDER):
+        names = set(list_records(run, f"{FOLDER}/{folder}"))
+        for name in names:
+            own = name.removesuffix(".taken")
+            if parse_id(own) is not None and f"{own}.json" not in names:
+                run.records.remove(f"{FOLDER}/{folder}/{name}")
 
 
 def list_trashed(run: Run) -> list[tuple[str, int | None, int]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptguard.errors import SettingsError, StateError
 from ckptguard.training.loader_state import forget_loader_state, loader_state, put_loader_back
-from ckptguard.training.rng import capture_rng, generator_bytes, generator_tensor, restore_rng
+from ckptguard.training.rng import capture_rng, generator_bytes, generator_tensor, restore_rng, same_rng
 
 _log = logging.getLogger("ckptguard")
 Draw = tuple[int, int]
@@ -106,12 +106,15 @@ class DataPosition:
             return
         if _keeps_workers(self.loader):
             self._say("the loader keeps its workers (persistent_workers): what they draw at random is not put back")
+        generators = capture_rng()
         for _ in range(state["taken"]):
             try:
                 next(self._iterator)
             except StopIteration:
                 break
             self.taken += 1
+        if _is_stream(self.loader) and not same_rng(generators, capture_rng()):
+            self._say("the loader draws from the generators that training uses, too: its order depends on both")
 
     def restart_epoch(self, epoch: int) -> None:
         """Begin an epoch anew, where nothing better is known."""
@@ -150,6 +153,13 @@ class DataPosition:
         # Held until the next one is made, so that the two can be told apart; but not what has processes of its own.
         self._before = None if hasattr(self.loader, "num_workers") else self._iterator
         self._iterator = None
+
+
+def _is_stream(loader: Any) -> bool:
+    """Whether what comes next may depend on what was drawn before."""
+    from torch.utils.data import IterableDataset
+
+    return not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset)
 
 
 def _keeps_workers(loader: Any) -> bool:

@@ -35,6 +35,17 @@ def restore_rng(state: dict[str, Any]) -> None:
             torch.cuda.set_rng_state(generator_tensor(text), device)
 
 
+def same_rng(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether nothing was drawn on the CPU between two captures."""
+    plain = all(first[name] == second[name] for name in ("python", "torch"))
+    if not plain or "numpy" not in first:
+        return plain
+    return all(
+        bool((a == b).all() if hasattr(a, "all") else a == b)
+        for a, b in zip(first["numpy"], second["numpy"], strict=True)
+    )
+
+
 def generator_bytes(state: Any) -> bytes:
     """A torch generator's state (a byte tensor) as bytes."""
     return bytes(state.tolist())

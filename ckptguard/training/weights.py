@@ -14,7 +14,8 @@ Named = Sequence[tuple[str, Any]]
 def first_non_finite(model: Any, allow: Iterable[str] = ()) -> str | None:
     """The name of the first parameter or buffer that holds NaN or Inf, or None.
 
-    A mask is no sickness (no NaN, no +Inf, -Inf beside one single finite value), nor is a name that `allow` matches.
+    A mask is no sickness (no NaN, no +Inf, -Inf beside one single finite value, and nothing that is learnt), nor is a
+    name that `allow` matches.
     """
     return first_of(model_tensors(model), allow)
 
@@ -41,7 +42,7 @@ def first_of(named: Named, allow: Iterable[str] = ()) -> str | None:
         patterns, order = tuple(allow), {name: number for number, (name, _) in enumerate(named)}
         for name, tensor in sorted(suspects, key=lambda found: order[found[0]]):
             allowed = any(fnmatchcase(name, pattern) for pattern in patterns)
-            if not allowed and not _readable(tensor).isfinite().all().item() and not _is_mask(tensor):
+            if not allowed and not _readable(tensor).isfinite().all().item() and not _is_mask(name, tensor):
                 return name
     return None
 
@@ -106,6 +107,8 @@ def _floats(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         if not local.numel() and hasattr(tensor, "ds_tensor"):
             local = _part_under_zero_3(tensor)
         local = _elements(local.detach())
+        if tensor.requires_grad and not local.is_inference():
+            local.requires_grad_()  # what is learnt is told from what is not
         # Of 4-bit floats none is NaN or infinite.
         if local.numel() and not local.is_meta and not str(local.dtype).startswith("torch.float4"):
             yield name, local
@@ -174,7 +177,9 @@ def _readable(tensor: Any) -> Any:
     return tensor.float() if tensor.element_size() == 1 else tensor
 
 
-def _is_mask(tensor: Any) -> bool:
+def _is_mask(name: str, tensor: Any) -> bool:
+    if tensor.requires_grad or name.startswith("optimizer.state."):
+        return False  # a bias of zeros of which one is -Inf now
     values = _readable(tensor)
     highest = values.amax()  # NaN carries through. Not unique(): it sorts, which takes seconds for a large tensor
     return bool(highest.isfinite() and ((values == highest) | (values == float("-inf"))).all())

@@ -199,3 +199,27 @@ def test_workers_that_are_kept_are_told_of(tmp_path):
         if step == 3 and not guard.missing_for_exact_resume:
             guard.rollback()
     assert "persistent_workers" in guard.missing_for_exact_resume[0]
+
+
+class Shuffled(torch.utils.data.IterableDataset):
+    """Shuffles within a buffer as it goes, by the numbers that dropout draws, too."""
+
+    def __iter__(self):
+        buffer = []
+        for n in range(60):
+            buffer.append(n)
+            if len(buffer) == 8:
+                yield buffer.pop(int(torch.randint(8, ())))
+
+
+def test_an_order_that_depends_on_what_training_draws_is_told_of(tmp_path):
+    """It cannot be drawn again alike; what draws only for the batch itself can."""
+    for loader, told in ((Shuffled(), True), ([1, 2, 3, 4], False)):
+        guard = guard_of(tmp_path / f"run-{told}", torch.nn.Linear(1, 1))
+        went_back = False
+        for step, _ in guard.steps(loader, total=6, save_every=2):
+            torch.rand(1)
+            if step == 3 and not went_back:
+                went_back = True
+                guard.rollback()
+        assert any("depends on both" in why for why in guard.missing_for_exact_resume) is told

@@ -51,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replica_keep_every: int | None = None
     replica_keep_within: float | str | None = None
     replica_keep_best: tuple[str, ...] = ()
+    # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; may hold secrets.
+    storage: dict[str, dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds"):
@@ -99,6 +101,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         except SettingsError as error:
             raise SettingsError(f"retention: {error.message}", hint=error.hint) from error
 
+    def __rich_repr__(self) -> Any:
+        """Every setting but the storage's, which may hold secrets."""
+        for field in msgspec.structs.fields(self):
+            if field.name != "storage":
+                yield field.name, getattr(self, field.name)
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
     def changed(self, **overrides: Any) -> Settings:
         """The same settings with some replaced; values of None leave what was."""
         return msgspec.structs.replace(self, **{k: v for k, v in overrides.items() if v is not None})
@@ -114,11 +125,15 @@ def parse_settings(text: str, source: str) -> Settings:
 
 
 def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Settings overridden by ``CKPTGUARD_<NAME>``; lists are separated by commas. Other variables are ignored."""
+    """Settings overridden by ``CKPTGUARD_<NAME>``; lists are separated by commas, ``CKPTGUARD_STORAGE`` is JSON. Other
+    variables are ignored."""
     overrides: dict[str, Any] = {}
     for field in msgspec.structs.fields(Settings):
         text = environ.get(ENVIRONMENT_PREFIX + field.name.upper())
         if text:
+            if field.name == "storage":
+                overrides[field.name] = _storage_options(text)
+                continue
             is_list = isinstance(field.default, tuple)
             overrides[field.name] = [part for part in text.split(",") if part] if is_list else text
     if not overrides:
@@ -131,3 +146,11 @@ def _converted(table: Mapping[str, Any], source: str) -> Settings:
         return msgspec.convert(dict(table), type=Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {error}") from error
+
+
+def _storage_options(text: str) -> dict[str, dict[str, Any]]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, dict[str, Any]])
+    except (msgspec.DecodeError, UnicodeError):
+        # Not what was wrong with it: that could quote a secret.
+        raise SettingsError("CKPTGUARD_STORAGE is no JSON object of objects") from None

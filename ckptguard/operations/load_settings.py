@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ckptguard.config import Settings, parse_settings, with_environment
 from ckptguard.errors import SettingsError
+from ckptguard.storage.options import use_options
 
 SETTINGS_FILE = "ckptguard.toml"
 _LONGEST = 1 << 20
@@ -14,7 +15,8 @@ _LONGEST = 1 << 20
 
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
     """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
-    were not given. SettingsError says which source is wrong."""
+    were not given. SettingsError says which source is wrong. From now on, this process opens storages with their
+    ``[storage]`` options."""
     path = Path(config or SETTINGS_FILE)
     settings = Settings()
     try:
@@ -28,4 +30,6 @@ def load_settings(config: str | None, environ: Mapping[str, str], **flags: objec
         raise SettingsError(f"{path} is not UTF-8 text") from error
     except OSError as error:
         raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
-    return with_environment(settings, environ).changed(**flags)
+    settings = with_environment(settings, environ).changed(**flags)
+    use_options(settings.storage)
+    return settings

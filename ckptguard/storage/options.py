@@ -17,9 +17,9 @@ _secrets: frozenset[str] = frozenset()
 
 def use_options(options: Mapping[str, Mapping[str, Any]]) -> None:
     """From now on, open URLs with these options: by protocol (``s3``) or by the beginning of a URL (``s3://bucket``).
-    They replace what was set before."""
+    They replace what was set before under the same name."""
     global _options, _secrets
-    _options = {name.rstrip("/"): dict(values) for name, values in options.items()}
+    _options = {**_options, **{name.rstrip("/"): dict(values) for name, values in options.items()}}
     _secrets = secrets_in(_options)
 
 

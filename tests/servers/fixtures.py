@@ -26,13 +26,11 @@ T = TypeVar("T")
 S3_BUCKETS = ("ckptguard-moto", "ckptguard-radosgw")
 AZURE_CONTAINER = "ckptguard-azurite"
 GCS_BUCKET = "ckptguard-gcs"
-_options: dict[str, dict[str, object]] = {}
 
 
 def serving(url: str, options: dict[str, object]) -> None:
     """From now on, open what begins with `url` with these options."""
-    _options[url] = options
-    use_options(_options)
+    use_options({url: options})
 
 
 def _started(start: Callable[[Path], AbstractContextManager[T]], folder: Path) -> Iterator[T]:

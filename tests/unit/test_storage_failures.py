@@ -1,0 +1,178 @@
+"""Foreign exceptions become ours: the right kind, with a reason, and without a secret. URLs may hold none."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from ckptguard import errors
+from ckptguard.config import Settings, parse_settings, with_environment
+from ckptguard.errors import SettingsError
+from ckptguard.operations.load_settings import load_settings
+from ckptguard.storage import normalise_url
+from ckptguard.storage import options as storage_options
+from ckptguard.storage.failures import storage_error
+from ckptguard.storage.options import options_for, use_options
+from ckptguard.storage.redaction import redacted, secrets_in
+
+
+@pytest.fixture(autouse=True)
+def _own_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests set is forgotten afterwards."""
+    monkeypatch.setattr(storage_options, "_options", {})
+    monkeypatch.setattr(storage_options, "_secrets", frozenset())
+
+
+class Answered(Exception):
+    """A library's error with an HTTP status."""
+
+    def __init__(self, status: int, how: str = "status") -> None:
+        super().__init__(f"the store said {status}")
+        if how == "response":
+            self.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+        else:
+            setattr(self, how, str(status) if how == "code" else status)
+
+
+def caused(error: Exception, by: Exception) -> Exception:
+    """The first as raised from the second."""
+    error.__cause__ = by
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (FileNotFoundError("k"), errors.ObjectMissingError),
+        (NotADirectoryError("k"), errors.ObjectMissingError),
+        (OSError(errno.ENOENT, "x"), errors.ObjectMissingError),
+        (Answered(404), errors.ObjectMissingError),
+        (FileExistsError("k"), errors.ObjectExistsError),
+        (PermissionError("k"), errors.DeniedError),
+        (OSError(errno.EROFS, "x"), errors.DeniedError),
+        (Answered(403, "response"), errors.DeniedError),
+        (Answered(401, "status_code"), errors.DeniedError),
+        (type("NoCredentialsError", (Exception,), {})("none"), errors.DeniedError),
+        (OSError(errno.ENOSPC, "x"), errors.StorageFullError),
+        (OSError(errno.EDQUOT, "x"), errors.StorageFullError),
+        (Answered(507), errors.StorageFullError),
+        (TimeoutError(), errors.TransientError),
+        (ConnectionResetError(errno.ECONNRESET, "x"), errors.TransientError),
+        (BrokenPipeError(), errors.TransientError),
+        (socket.gaierror(-3, "try again"), errors.TransientError),
+        (OSError(errno.ESTALE, "x"), errors.TransientError),
+        (Answered(503, "response"), errors.TransientError),
+        (Answered(429, "code"), errors.TransientError),
+        (caused(OSError(errno.EIO, "SlowDown"), Answered(503, "response")), errors.TransientError),
+        (type("ClientPayloadError", (Exception,), {})("cut"), errors.TransientError),
+        (OSError(errno.EIO, "x"), errors.StorageError),
+        (Answered(400), errors.StorageError),
+        (caused(OSError(errno.EBUSY, "x"), Answered(400, "response")), errors.StorageError),
+        (RuntimeError("odd"), errors.StorageError),
+    ],
+    ids=lambda value: None if isinstance(value, type) else f"{type(value).__name__}-{value}",
+)
+def test_kinds(error: Exception, kind: type[errors.StorageError]) -> None:
+    """Exactly this kind, and the message names the place."""
+    found = storage_error(error, "a/k", "s3://bucket")
+    assert type(found) is kind
+    assert (found.key, "s3://bucket/a/k" in found.message) == ("a/k", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot reach sftp://user:S3CRET@host/path",
+        "https://x.blob.core.windows.net/c/b?sv=2022&sig=S3CRET&se=1",
+        "https://b.s3.amazonaws.com/k?X-Amz-Signature=S3CRET&X-Amz-Date=1",
+        "X-Amz-Security-Token: S3CRET",
+        "Authorization: Bearer S3CRET",
+        "{'secret': 'S3CRET', 'endpoint_url': 'x'}",
+        "aws_secret_access_key=S3CRET",
+        "AccountName=a;AccountKey=S3CRET;EndpointSuffix=x",
+        'password="S3CRET"',
+        "<AWSAccessKeyId>S3CRET</AWSAccessKeyId>",
+    ],
+)
+def test_secrets_are_blotted_out(text: str) -> None:
+    """Whatever a library writes into its message."""
+    assert "S3CRET" not in redacted(text)
+    assert "S3CRET" not in storage_error(RuntimeError(text), "k", "s3://bucket").message
+
+
+def test_known_secrets_are_blotted_out() -> None:
+    """An option's secret is found wherever it stands; other options are no secrets."""
+    use_options({"s3": {"key": "AKIAPLAIN", "secret": "wholly-unmarked", "endpoint_url": "http://endpoint"}})
+    found = storage_error(RuntimeError("odd text wholly-unmarked at http://endpoint"), "k", "s3://bucket")
+    assert "wholly-unmarked" not in found.message
+    assert "http://endpoint" in found.message
+    assert secrets_in({"a": [{"password": "12345"}, {"user": "joe"}], "client_keys": ["/home/x/key"]}) == {"12345"}
+
+
+def test_harmless_text_stays() -> None:
+    """Blotting out is no excuse for an unreadable message."""
+    text = "NoSuchKey: the key does not exist: s3://bucket/step-5/model.safetensors (tokens: 12)"
+    assert redacted("the key does not exist: s3://bucket/step-5") == "the key does not exist: s3://bucket/step-5"
+    assert "s3://bucket/step-5/model.safetensors" in redacted(text)
+
+
+@pytest.mark.parametrize(
+    "url", ["sftp://me:S3CRET@host/run", "https://host/run?sig=S3CRET", "s3://bucket/run?X-Amz-Signature=S3CRET"]
+)
+def test_a_url_with_a_secret_is_refused(url: str) -> None:
+    """It would end up in records; the refusal does not repeat it."""
+    with pytest.raises(SettingsError) as caught:
+        normalise_url(url)
+    assert "S3CRET" not in str(caught.value)
+
+
+def test_urls_without_secrets_pass() -> None:
+    """Users, ports and containers are none."""
+    for url in ("sftp://me@host:2222/run", "abfs://c@account.dfs.core.windows.net/run", "s3://bucket/a:b@c/run"):
+        assert normalise_url(url) == url
+
+
+def test_options_by_protocol_and_by_url() -> None:
+    """The longest beginning that fits wins, whole names only."""
+    use_options({"s3": {"a": 1, "b": 1}, "s3://bucket": {"b": 2}, "s3://bucket/deep/": {"c": 3}, "gs": {"d": 4}})
+    assert options_for("s3://other/x") == options_for("s3://bucketful/x") == {"a": 1, "b": 1}
+    assert options_for("s3://bucket") == options_for("s3://bucket/x") == {"a": 1, "b": 2}
+    assert options_for("s3://bucket/deep/run") == {"a": 1, "b": 2, "c": 3}
+    assert options_for("memory://x") == {}
+
+
+def test_options_from_the_settings(tmp_path: Path) -> None:
+    """A table of the file, or JSON in the environment; no representation shows them."""
+    file = tmp_path / "ckptguard.toml"
+    file.write_text('[storage.s3]\nsecret = "S3CRET"\n[storage."s3://bucket"]\nkey = "k"\nclient_kwargs = {x = 1}\n')
+    settings = load_settings(str(file), {})
+    assert options_for("s3://bucket/run") == {"secret": "S3CRET", "key": "k", "client_kwargs": {"x": 1}}
+    assert "S3CRET" not in repr(settings)
+    assert repr(Settings()).startswith("Settings(settle=5.0")
+    changed = with_environment(Settings(), {"CKPTGUARD_STORAGE": '{"s3": {"secret": "OTHER"}}'})
+    assert changed.storage == {"s3": {"secret": "OTHER"}}
+    for text in ('{"s3": "S3CRET"}', '{"secret": "S3CRET"'):
+        with pytest.raises(SettingsError) as caught:
+            with_environment(Settings(), {"CKPTGUARD_STORAGE": text})
+        assert "S3CRET" not in str(caught.value)
+    with pytest.raises(SettingsError):
+        parse_settings("storage = 5", "x")
+
+
+def test_fsspecs_own_configuration_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the user told fsspec is not taken away."""
+    import fsspec.config
+
+    from ckptguard.storage.opening import open_remote
+    from ckptguard.storage.remote import RemoteStorage
+
+    pytest.importorskip("s3fs")
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://127.0.0.1:1", "anon": True})
+    use_options({"s3": {"anon": False}})
+    storage = open_remote(f"s3://bucket-{os.getpid()}/run")
+    assert isinstance(storage, RemoteStorage)
+    assert (storage._fs.endpoint_url, storage._fs.anon) == ("http://127.0.0.1:1", False)

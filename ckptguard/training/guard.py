@@ -170,7 +170,7 @@ class TrainingGuard:
         skipped: bool | None = None,
         error: BaseException | None = None,
     ) -> Diagnosis:
-        """Take in the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out, where
+        """Take in, once, the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out, where
         the guard has no scaler to tell that from. `error`: an exception that it raised; if the answer is not `sick`,
         it means nothing here and should be raised again.
 

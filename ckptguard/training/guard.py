@@ -28,12 +28,13 @@ from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.probe import Probe
 from ckptguard.training.progress import Progress
-from ckptguard.training.ranks import GlooRanks, agree, ranks_of_training, together
+from ckptguard.training.ranks import agree, ranks_of_training, together
 from ckptguard.training.resuming import load_checked, resumed_from
 from ckptguard.training.rollbacks import Rollbacks
 from ckptguard.training.saving import Saving
-from ckptguard.training.stores import OwnStore, Store, UserStore
+from ckptguard.training.stores import Store
 from ckptguard.training.watch import Watch
+from ckptguard.training.which_store import store_for
 
 _log = logging.getLogger("ckptguard")
 
@@ -100,20 +101,9 @@ class TrainingGuard:
         self._run = open_run(url, records=self._settings.records, patterns=self._settings.patterns)
         parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)
         self._parts = parts
-        self._store: Store
-        if save is not None and load is not None:
-            if self._ranks.size > 1:
-                from ckptguard.training.collective_store import CollectiveStore  # only several ranks pay for it
-
-                self._store = CollectiveStore(self._run, save, load, name, self._ranks)
-            else:
-                self._store = UserStore(self._run, save, load, name)
-        elif isinstance(self._ranks, GlooRanks):
-            from ckptguard.training.sharded_store import ShardedStore  # only several ranks pay for it
-
-            self._store = ShardedStore(self._run, parts, self._ranks, allow=self._settings.allow_nonfinite)
-        else:
-            self._store = OwnStore(self._run, parts, allow=self._settings.allow_nonfinite)
+        self._store: Store = store_for(
+            self._run, parts, self._ranks, save=save, load=load, name=name, allow=self._settings.allow_nonfinite
+        )
         policy = policy if policy is not None else RollbackPolicy()
         ask_seconds = deadline if daemon == "auto" else None
         self._deadline = deadline
@@ -170,9 +160,9 @@ class TrainingGuard:
         skipped: bool | None = None,
         error: BaseException | None = None,
     ) -> Diagnosis:
-        """Take in, once, the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out, where
-        the guard has no scaler to tell that from. `error`: an exception that it raised; if the answer is not `sick`,
-        it means nothing here and should be raised again.
+        """Take in, once, the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out,
+        where the guard has no scaler to tell that from. `error`: an exception that it raised; if the answer is not
+        `sick`, it means nothing here and should be raised again.
 
         Never raises because of sickness and never rolls back: `steps` does, before the next batch. Tensors on a
         device are not waited for: they are judged a few updates later, at the latest before the next save.

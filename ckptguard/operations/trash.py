@@ -7,6 +7,7 @@ under the run's lock before anything else is removed.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import uuid
@@ -103,10 +104,35 @@ def delete_for_good(run: Run, mark: Trashed) -> None:
     """Remove a generation's files from the trash, or from their place. Killed, it is done again."""
     if mark.how == MARKED:
         mark_taken(run, mark)
+        sealed = {key for key, *_ in mark.signature}
         for key, *signature in mark.signature:
             if is_as_marked(run, key, *signature):
                 run.storage.remove(key)
+        for key in mark.files:
+            if key not in sealed and _is_irregular(run, key):
+                run.storage.remove(key)
+        _remove_empty(run, mark)
     forget_trashed(run, mark)
+
+
+def _is_irregular(run: Run, key: str) -> bool:
+    try:
+        return run.storage.stat(key).kind not in ("file", "folder")
+    except ObjectMissingError:
+        return False
+
+
+def _remove_empty(run: Run, mark: Trashed) -> None:
+    """Remove the folder in place, if nothing is left in it."""
+    if mark.path in mark.files:
+        return
+    if run.storage.root is None:
+        if not run.storage.list(mark.path, recursive=True):
+            run.storage.remove(mark.path)
+        return
+    for folder, _, _ in os.walk(os.path.join(run.storage.root, *mark.path.split("/")), topdown=False):
+        with contextlib.suppress(OSError):  # it holds something that is none of ours
+            os.rmdir(folder)
 
 
 def in_trash_for(mark: Trashed, now: Moment) -> float:

@@ -27,11 +27,16 @@ def this_process() -> Owner:
     return Owner(host=host, boot_id=boot_id, pid=pid, namespace=_namespace(), started=_state(pid)[1])
 
 
+def is_here(owner: Owner) -> bool:
+    """Whether it can be told if the process is gone: it is one of this start of this machine, and of this container."""
+    here = (owner.host, owner.boot_id) == this_host() and owner.namespace == _namespace()
+    return here and owner.boot_id != "" and 0 < owner.pid < 2**31
+
+
 def has_ended(owner: Owner) -> bool:
     """Whether the process is known to be gone. False where that cannot be told: it ran on another machine, in another
     container, or before a restart."""
-    here = (owner.host, owner.boot_id) == this_host() and owner.namespace == _namespace()
-    if not here or not owner.boot_id or not 0 < owner.pid < 2**31:
+    if not is_here(owner):
         return False
     try:
         os.kill(owner.pid, 0)  # asks, and sends nothing

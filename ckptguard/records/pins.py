@@ -14,7 +14,7 @@ from ckptguard.errors import CkptguardError, CouldNotTellError
 from ckptguard.names import is_temporary, parse_id, record_name, series_folder, series_from_folder
 from ckptguard.record_text import decode_record
 from ckptguard.records.clock import utc_now
-from ckptguard.records.owners import Owner, has_ended, this_process
+from ckptguard.records.owners import Owner, has_ended, is_here, this_process
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 FOLDER = "pins"
@@ -80,7 +80,10 @@ def list_pins(run: Run) -> list[Pin]:
 
 
 def counts(pin: Pin) -> bool:
-    """Whether a pin holds its generation: its time has not passed, and if it is in use its owner may still live."""
+    """Whether a pin holds its generation: its time has not passed, and if it is in use its owner may still live. Where
+    that can be told, no clock is asked, which may be wrong."""
+    if pin.reason == IN_USE and pin.owner is not None and is_here(pin.owner):
+        return not has_ended(pin.owner)
     if pin.until is not None and _passed(pin.until):
         return False
     return pin.reason != IN_USE or pin.owner is None or not has_ended(pin.owner)

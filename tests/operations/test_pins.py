@@ -183,3 +183,11 @@ def test_what_cannot_be_pinned_is_said_and_used(three, tmp_path, monkeypatch, ca
     monkeypatch.setattr(type(three.records), "create", create)
     assert restore(three, QUICK, str(tmp_path / "out")).step == 300
     assert "could not be pinned, others may remove it: no space left for a pin" in caplog.text
+
+
+def test_what_is_in_use_here_is_held_whatever_the_clock_says(three):
+    """Its owner can be asked for; only that of another machine is believed for a time."""
+    pin = pin_checkpoint(three, SERIES, (100, 1), reason=IN_USE, lasts=datetime.timedelta(seconds=-1))
+    assert counts(pin)
+    elsewhere = msgspec.structs.replace(pin, owner=msgspec.structs.replace(pin.owner, host="another"))
+    assert not counts(elsewhere)

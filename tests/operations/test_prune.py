@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from fixtures_runs import QUICK, state_dict, write_torch
+from fixtures_runs import QUICK, state_dict, write_sharded, write_torch
 from kill_points import Killed, kill_at
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, StorageError
@@ -329,6 +329,23 @@ def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
     assert done.pruned == ()
     assert [t for t in done.could_not_tell if t.startswith("nothing was pruned: ")]
     assert in_place(root) == [400, 500, 600]
+
+
+def test_records_on_another_disk_take_a_mark_for_trash(root, tmp_path, monkeypatch):
+    """Where no rename reaches, the files stay in place for the time of grace; then only they go, and their folder."""
+    for step in (100, 200, 300):
+        write_sharded(root, step, seed=step)
+    (root / "sharded-200" / "link").symlink_to("config.json")
+    run = open_run(str(root), records=str(tmp_path / "records"))
+    reconcile(run, QUICK.changed(keep="none"), Watch())
+    monkeypatch.setattr("ckptguard.operations.trash.moves_files", lambda run: False)
+    assert removed(prune(run, Policy(keep_last=1, keep_good=1), grace=DAY)) == [100, 200]
+    (root / "sharded-100" / "notes.txt").write_text("mine")
+    assert [s.in_place and s.trashed for s in survey(run)] == [True, True, False]
+    assert len(prune(run, Policy(keep_last=1, keep_good=1), grace=0.0).emptied) == 2
+    assert sorted(p.name for p in root.iterdir()) == ["sharded-100", "sharded-300"]
+    assert [p.name for p in (root / "sharded-100").iterdir()] == ["notes.txt"]
+    assert list_trashed(run) == []
 
 
 @pytest.fixture

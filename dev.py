@@ -31,6 +31,14 @@ INSTALL = ("install", "--quiet", "--quiet", "--disable-pip-version-check", "--no
 # What a launcher sets would make torch believe that it is one rank of many; the others would mislead the venv's Python.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")
+# Servers that tests of storages start: what pip does not have. Programs, and the Debian packages that hold them.
+PROGRAMS = {
+    "sshd": ("openssh-server",),
+    "radosgw": ("ceph-mon", "ceph-osd", "radosgw"),
+}
+SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+AZURITE = HOME / "azurite"
+AZURITE_VERSION = "3.37.0"
 CHECKS = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 
 
@@ -38,7 +46,8 @@ def environment() -> dict[str, str]:
     """Our environment without what misleads; the venv's scripts first, those beside an inherited torch last."""
     kept = {name: value for name, value in os.environ.items() if name not in MISLEADING}
     folders = (str(BIN), kept.get("PATH", os.defpath), str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
-    return {**kept, "PATH": os.pathsep.join(folders), "VIRTUAL_ENV": str(HOME)}
+    azurite = {"CKPTGUARD_AZURITE": str(AZURITE)} if AZURITE.is_dir() else {}
+    return {**azurite, **kept, "PATH": os.pathsep.join(folders), "VIRTUAL_ENV": str(HOME)}
 
 
 def say(text: str) -> None:
@@ -113,6 +122,31 @@ def set_up(*extras: str) -> None:
     STAMP.write_text("\n".join((*wanted, *extras)) + "\n", encoding="utf-8")
 
 
+def install_servers() -> None:
+    """Install the servers that pip does not have, where that is ours to do: as root, or in CI. The tests of a server
+    that is not there are skipped (in CI they fail)."""
+    packages = [p for program, found in PROGRAMS.items() if not shutil.which(program, path=SYSTEM_PATH) for p in found]
+    as_root = [] if os.name != "nt" and os.geteuid() == 0 else ["sudo", "-n"]
+    if packages and shutil.which("apt-get") and (not as_root or os.environ.get("CI")):
+        say(f"installing {', '.join(packages)}")
+        quiet = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "Dpkg::Use-Pty=0"]
+        options = ["-y", "--no-install-recommends", "install"]
+        quietly(*as_root, *quiet, "update")
+        quietly(*as_root, *quiet, *options, *packages)
+    if shutil.which("npm") and not (AZURITE / "node_modules" / "azurite").is_dir():
+        say("installing azurite")
+        AZURITE.mkdir(parents=True, exist_ok=True)
+        options = ["--no-audit", "--no-fund", "--silent", "--prefix", str(AZURITE)]
+        quietly("npm", "install", *options, f"azurite@{AZURITE_VERSION}")
+
+
+def quietly(*command: str) -> None:
+    """Run a command and show what it printed only if it fails, which it may."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        say(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
 def demo(arguments: list[str]) -> int:
     """Set up and run the demo."""
     set_up()
@@ -120,8 +154,10 @@ def demo(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Set up, the training frameworks too, and run every check; pytest's closing line is the last where all passed."""
-    set_up("writers")
+    """Set up, the training frameworks and the servers too, and run every check; pytest's closing line is the last
+    where all passed."""
+    set_up("servers", "writers")
+    install_servers()
     failed = []
     for check in CHECKS:
         say(" ".join(check))
@@ -145,7 +181,8 @@ def main(arguments: list[str]) -> int:
     if verb == "test":
         return test(arguments[1:])
     if verb == "setup":
-        set_up("writers")
+        set_up("servers", "writers")
+        install_servers()
         return 0
     print(__doc__)
     return 0 if verb in ("-h", "--help") else 2

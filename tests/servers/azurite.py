@@ -45,7 +45,8 @@ def installed() -> Path:
     for place in places:
         if place.is_file():
             return place
-    raise NotInstalledError("no azurite-blob here: python dev.py test installs Azurite where npm is")
+    message = "no azurite-blob here: python dev.py test installs Azurite where npm is"
+    raise NotInstalledError(message, required=shutil.which("npm") is not None)
 
 
 @contextlib.contextmanager

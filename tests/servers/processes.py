@@ -17,7 +17,12 @@ START_SECONDS = 60.0
 
 
 class NotInstalledError(Exception):
-    """A program that this server needs is not on this machine; the message says how it gets there."""
+    """A program that this server needs is not on this machine; the message says how it gets there. `required`:
+    whether CI could have installed it."""
+
+    def __init__(self, message: str, *, required: bool = True) -> None:
+        super().__init__(message)
+        self.required = required
 
 
 def needed(*programs: str, package: str) -> list[str]:

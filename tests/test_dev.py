@@ -88,3 +88,33 @@ def test_usage(argument, code):
     )
     assert done.returncode == code
     assert "python dev.py test" in done.stdout
+
+
+def test_servers_are_installed_only_where_that_is_ours_to_do(dev, monkeypatch, tmp_path):
+    """As root or in CI, once, and a failure is told and stops nothing."""
+    calls = []
+    monkeypatch.setattr(dev, "AZURITE", tmp_path / "azurite")
+    monkeypatch.setattr(dev, "quietly", lambda *command: calls.append(command))
+    monkeypatch.setattr(dev.shutil, "which", lambda name, path=None: name if name in ("apt-get", "npm") else None)
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    dev.install_servers()
+    assert [command[0] for command in calls] == ["npm"]
+    (tmp_path / "azurite" / "node_modules" / "azurite").mkdir(parents=True)
+    monkeypatch.setenv("CI", "true")
+    dev.install_servers()
+    assert [command[:2] for command in calls[1:]] == [("sudo", "-n")] * 2
+    assert {"radosgw", "openssh-server"} <= set(calls[-1])
+    monkeypatch.setattr(dev.shutil, "which", lambda name, path=None: name)
+    calls.clear()
+    dev.install_servers()
+    assert calls == []
+
+
+def test_a_command_that_fails_is_told(dev, capfd):
+    """With what it said, and without an exception."""
+    dev.quietly(sys.executable, "-c", "import sys; print('fine')")
+    dev.quietly(sys.executable, "-c", "import sys; sys.exit('no such package')")
+    printed = capfd.readouterr().out
+    assert "no such package" in printed
+    assert "fine" not in printed

@@ -193,6 +193,8 @@ class TrainingGuard:
             step = self._progress.current
         if not 0 <= step <= MAX_STEP:
             raise SettingsError(f"a step is a number from 0 to {MAX_STEP}, not {step}")
+        if self._looping and step > self._progress.current:
+            raise SettingsError(f"step {step} is not made yet: training is at {self._progress.current}")
         if blocking:
             self._watch.look(step)
         else:
@@ -291,6 +293,8 @@ class TrainingGuard:
             if not self._resumed:
                 self.resume()
             self._progress.begin()
+            if self.step > total:
+                _log.warning("training is at step %s already: nothing is left of a total of %s", self.step, total)
             if self._saving.last is None:
                 self._begin()
             due = False

@@ -223,3 +223,15 @@ def test_an_order_that_depends_on_what_training_draws_is_told_of(tmp_path):
                 went_back = True
                 guard.rollback()
         assert any("depends on both" in why for why in guard.missing_for_exact_resume) is told
+
+
+def test_a_save_cannot_claim_updates_that_are_not_made(tmp_path, caplog):
+    """A later start would resume there, and find nothing left to do."""
+    guard = guard_of(tmp_path / "run", torch.nn.Linear(1, 1))
+    loop = guard.steps([1, 2], total=6, save_every=3)
+    next(loop)
+    with pytest.raises(SettingsError, match="step 500 is not made yet"):
+        guard.save(step=500)
+    assert len(list(loop)) == 5
+    assert list(guard_of(tmp_path / "run", torch.nn.Linear(1, 1)).steps([1, 2], total=4, save_every=3)) == []
+    assert "nothing is left of a total of 4" in caplog.text

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ckptguard.config import Settings
-from ckptguard.errors import ObjectExistsError, SettingsError, StorageError
+from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.layouts import Checkpoint, step_from_name
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key
 from ckptguard.records.clock import utc_now
-from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept
+from ckptguard.records.kept import (
+    KeptCopy,
+    commit_kept,
+    kept_folder,
+    list_kept,
+    read_kept,
+    read_set_aside,
+    set_aside,
+)
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.storage.local_syncs import synced_together
@@ -31,6 +39,8 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     present = read_kept(run, checkpoint.series, checkpoint.step, generation)
     if present is not None or settings.keep == "none":
         return present
+    if read_set_aside(run, checkpoint.series, checkpoint.step, generation) is not None:
+        return None  # its whole files may be the last ones; a repair puts the others right
     try:
         storage, run_prefix, records_prefix = run.shared()
     except SettingsError:
@@ -70,7 +80,30 @@ def release(run: Run, series: str, key: Key) -> None:
     """Remove a kept copy. The mark goes first: a crash leaves files that are collected later, never half a copy."""
     folder = kept_folder(series, *key)
     run.records.remove(folder + ".json")
+    run.records.remove(folder + ".damaged.json")
     run.records.remove(folder)
+
+
+def put_aside(run: Run, copy: KeptCopy) -> None:
+    """Have a kept copy whose bytes are wrong count no more. One that is nothing but links to what lies in place has
+    nothing to give and goes; of any other the files that are right may be needed to repair the place."""
+    if shares_place(run, copy, copy.files):
+        release(run, copy.series, (copy.step, copy.generation))
+    else:
+        set_aside(run, copy)
+
+
+def shares_place(run: Run, copy: KeptCopy, files: Iterable[str]) -> bool:
+    """Whether these files of a kept copy are hard links to those in place: the same bytes, and the same damage."""
+    return copy.how == "link" and all(_is_linked(run, copy, file) for file in files)
+
+
+def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
+    try:
+        kept, there = run.records.stat(copy.key(file)), run.storage.stat(file)
+    except ObjectMissingError:
+        return False
+    return kept.inode is not None and kept.inode == there.inode
 
 
 def release_unpinned(run: Run, keys: Iterable[tuple[str, Key]]) -> list[tuple[str, Key]]:
@@ -100,7 +133,9 @@ def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str,
         whole = [k for k in ordered if read_kept(run, series, *k) is not None]
         good = [k for k in whole if is_good(history, series, k)]
         pending = [k for k in whole if k not in current]
-        stay = {*good[: settings.keep_good], *pending[: settings.keep_pending]}
+        harmed = [k for k in ordered if k not in whole and is_good(history, series, k)]
+        harmed = [k for k in harmed if read_set_aside(run, series, *k) is not None]
+        stay = {*good[: settings.keep_good], *pending[: settings.keep_pending], *harmed[: settings.keep_good]}
         unwanted += [(series, key) for key in ordered if key not in stay]
     return release_unpinned(run, unwanted)
 

@@ -17,7 +17,7 @@ from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates
 from ckptguard.operations.history import History, load_history
-from ckptguard.operations.keep import release
+from ckptguard.operations.keep import put_aside
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.point_back import point_back
@@ -204,7 +204,7 @@ def _usable(run: Run, settings: Settings, candidate: Candidate, *, dry_run: bool
         if copy_differs(run.records, prefix, candidate.manifest, scanner=scanner) is None:
             return msgspec.structs.replace(candidate, in_place=False)
         if not dry_run:
-            release(run, candidate.answer.series, candidate.key)
+            put_aside(run, candidate.copy)
     return None
 
 

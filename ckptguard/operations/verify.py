@@ -23,7 +23,7 @@ from ckptguard.operations.classify_change import Change, classify_change
 from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import release, sealed_outcome
+from ckptguard.operations.keep import put_aside, sealed_outcome
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.recorded_md5 import md5_is_recorded
 from ckptguard.operations.report import Checked
@@ -300,7 +300,7 @@ def _essence(finding: Finding) -> tuple[object, ...]:
 
 
 def _confirm_kept(run: Run, series: str, key: Key, manifest: Manifest, scanner: Scanner) -> None:
-    """The bytes in place were damaged: the kept copy stays only if its own bytes are right (a hard link shares the
+    """The bytes in place were damaged: the kept copy counts only if its own bytes are right (a hard link shares the
     damage, a copy does not)."""
     copy = read_kept(run, series, *key)
     if copy is not None:
@@ -309,4 +309,4 @@ def _confirm_kept(run: Run, series: str, key: Key, manifest: Manifest, scanner: 
         except ObjectMissingError:
             wrong = "gone"
         if wrong:
-            release(run, series, key)
+            put_aside(run, copy)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from ckptguard.errors import RecordsError
+from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.names import is_safe_path, parse_id, record_name, series_folder, series_from_folder
 from ckptguard.record_text import decode_record
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 FOLDER = "kept"
+_ASIDE = ".damaged.json"
 
 
 class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,45 @@ def commit_kept(run: Run, copy: KeptCopy) -> None:
 def read_kept(run: Run, series: str, step: int | None, generation: int) -> KeptCopy | None:
     """The kept copy of a generation, if there is a whole one. A mark that names another one, or paths that lead
     elsewhere, is none."""
-    text = read_record(run, f"{kept_folder(series, step, generation)}.json")
+    return _read(run, series, step, generation, ".json")
+
+
+def set_aside(run: Run, copy: KeptCopy) -> None:
+    """Have a copy with damaged files count no more. Its other files are right, and may be all that is left of them."""
+    try:
+        create_record(run, copy.folder + _ASIDE, msgspec.json.encode(copy) + b"\n")
+    except ObjectExistsError:
+        pass  # killed here before
+    run.records.remove(copy.folder + ".json")
+
+
+def reinstate_kept(run: Run, copy: KeptCopy) -> None:
+    """Have a copy count that was set aside, now that all of its files are right again."""
+    try:
+        commit_kept(run, copy)
+    except ObjectExistsError:
+        pass  # killed here before
+    run.records.remove(copy.folder + _ASIDE)
+
+
+def read_set_aside(run: Run, series: str, step: int | None, generation: int) -> KeptCopy | None:
+    """The copy of a generation that was set aside, if there is one."""
+    return _read(run, series, step, generation, _ASIDE)
+
+
+def list_set_aside(run: Run) -> list[tuple[str, int | None, int]]:
+    """(series, step, generation) of every copy that was set aside; sorted by name."""
+    found = []
+    for folder in list_records(run, FOLDER):
+        for name in list_records(run, f"{FOLDER}/{folder}"):
+            parsed = parse_id(name.removesuffix(_ASIDE)) if name.endswith(_ASIDE) else None
+            if parsed is not None:
+                found.append((series_from_folder(folder), *parsed))
+    return found
+
+
+def _read(run: Run, series: str, step: int | None, generation: int, suffix: str) -> KeptCopy | None:
+    text = read_record(run, kept_folder(series, step, generation) + suffix)
     try:
         copy = decode_record(text or b"", KeptCopy, "the mark of a kept copy")
     except RecordsError:

@@ -45,7 +45,7 @@ osd objectstore = memstore
 memstore device bytes = {bytes}
 osd crush update on start = false
 osd class update on start = false
-rgw frontends = beast endpoint=127.0.0.1:{port}
+rgw frontends = beast endpoint=127.0.0.1:{port} tcp_nodelay=1
 rgw data = {folder}/rgw
 rgw thread pool size = 64
 rgw enable ops log = false

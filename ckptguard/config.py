@@ -51,6 +51,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replica_keep_every: int | None = None
     replica_keep_within: float | str | None = None
     replica_keep_best: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()  # where good checkpoints are to lie too; {run} stands for the run's own name
+    replica_rate: float | None = None  # bytes a second that are read and sent at most to replicate
     # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; may hold secrets.
     storage: dict[str, dict[str, Any]] = {}
 
@@ -77,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"niceness must be between 0 and 19, not {self.niceness}")
         if self.verify_rate is not None and not 2**16 <= self.verify_rate < 1e15:
             raise SettingsError("verify_rate must be at least 65536 bytes a second; leave it out for no limit")
+        if self.replica_rate is not None and not 2**16 <= self.replica_rate < 1e15:
+            raise SettingsError("replica_rate must be at least 65536 bytes a second; leave it out for no limit")
         if self.worker_memory < 256 * 1024**2:
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):

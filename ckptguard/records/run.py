@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +14,9 @@ from ckptguard.names import RECORDS_FOLDER
 from ckptguard.patterns import Pattern
 from ckptguard.record_text import decode_record
 from ckptguard.storage import Storage, normalise_url, open_storage
+
+if TYPE_CHECKING:
+    from ckptguard.storage.retries import Retries
 
 RECORDS_FORMAT = 1
 _FORMAT_KEY = "format.json"
@@ -59,16 +63,22 @@ class Run:
 
 
 def open_run(
-    url: str, *, records: str | None = None, must_exist: bool = True, patterns: tuple[Pattern, ...] = ()
+    url: str,
+    *,
+    records: str | None = None,
+    must_exist: bool = True,
+    patterns: tuple[Pattern, ...] = (),
+    retries: Retries | None = None,
 ) -> Run:
-    """Open a run; nothing is written. NotFoundError if it is absent, RecordsError if its records are too new."""
+    """Open a run; nothing is written. NotFoundError if it is absent, RecordsError if its records are too new.
+    `retries` are for a remote one."""
     normal = normalise_url(url)
-    storage = open_storage(normal, must_exist=must_exist)
+    storage = open_storage(normal, must_exist=must_exist, retries=retries)
     place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
     run = Run(
         url=normal,
         storage=storage,
-        records=open_storage(place, must_exist=False),
+        records=open_storage(place, must_exist=False, retries=retries),
         records_inside=not records,
         patterns=patterns,
     )

@@ -1,0 +1,96 @@
+"""Mirror records: what a training needs besides its checkpoints, so that a replica is enough to go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ckptguard.errors import CouldNotTellError, ObjectExistsError
+from ckptguard.manifest import Manifest
+from ckptguard.names import series_folder
+from ckptguard.operations.history import load_history
+from ckptguard.operations.keep import sealed_outcome
+from ckptguard.operations.send_checkpoint import verdict_on_content
+from ckptguard.records.ledger import FOLDER as LEDGER
+from ckptguard.records.ledger import append_verdict
+from ckptguard.records.lineage import Lineage, begin_lineage, join_lineage, read_lineage
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.manifests import manifest_key
+from ckptguard.records.run import Run, create_record, has_records, list_records, read_record
+from ckptguard.verdict import Outcome
+
+_DECISIONS = ("settings", "reference", "incidents")  # what was allowed, accepted, and found out, batches to leave out
+_BESIDE = "training"
+
+
+def join(source: Run, target: Run) -> None:
+    """Have the target be of the source's lineage. CouldNotTellError if it is a run of another one."""
+    lineage, other = begin_lineage(source), read_lineage(target)
+    if other is None and has_records(target):
+        raise CouldNotTellError(f"{target.url} is a run of its own", hint="replicate to another place")
+    if other is None:
+        join_lineage(target, lineage)
+        other = read_lineage(target)
+    if other is None or other.token != lineage.token:
+        raise CouldNotTellError(
+            f"{target.url} belongs to another run{_begun(other)}", hint="replicate each run to a place of its own"
+        )
+
+
+def _begun(lineage: Lineage | None) -> str:
+    return f" ({lineage.begun})" if lineage is not None else ""
+
+
+def mirror_decisions(source: Run, target: Run) -> None:
+    """What was decided and found out in the source, and is not known in the target. Records never change: what is
+    there already is the same."""
+    for folder in _DECISIONS:
+        known = set(list_records(target, folder, recursive=True))
+        wanted = (name for name in list_records(source, folder, recursive=True) if name.endswith(".json"))
+        copy_records(source, target, (f"{folder}/{name}" for name in wanted if name not in known))
+
+
+def mirror_beside(source: Run, target: Run, manifest: Manifest) -> None:
+    """What training recorded beside a checkpoint: it must be there before the checkpoint counts."""
+    start = f"{series_folder(manifest.path)}.{manifest.generation}."
+    names = [name for name in list_records(source, _BESIDE) if name.startswith(start)]
+    copy_records(source, target, (f"{_BESIDE}/{name}" for name in names))
+
+
+def mirror_history(source: Run, target: Run, chosen: Manifest) -> None:
+    """Manifests and verdicts of all other generations than the chosen one: numbers are then never given twice."""
+    own = manifest_key(chosen.series, chosen.step, chosen.generation)
+    prefix = own.removeprefix(f"{MANIFESTS}/").removesuffix("json")
+    for folder in (MANIFESTS, LEDGER):
+        known = set(list_records(target, folder, recursive=True))
+        names = (name for name in list_records(source, folder, recursive=True) if not name.startswith(prefix))
+        copy_records(source, target, (f"{folder}/{name}" for name in names if name not in known))
+
+
+def mirror_verdicts(source: Run, target: Run) -> None:
+    """Have the target know what became known of its checkpoints since they were sent: that training was sick, or that
+    a user cleared it of that. What the target found out itself about its own place stands."""
+    here, there = load_history(source), load_history(target)
+    for series in there.names:
+        for key, standing in there.standings(series).items():
+            ours = here.standings(series).get(key)
+            if ours is None or ours.outcome is standing.outcome:
+                continue
+            verdict, theirs = here.verdict(series, key), there.verdict(series, key)
+            if verdict is None or theirs is None or theirs.place_damaged:
+                continue
+            content = sealed_outcome(verdict)
+            lifted = theirs.outcome is Outcome.SUSPECT and content is Outcome.GOOD
+            if content is not None and content is not theirs.outcome and (lifted or theirs.outcome is Outcome.GOOD):
+                append_verdict(target, verdict_on_content(verdict))
+
+
+def copy_records(source: Run, target: Run, keys: Iterable[str]) -> None:
+    """Copy records as they are, unless they are there."""
+    for key in keys:
+        text = read_record(source, key)
+        if not text:
+            continue
+        try:
+            create_record(target, key, text)
+        except ObjectExistsError:
+            continue

@@ -1,0 +1,199 @@
+"""Replicate: have a run's good checkpoints also lie elsewhere, each of them verified there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import CkptguardError, CouldNotTellError, SettingsError, StoppedError
+from ckptguard.names import checkpoint_id
+from ckptguard.operations.find_known_good import Candidate, known_good_candidates
+from ckptguard.operations.history import Key, load_history
+from ckptguard.operations.holds import pins_of
+from ckptguard.operations.keep import is_good
+from ckptguard.operations.mirror_records import join, mirror_beside, mirror_decisions, mirror_verdicts
+from ckptguard.operations.send_checkpoint import has_arrived, send_checkpoint
+from ckptguard.operations.send_file import Pace
+from ckptguard.records.moments import seconds_of, this_moment
+from ckptguard.records.pins import InUse
+from ckptguard.records.run import Run, open_run
+from ckptguard.retention import Present, decide
+from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.storage import normalise_url
+from ckptguard.storage.failures import translated
+from ckptguard.storage.retries import Retries
+from ckptguard.verdict import Outcome
+
+READ_BACK = "read back"
+
+
+class Replicated(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint and one replica. `done`: "there", "sent", "would send", "raced" (another process sealed it there
+    first), "damaged" (in the run: it was not sent), or "failed". `verified` says how its bytes were found to be right
+    there, where that was done now; `sent` are bytes that went over."""
+
+    path: str
+    series: str
+    step: int | None
+    id: str
+    bytes: int
+    done: str
+    sent: int = 0
+    verified: str | None = None
+    message: str | None = None
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """What one replica holds now. `behind`: how many of the checkpoints that it should hold are not good there;
+    `last_good` is the id of the newest that is. `trouble` says what ended the work early."""
+
+    url: str
+    behind: int | None
+    last_good: str | None
+    checkpoints: tuple[Replicated, ...] = ()
+    trouble: str | None = None
+
+
+def replicate(
+    run: Run,
+    settings: Settings,
+    url: str,
+    *,
+    dry_run: bool = False,
+    rate: float | None = None,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+    arrived: set[tuple[str, Key]] | None = None,
+) -> Replica:
+    """Send the good checkpoints that the settings for replicas keep to one replica, the newest first.
+
+    Trouble with the replica is told in the answer; what arrived stays, and the next call goes on from there.
+    `arrived` remembers between calls what is there for good. SettingsError for a place that cannot be a replica of
+    this run.
+    """
+    arrived = set() if arrived is None else arrived
+    wanted = wanted_in_replica(run, settings)
+    done: list[Replicated] = []
+    trouble: str | None = None
+    target: Run | None = None
+    try:
+        target = open_replica(run, url, make=not dry_run, retries=Retries(stop=stop))
+        if not dry_run:
+            join(run, target)
+            mirror_decisions(run, target)
+            mirror_verdicts(run, target)
+        pace = Pace(rate, stop, progress)
+        with InUse(run, "replication") as in_use:
+            history = load_history(target)
+            for candidate in wanted:
+                place = (candidate.answer.series, candidate.key)
+                try:
+                    if place in arrived or has_arrived(history, candidate):
+                        arrived.add(place)
+                        done.append(_replicated(candidate, "there"))
+                    elif dry_run:
+                        done.append(_replicated(candidate, "would send"))
+                    else:
+                        in_use.pin(*place)
+                        done.append(_send(run, target, candidate, settings, scanner, pace))
+                except StoppedError:
+                    raise
+                except CkptguardError as error:
+                    done.append(_replicated(candidate, "failed", message=error.message))
+    except CouldNotTellError as error:
+        trouble = error.message
+    behind, last = (None, None) if target is None else _standing(target, wanted)
+    return Replica(
+        url=target.url if target is not None else normalise_url(url),
+        behind=behind,
+        last_good=last,
+        checkpoints=tuple(done),
+        trouble=trouble,
+    )
+
+
+def replica_urls(run: Run, settings: Settings) -> tuple[str, ...]:
+    """Where the settings want replicas of this run, local ones first; ``{run}`` stands for the run's own name."""
+    name = run.url.rstrip("/").rpartition("/")[2]
+    urls = [normalise_url(url.replace("{run}", name)) for url in settings.replicas]
+    return tuple(sorted(dict.fromkeys(urls), key=lambda url: "://" in url))
+
+
+def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | None = None) -> Run:
+    """The replica as a run. SettingsError if it lies in the run, or the run in it."""
+    place = normalise_url(url)
+    one, other = (_real(u).rstrip("/") + "/" for u in (run.url, place))
+    if one.startswith(other) or other.startswith(one):
+        raise SettingsError(
+            f"{place} cannot be a replica of {run.url}: one lies in the other", hint="name another place"
+        )
+    if make and "://" not in place:
+        with translated("", place):
+            os.makedirs(place, exist_ok=True)
+    return open_run(place, must_exist=False, patterns=run.patterns, retries=retries)
+
+
+def wanted_in_replica(run: Run, settings: Settings) -> list[Candidate]:
+    """The known-good checkpoints that a replica should hold, newest first: all, or those that its rules keep."""
+    history = load_history(run)
+    candidates = known_good_candidates(run, history)
+    policy, pins = settings.retention(replica=True), pins_of(run)
+    present = [
+        Present(
+            path=c.answer.path,
+            series=c.answer.series,
+            step=c.key[0],
+            generation=c.key[1],
+            outcome=Outcome.GOOD,
+            saved=seconds_of(c.manifest.sealed_at),
+            metrics=c.manifest.metrics,
+            bytes=c.manifest.bytes,
+            holds=tuple(pins.get((c.answer.series, c.key), ())),
+        )
+        for c in candidates
+    ]
+    kept = {d.checkpoint.path for d in decide(present, policy, now=this_moment().wall) if d.keep}
+    return [c for c in candidates if c.answer.path in kept]
+
+
+def _send(run: Run, target: Run, candidate: Candidate, settings: Settings, scanner: Scanner, pace: Pace) -> Replicated:
+    mirror_beside(run, target, candidate.manifest)
+    delivery = send_checkpoint(run, target, candidate, settings, scanner=scanner, pace=pace)
+    verified = READ_BACK if delivery.done == "sent" else None
+    return _replicated(candidate, delivery.done, sent=delivery.sent, verified=verified, message=delivery.message)
+
+
+def _replicated(
+    candidate: Candidate, done: str, *, sent: int = 0, verified: str | None = None, message: str | None = None
+) -> Replicated:
+    answer, manifest = candidate.answer, candidate.manifest
+    return Replicated(
+        path=manifest.path,
+        series=answer.series,
+        step=answer.step,
+        id=answer.id,
+        bytes=manifest.bytes,
+        done=done,
+        sent=sent,
+        verified=verified,
+        message=message,
+    )
+
+
+def _standing(target: Run, wanted: Sequence[Candidate]) -> tuple[int | None, str | None]:
+    """How many of the wanted are not good there, by its ledger, and the newest that is."""
+    try:
+        history = load_history(target)
+        good = [c for c in wanted if is_good(history, c.answer.series, c.key)]
+    except CouldNotTellError:
+        return None, None
+    return len(wanted) - len(good), checkpoint_id(*good[0].key) if good else None
+
+
+def _real(url: str) -> str:
+    return url if "://" in url else os.path.realpath(url)

@@ -1,0 +1,97 @@
+"""Send one file to another storage. Every byte is held against the manifest on its way there, and again when it is
+read back from there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ckptguard.errors import StoppedError
+from ckptguard.manifest import File
+from ckptguard.scan import Progress
+from ckptguard.scan.rate import Rate
+from ckptguard.storage import Reader, Storage
+
+BLOCK = 4 << 20
+_AHEAD = 4  # blocks of a remote object that are asked for at once
+
+
+class Pace:
+    """How fast bytes may pass, and whether they still may: one for all files that are on their way together."""
+
+    def __init__(
+        self, rate: float | None = None, stop: threading.Event | None = None, progress: Progress | None = None
+    ) -> None:
+        self._rate = Rate(rate, time.monotonic) if rate is not None else None
+        self._stop = stop if stop is not None else threading.Event()
+        self._progress = progress
+
+    def passed(self, length: int, key: str) -> None:
+        """So many bytes were read; returns when the next may be. StoppedError when called off."""
+        if self._progress is not None:
+            self._progress(length)
+        if self._stop.wait(self._rate.take(length)) if self._rate is not None else self._stop.is_set():
+            raise StoppedError(f"{key}: called off", key=key)
+
+
+def send_file(source: Storage, source_key: str, target: Storage, target_key: str, file: File, pace: Pace) -> str | None:
+    """Put a copy of a sealed file under a free key. What is wrong with the source's bytes, and then nothing was put
+    there; None if they are what was sealed. ObjectExistsError if the key is taken; ChangedWhileReadError."""
+    from ckptguard.scan.sealed_stream import SealedStream
+
+    stream = SealedStream(file)
+    with source.open(source_key) as reader:
+        if reader.entry.size != file.size:
+            return f"{file.path} has {reader.entry.size} bytes instead of {file.size}"
+        with target.upload(target_key) as upload:
+            for block in _blocks(reader, source.root is None, pace):
+                stream.add(block)
+                upload.write(block)
+            reader.check_unchanged()
+            wrong = stream.wrong()
+            if wrong is None:
+                upload.commit()
+    return wrong
+
+
+def read_back(storage: Storage, key: str, file: File, pace: Pace) -> str | None:
+    """What is wrong with the file under a key; None if every byte is as it was sealed. ObjectMissingError."""
+    from ckptguard.scan.sealed_stream import SealedStream
+
+    stream = SealedStream(file)
+    with storage.open(key) as reader:
+        if reader.entry.size != file.size:
+            return f"{file.path} has {reader.entry.size} bytes instead of {file.size}"
+        reader.done_with(0, file.size)  # what was written just now is to come from the disk, not from memory
+        for block in _blocks(reader, storage.root is None, pace):
+            stream.add(block)
+        reader.check_unchanged()
+    return stream.wrong()
+
+
+def _blocks(reader: Reader, remote: bool, pace: Pace) -> Iterator[bytes]:
+    """All blocks of a file in order; of a remote one, some are asked for ahead of their turn."""
+    size, key = reader.entry.size, reader.entry.key
+    places = ((at, min(BLOCK, size - at)) for at in range(0, size, BLOCK))
+    if not remote or size <= BLOCK:
+        for at, length in places:
+            yield reader.read(at, length)
+            pace.passed(length, key)
+            reader.done_with(at, length)
+        return
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="ckptguard-read") as threads:
+        asked: deque[tuple[int, Future[bytes]]] = deque()
+        try:
+            for at, length in places:
+                asked.append((length, threads.submit(reader.read, at, length)))
+                if len(asked) == _AHEAD:
+                    yield asked[0][1].result()
+                    pace.passed(asked.popleft()[0], key)
+            while asked:
+                yield asked[0][1].result()
+                pace.passed(asked.popleft()[0], key)
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)

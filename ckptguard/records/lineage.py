@@ -1,0 +1,59 @@
+"""Which runs are one and the same training: a run and its replicas hold equal records of it.
+
+A replica is filled only from a run of its own lineage, so that two trainings never mix in one place.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+
+from ckptguard.errors import ObjectExistsError, RecordsError
+from ckptguard.record_text import decode_record
+from ckptguard.records.run import Run, create_record, read_record
+
+KEY = "lineage.json"
+
+
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
+    """`token` is random; `begun` is the URL of the run that it began with, without user and query, for people."""
+
+    format: int = 1
+    token: str
+    begun: str
+
+
+def read_lineage(run: Run) -> Lineage | None:
+    """The run's lineage, or None if it has none. RecordsError if it cannot be read."""
+    text = read_record(run, KEY)
+    return None if text is None else decode_record(text, Lineage, "the record of the run's lineage")
+
+
+def begin_lineage(run: Run) -> Lineage:
+    """The run's lineage, which begins now if it has none."""
+    known = read_lineage(run)
+    if known is not None:
+        return known
+    join_lineage(run, Lineage(token=uuid.uuid4().hex, begun=plain_url(run.url)))
+    found = read_lineage(run)  # a racer's may have come first
+    if found is None:
+        raise RecordsError(f"the lineage of {run.url} was written and cannot be read back")
+    return found
+
+
+def join_lineage(run: Run, lineage: Lineage) -> None:
+    """Record that a run is of this lineage, unless it has one."""
+    try:
+        create_record(run, KEY, msgspec.json.encode(lineage) + b"\n")
+    except ObjectExistsError:
+        pass
+
+
+def plain_url(url: str) -> str:
+    """A URL without user, password and query."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

@@ -1,0 +1,66 @@
+"""Bytes on their way, held against the manifest: the digests of a stream, whatever its format means."""
+
+from __future__ import annotations
+
+from blake3 import blake3
+
+from ckptguard.errors import RecordsError
+from ckptguard.manifest import File
+
+
+class SealedStream:
+    """Takes all bytes of one file in order. RecordsError if the manifest's spans cannot be those of a file."""
+
+    def __init__(self, file: File) -> None:
+        ends = [0, *(span.offset + span.length for span in file.spans)]
+        if any(span.offset < end for span, end in zip(file.spans, ends, strict=False)) or max(ends) > file.size:
+            raise RecordsError(f"the manifest states spans of {file.path} that overlap or reach beyond its end")
+        self._file = file
+        self._envelope, self._span = blake3(), blake3()
+        self._number = 0  # of the span that ends next
+        self._at = 0
+        self._wrong: list[int] = []
+
+    def add(self, block: bytes | memoryview) -> None:
+        """The next bytes."""
+        left = memoryview(block)
+        while left:
+            self._close_spans()
+            hasher, until = self._here(self._at + len(left))
+            hasher.update(left[: until - self._at])
+            left = left[until - self._at :]
+            self._at = until
+
+    def wrong(self) -> str | None:
+        """After the last byte: what is not as it was sealed; None if every byte is."""
+        self._close_spans()
+        file = self._file
+        if self._at != file.size:
+            return f"{file.path} has {self._at} bytes instead of {file.size}"
+        if self._wrong:
+            name = next((t.name for t in file.tensors if t.span == self._wrong[0]), None)
+            return f"{file.path} is not what was sealed" + (f" (tensor {name})" if name is not None else "")
+        return None if self._envelope.hexdigest() == file.envelope else f"{file.path} is not what was sealed"
+
+    @property
+    def wrong_spans(self) -> tuple[int, ...]:
+        """Numbers of the spans whose bytes are not those that were sealed, after `wrong`."""
+        return tuple(self._wrong)
+
+    def _here(self, end: int) -> tuple[blake3, int]:
+        """What takes the bytes here, and up to where, at most `end`."""
+        if self._number == len(self._file.spans):
+            return self._envelope, end
+        span = self._file.spans[self._number]
+        if self._at < span.offset:
+            return self._envelope, min(span.offset, end)
+        return self._span, min(span.offset + span.length, end)
+
+    def _close_spans(self) -> None:
+        """Compare the spans that end here; there may be empty ones among them."""
+        spans = self._file.spans
+        while self._number < len(spans) and self._at == spans[self._number].offset + spans[self._number].length:
+            if self._span.hexdigest() != spans[self._number].blake3:
+                self._wrong.append(self._number)
+            self._span = blake3()
+            self._number += 1

@@ -1,0 +1,210 @@
+"""Replicas: sent whole, read back, good there, and enough to go on with."""
+
+import os
+import shutil
+import threading
+
+import pytest
+import torch
+from fixtures_runs import QUICK, state_dict, write_sharded, write_torch
+from test_roll_back import flip
+
+from ckptguard.errors import SettingsError
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.replicate import replicate
+from ckptguard.operations.restore import restore
+from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Where the replica is to be."""
+    return str(tmp_path / "elsewhere" / "exp1")
+
+
+def files_of(run):
+    """The bytes of all checkpoints in place, by path."""
+    found = {}
+    for checkpoint in list_checkpoints(run):
+        for key in checkpoint.files:
+            with run.storage.open(key) as reader:
+                found[key] = reader.read(0, reader.entry.size)
+    return found
+
+
+def verify_all(run):
+    """What verifying everything in place says, by path."""
+    return {c.path: verify_checkpoint(run, c, QUICK).outcome for c in list_checkpoints(run)}
+
+
+@pytest.mark.parametrize("url", ["local", "memory://replica-of-three/exp1"])
+def test_a_replica_is_a_run_of_its_own(root, three, tmp_path, url):
+    """Every good checkpoint lies there under its own name, has its verdict, verifies and restores, without the
+    original."""
+    url = str(tmp_path / "elsewhere") if url == "local" else url
+    write_sharded(root, 400, seed=4)
+    reconcile(three, QUICK, Watch())
+    before = files_of(three)
+    done = replicate(three, QUICK, url)
+    assert [(c.id, c.done, c.verified) for c in done.checkpoints] == [
+        (f"{step}.1", "sent", "read back") for step in (400, 300, 200, 100)
+    ]
+    assert (done.behind, done.last_good, done.trouble) == (0, "400.1", None)
+    shutil.rmtree(root)
+    replica = open_run(url)
+    assert files_of(replica) == before
+    assert find_known_good(replica).step == 400
+    assert set(verify_all(replica).values()) == {Outcome.GOOD}
+    out = restore(replica, QUICK, str(tmp_path / "out"))
+    assert out.step == 400 and os.listdir(out.path)
+
+
+def test_what_is_there_is_not_sent_again(three, place):
+    """The second call sends nothing."""
+    reconcile(three, QUICK, Watch())
+    replicate(three, QUICK, place)
+    again = replicate(three, QUICK, place)
+    assert {(c.done, c.sent) for c in again.checkpoints} == {("there", 0)}
+
+
+def test_a_dry_run_writes_nothing(three, place):
+    """It says what would be sent."""
+    reconcile(three, QUICK, Watch())
+    done = replicate(three, QUICK, place, dry_run=True)
+    assert {c.done for c in done.checkpoints} == {"would send"} and done.behind == 3
+    assert not os.path.exists(place)
+
+
+def test_only_what_the_rules_for_replicas_keep_is_sent(three, place):
+    """The limits of a replica are its own."""
+    reconcile(three, QUICK, Watch())
+    done = replicate(three, QUICK.changed(replica_keep_last=1, keep_good=1), place)
+    assert [c.id for c in done.checkpoints] == ["300.1"]
+
+
+def test_damage_in_the_run_never_becomes_a_replica(root, three, place):
+    """A flipped bit is found on the way: BAD in the run, and nothing of it in the replica."""
+    reconcile(three, QUICK.changed(keep="none"), Watch())
+    flip(root / "net-300.pt")
+    done = replicate(three, QUICK, place)
+    assert [c.done for c in done.checkpoints] == ["damaged", "sent", "sent"]
+    assert find_known_good(three).id == "200.1", "it is bad in the run now"
+    replica = open_run(place)
+    assert set(files_of(replica)) == {"net-100.pt", "net-200.pt"}
+    assert find_known_good(replica).id == "200.1"
+
+
+def test_a_whole_kept_copy_is_sent_in_its_stead(root, three, place):
+    """With bytes of its own, a kept copy makes the replica whole."""
+    before = (root / "net-300.pt").read_bytes()
+    reconcile(three, QUICK.changed(keep="copy"), Watch())
+    flip(root / "net-300.pt")
+    done = replicate(three, QUICK, place)
+    assert done.checkpoints[0].done == "sent" and done.last_good == "300.1"
+    assert files_of(open_run(place))["net-300.pt"] == before
+
+
+def test_a_step_that_was_saved_again_takes_the_place_of_the_older_one(root, three, place):
+    """After a rollback the run saves a step anew: in the replica both are there, and the new one is known-good."""
+    reconcile(three, QUICK, Watch())
+    replicate(three, QUICK, place)
+    roll_back(three, QUICK, reason="sick", to_id="200.1", check_writing=False)
+    write_torch(root, 300, seed=33)
+    reconcile(three, QUICK, Watch())
+    assert find_known_good(three).id == "300.2"
+    done = replicate(three, QUICK, place)
+    assert (done.behind, done.last_good) == (0, "300.2")
+    replica = open_run(place)
+    answer = find_known_good(replica)
+    assert answer.id == "300.2"
+    with open(answer.path, "rb") as file:
+        assert file.read() == (root / "net-300.pt").read_bytes()
+    assert not {o for o in verify_all(replica).values()} - {Outcome.GOOD}
+
+
+def test_suspicion_follows_into_the_replica(three, place):
+    """What training was found to be sick in is not known-good in the replica either, once it is told."""
+    reconcile(three, QUICK, Watch())
+    replicate(three, QUICK, place)
+    assert find_known_good(open_run(place)).id == "300.1"
+    roll_back(three, QUICK, reason="sick", to_id="200.1", check_writing=False)
+    replicate(three, QUICK, place)
+    assert find_known_good(open_run(place)).id == "200.1"
+
+
+def test_another_run_is_no_replica(root, three, tmp_path, place):
+    """A place that holds a run of its own, or another's replica, is left alone."""
+    other = tmp_path / "other"
+    write_torch(other, 900, seed=9)
+    other_run = open_run(str(other))
+    reconcile(other_run, QUICK, Watch())
+    reconcile(three, QUICK, Watch())
+    assert "a run of its own" in replicate(three, QUICK, str(other)).trouble
+    replicate(other_run, QUICK, place)
+    assert "belongs to another run" in replicate(three, QUICK, place).trouble
+    assert set(files_of(open_run(place))) == {"net-900.pt"}
+    for inside in (str(root / "replica"), str(tmp_path)):
+        with pytest.raises(SettingsError):
+            replicate(three, QUICK, inside)
+
+
+def test_being_called_off_keeps_what_arrived(three, place):
+    """A stop ends it between two blocks; the next call goes on with the files that are missing."""
+    reconcile(three, QUICK, Watch())
+    stop = threading.Event()
+    counted = []
+
+    def progress(length):
+        counted.append(length)
+        if len(counted) == 3:
+            stop.set()
+
+    done = replicate(three, QUICK, place, stop=stop, progress=progress)
+    assert done.trouble is not None and len(done.checkpoints) < 3
+    done = replicate(three, QUICK, place)
+    assert done.behind == 0 and done.trouble is None
+
+
+def test_files_that_arrived_whole_are_not_sent_again(root, run, place):
+    """A sharded checkpoint of which some files are there, whole or not, as a killed replicator leaves them."""
+    path = write_sharded(root, 100, seed=1)
+    reconcile(run, QUICK, Watch())
+    names = sorted(p.name for p in (root / path).iterdir())
+    os.makedirs(f"{place}/{path}")
+    for name in names[:-1]:
+        shutil.copy(root / path / name, f"{place}/{path}/{name}")
+    largest = max(names[:-1], key=lambda n: (root / path / n).stat().st_size)
+    flip(type(root)(place) / path / largest)
+    sizes = {name: (root / path / name).stat().st_size for name in names}
+    done = replicate(run, QUICK, place)
+    assert done.checkpoints[0].sent == sizes[names[-1]] + sizes[largest]
+    assert files_of(open_run(place)) == files_of(run)
+
+
+def test_two_at_once(root, run, place):
+    """Racing replicators: one seals, the other says so or finds it there; the replica is whole."""
+    for step in (100, 200):
+        torch.save(state_dict(step), root / f"net-{step}.pt")
+    reconcile(run, QUICK, Watch())
+    for number in range(10):
+        url, answers = f"{place}-{number}", []
+        begin = threading.Barrier(4)
+
+        def work(url=url, answers=answers, begin=begin):
+            begin.wait()
+            answers.append(replicate(open_run(str(root)), QUICK, url))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        words = [[c.done for c in a.checkpoints] for a in answers]
+        assert len(answers) == 4 and {w for a in words for w in a} <= {"sent", "raced", "there"}, answers
+        assert files_of(open_run(url)) == files_of(run)
+        assert find_known_good(open_run(url)).id == "200.1"

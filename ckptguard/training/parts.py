@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Fit:
 class Parts:
     """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``. Not `strict`: what
     does not match between a checkpoint and them is a warning, and the rest is loaded; `fit` says what the last one
-    that was loaded by `restore` did not have in common with the model."""
+    that was loaded did not have in common with the model."""
 
     model: Any
     optimizer: Any = None
@@ -90,14 +90,8 @@ class Parts:
 
     def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
         """Put everything back, the model first. Names that do not match are a StateError, if `strict`."""
-        missing = sorted(set(self.model_tensors()) - set(model))
-        unexpected = sorted(set(model) - set(self.model_tensors()))
-        if missing or unexpected:
-            what = f"{missing[0]} is missing in it" if missing else f"{unexpected[0]} is not in the model"
-            self._refuse(
-                f"the checkpoint does not fit the model: {what} ({len(missing)} missing, {len(unexpected)} unexpected)"
-            )
-        self.fit = Fit(missing=tuple(missing), unexpected=tuple(unexpected))
+        own = set(self.model_tensors())
+        self.compare(missing=own - set(model), unexpected=set(model) - own)
         loose = {} if self.strict else {"strict": False}
         self.model.load_state_dict({**model, **decode_state(sections["model"], others)}, **loose)
         for name, part in self._others():
@@ -108,6 +102,17 @@ class Parts:
             part.load_state_dict(state)
             if name == "optimizer":
                 put_dtypes_back(part, state)
+
+    def compare(self, *, missing: Collection[str], unexpected: Collection[str]) -> None:
+        """Take down which of the model's names a checkpoint lacks, and which of its names the model does not have;
+        StateError if there are any and `strict`."""
+        first, second = sorted(missing), sorted(unexpected)
+        self.fit = Fit(missing=tuple(first), unexpected=tuple(second))
+        if first or second:
+            what = f"{first[0]} is missing in it" if first else f"{second[0]} is not in the model"
+            self._refuse(
+                f"the checkpoint does not fit the model: {what} ({len(first)} missing, {len(second)} unexpected)"
+            )
 
     def drop_gradients(self) -> None:
         """Forget gradients that were not used yet: they belong to the state that was just replaced, and may be NaN."""

@@ -27,10 +27,14 @@ def has_stepped(parts: Parts, ranks: Ranks) -> bool:
 
 def put_back(parts: Parts, state: Mapping[str, Any], live: Mapping[str, Any]) -> None:
     """Give everything its loaded state: tensors that were loaded into `live_of_all`, and a checkpoint's other state."""
-    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        set_model_state_dict,
+        set_optimizer_state_dict,
+    )
 
     model, optimizer = parts.model, parts.optimizer
-    set_model_state_dict(model, live["model"])
+    set_model_state_dict(model, live["model"], options=StateDictOptions(strict=parts.strict))
     if "optimizer" in live:
         set_optimizer_state_dict(model, optimizer, live["optimizer"])
     elif optimizer is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,17 +117,30 @@ class ShardedStore:
         together(self._ranks, what, lambda: states.append(_intact(*read_state(self._run, manifest))))
         [state] = states
         live = live_of_all(self._parts, self._ranks, what, with_optimizer="optimizer" not in state)
+        together(self._ranks, what, lambda: self._compare_names(manifest.path, live["model"]))
         self._load_shards(manifest.path, live)
         together(self._ranks, what, lambda: put_back(self._parts, state, live))
         return part_of_rank(self._ranks, state["ranks"])
 
     def _load_shards(self, path: str, live: dict[str, Any]) -> None:
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
         from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.state_dict_loader import load
 
         reader = FileSystemReader(os.path.join(self._root, path))
+        planner = DefaultLoadPlanner(allow_partial_load=not self._parts.strict)
         with torch_failures(f"{path} could not be loaded"):
-            load(live, storage_reader=reader, process_group=self._ranks.group)
+            load(live, storage_reader=reader, planner=planner, process_group=self._ranks.group)
+
+    def _compare_names(self, path: str, model: Mapping[str, Any]) -> None:
+        """StateError unless the names fit, if that is asked: torch passes over what the model does not have."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+        with torch_failures(f"{path} could not be read"):
+            stated = FileSystemReader(os.path.join(self._root, path)).read_metadata().state_dict_metadata
+        saved = {name.removeprefix("model.") for name in stated if name.startswith("model.")}
+        own, begun = set(model), {beginning for name in saved for beginning in _beginnings(name)}
+        self._parts.compare(missing=own - begun, unexpected={n for n in saved if own.isdisjoint(_beginnings(n))})
 
     def _no_room_for(self, save: ShardedSave) -> str | None:
         try:
@@ -167,6 +181,11 @@ def _intact(state: dict[str, Any], wrong: str | None) -> dict[str, Any]:
     if wrong is not None:
         raise StateError(wrong)
     return state
+
+
+def _beginnings(name: str) -> list[str]:
+    """A name and what it begins with: torch saves a value that is no tensor in parts, under longer names."""
+    return [*(name[: dot.start()] for dot in re.finditer(r"\.", name)), name]
 
 
 def _touch(place: str) -> bool:

@@ -106,6 +106,24 @@ def load_and_go_on(kind: str, folder: str, step: int) -> list[object]:
     return [before, digest(model, optimizer), extra.get("mine")]
 
 
+def load_into_another(folder: str, step: int, strict: bool) -> object:
+    """Load what `save_and_go_on` saved into a model with one layer more and one less; what did not fit."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Identity(), nn.Linear(9, 3))
+    parts = Parts(model=model, optimizer=torch.optim.AdamW(model.parameters()), strict=strict)
+    store, run = store_for(folder, parts)
+    try:
+        if dist.get_rank() == 0:
+            store.read(read_manifest(run, store.series, step, 1))
+            store.finish("done")
+        else:
+            store.follow()
+    except ckptguard.CkptguardError as error:
+        store.finish("done")
+        return [error.kind, error.message]
+    return [parts.fit.missing, parts.fit.unexpected, model[0].weight.sum().item()]
+
+
 def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, object]:
     """A guarded training; at step 6 something happens, on rank 1 only."""
     model, optimizer, scheduler = make(kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rank_processes import run_ranks
-from sharded_training import load_and_go_on, save_and_go_on
+from sharded_training import load_and_go_on, load_into_another, save_and_go_on
 
 pytestmark = pytest.mark.torch
 
@@ -27,6 +27,18 @@ def test_a_sharded_save_is_good_and_comes_back(kind, step, tmp_path):
     loaded = answers(load_and_go_on, kind, folder, step)
     for rank in (0, 1):
         assert loaded[rank] == [*saved[rank][:2], f"rank {rank}"]
+
+
+def test_names_that_do_not_fit(tmp_path):
+    """They are refused, as for one process; without `strict` the rest is loaded, and they are told of."""
+    folder = str(tmp_path / "run")
+    answers(save_and_go_on, "ddp", folder, 3)
+    [refused, _] = answers(load_into_another, folder, 3, True)
+    assert refused[0] == "state"
+    assert "4.bias is missing in it (2 missing, 2 unexpected)" in refused[1]
+    first, second = answers(load_into_another, folder, 3, False)
+    assert first[:2] == second[:2] == [["4.bias", "4.weight"], ["3.bias", "3.weight"]]
+    assert first[2] == second[2]
 
 
 def test_another_number_of_ranks_loads_it(tmp_path):

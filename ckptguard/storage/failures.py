@@ -35,7 +35,13 @@ _HTTP_PASSING = {408, 425, 429, 500, 502, 503, 504}
 # Classes of libraries that need not be installed, by name.
 _PASSING_NAMES = {
     *("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),  # aiohttp
-    *("HTTPClientError", "ConnectionClosedError", "IncompleteReadError", "ResponseStreamingError"),  # botocore
+    *(
+        "HTTPClientError",
+        "EndpointConnectionError",
+        "ConnectionClosedError",
+        "IncompleteReadError",
+        "ResponseStreamingError",
+    ),  # botocore
     *("ServiceRequestError", "ServiceResponseError", "IncompleteReadError"),  # azure
     *("ConnectionLost", "ChannelOpenError", "SFTPConnectionLost", "SFTPNoConnection"),  # asyncssh
     *("RequestException", "gaierror", "IncompleteRead"),
@@ -64,7 +70,8 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
         why = "no space left on device" if full else f"no space left ({os.strerror(code or 0).lower()})"
         return StorageFullError(f"{place}: {why}", key=key, hint="free some space and try again")
     reason = os.strerror(code).lower() if code is not None and not status else _said(error)
-    passing = isinstance(error, TimeoutError | ConnectionError | EOFError) or names & _PASSING_NAMES
+    lost = any(isinstance(each, TimeoutError | ConnectionError | EOFError) for each in _chain(error))
+    passing = lost or names & _PASSING_NAMES
     if status in _HTTP_PASSING or (status is None and (code in _PASSING or passing)):
         return TransientError(f"{place}: {reason}", key=key)
     return StorageError(f"{place}: {reason}", key=key)

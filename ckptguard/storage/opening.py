@@ -12,6 +12,7 @@ from ckptguard.errors import SettingsError
 from ckptguard.names import escape
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.options import known_secrets, options_for
+from ckptguard.storage.parts import protocols
 from ckptguard.storage.protocol import Storage
 from ckptguard.storage.redaction import redacted
 from ckptguard.storage.remote import RemoteStorage
@@ -57,7 +58,14 @@ def _connect(url: str) -> tuple[Any, str]:
         root = fsspec.get_filesystem_class(url.partition(":")[0])._strip_protocol(url)
     except (ImportError, ValueError) as error:
         raise _cannot_open(url, error) from error
-    return _one_of_its_kind(url, options, lambda: make()[0]), root
+    return _one_of_its_kind(url, options, lambda: _tried_once(make()[0])), root
+
+
+def _tried_once(file_system: Any) -> Any:
+    """Without s3fs' own five tries, which times botocore's and ours would be minutes."""
+    if "s3" in protocols(file_system):
+        file_system.retries = 1
+    return file_system
 
 
 def _connect_sftp(url: str, fresh: bool = False) -> tuple[Any, str]:

@@ -10,15 +10,20 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
+from faults.faulty_storage import FakeClock
 from servers.azurite import AzureServer
 from servers.fake_gcs import GcsServer
-from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS
+from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, serving
+from servers.moto_server import moto_server
+from servers.processes import free_port
 from servers.s3 import S3Server
-from servers.sshd import SftpServer
+from servers.sshd import SftpServer, sshd
 from storage_contract import StorageContract
 
-from ckptguard.errors import DeniedError
+from ckptguard.errors import DeniedError, NotFoundError, ObjectMissingError, TransientError
 from ckptguard.storage import Storage, open_storage
+from ckptguard.storage.retrying import RetryingStorage
+from ckptguard.storage.sftp import SftpStorage
 
 # aiohttp would like large bodies as streams, and gcsfs and adlfs hand over bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
@@ -186,3 +191,80 @@ class TestSftp(StorageContract):
         storage.remove("folder")
         storage.remove("file")
         assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+
+
+def test_wrong_credentials_are_a_denial(moto: S3Server, ceph: S3Server) -> None:
+    """A key that the server does not know, or a wrong secret: denied at once, and neither is told."""
+    for number, (key, secret) in enumerate([("NOBODYATALL000000001", "no-secret-at-all"), (ceph.key, "wrong-secret")]):
+        url = f"s3://ckptguard-denied-{number}"
+        serving(url, {**ceph.options, "key": key, "secret": secret})
+        storage = open_storage(f"{url}/run", must_exist=False)
+        for attempt in (
+            lambda s=storage: s.list(),
+            lambda s=storage: s.create("k", b"1"),
+            lambda s=storage: s.stat("k"),
+        ):
+            with pytest.raises(DeniedError) as caught:
+                attempt()
+            assert not any(hidden in f"{caught.value} {caught.value.hint}" for hidden in (secret, ceph.secret))
+
+
+def test_no_bucket_is_no_folder(moto: S3Server, ceph: S3Server) -> None:
+    """A bucket that is not there is missing, in reading and in writing."""
+    for number, server in enumerate((moto, ceph)):
+        serving(f"s3://ckptguard-nowhere-{number}", server.options)
+        with pytest.raises(NotFoundError):
+            open_storage(f"s3://ckptguard-nowhere-{number}/run")
+        with pytest.raises(ObjectMissingError):
+            open_storage(f"s3://ckptguard-nowhere-{number}/run", must_exist=False).create("k", b"1")
+
+
+_ONE_TRY = {"s3": {"addressing_style": "path"}, "retries": {"total_max_attempts": 1}}
+
+
+def test_a_server_that_is_gone_may_come_back(tmp_path: Path) -> None:
+    """No answer is a failure that may pass; once the server is back, the same storage works."""
+    port = free_port()
+    options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s", "config_kwargs": _ONE_TRY}
+    serving("s3://ckptguard-gone", options)
+    clock = FakeClock()
+    storage = open_storage("s3://ckptguard-gone/run", must_exist=False, retries=clock.retries(attempts=2))
+    with pytest.raises(TransientError, match="tried 2 times"):
+        storage.stat("k")
+    with moto_server(tmp_path, port=port) as server:
+        server.client().create_bucket(Bucket="ckptguard-gone")
+        storage.create("k", b"1")
+        assert storage.stat("k").size == 1
+
+
+def test_an_unknown_host_is_not_trusted(sftp: SftpServer, tmp_path: Path) -> None:
+    """A host whose key is not among the known ones is refused, with a hint; a wrong user key is a denial."""
+    (tmp_path / "empty").write_text("")
+    for options in ({"known_hosts": str(tmp_path / "empty")}, {"client_keys": [], "agent_path": None}):
+        place = f"{sftp.url(sftp.folder)}/unknown-{len(options)}"
+        serving(place, {**sftp.options, **options})
+        with pytest.raises(DeniedError) as caught:
+            open_storage(place, must_exist=False).stat("k")
+        assert caught.value.hint
+
+
+def test_sftp_survives_a_lost_connection(tmp_path: Path) -> None:
+    """When the server restarts, the storage and an open reader go on over a new connection."""
+    with sshd(tmp_path) as first:
+        serving(f"sftp://127.0.0.1:{first.port}", first.options)
+        storage = open_storage(first.url(first.folder))
+        storage.create("k", b"12345678")
+        reader = storage.open("k")
+        assert reader.read(0, 4) == b"1234"
+        drop_connections(storage)
+        assert reader.read(4, 4) == b"5678"
+        storage.create("l", b"1")
+        assert [e.key for e in storage.list()] == ["k", "l"]
+
+
+def drop_connections(storage: Storage) -> None:
+    """Cut the SSH connection under a storage, as a network does."""
+    assert isinstance(storage, RetryingStorage)
+    assert isinstance(storage.inner, SftpStorage)
+    file_system = storage.inner._session._file_system
+    file_system.loop.call_soon_threadsafe(file_system._client._transport.abort)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Executor, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
@@ -26,9 +26,11 @@ from ckptguard.scan.result import ScannedFile
 from ckptguard.scan.structures import Structures
 from ckptguard.scan.views import numbers_of_views
 from ckptguard.storage.protocol import Reader, Storage
+from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
 
 LEAST_PART = 8 << 20  # less than that is not worth another thread
 _PARTS_EACH = 4  # parts for each thread: spans differ in size
+_REQUESTS = 2 * IN_FLIGHT  # to a storage elsewhere, of all files that are read side by side
 _TICK = 0.1  # seconds after which someone who waits for its turn to read looks whether it is still wanted
 
 
@@ -51,6 +53,8 @@ class FileScanner:
         self._idle: list[Lane] = []
         self._lanes: list[Lane] = []
         self._parts: Executor | None = None
+        self._requests: Executor | None = None
+        self._read_ahead = 0  # how many files are read ahead
         self._parts_lock = threading.Lock()
         self._structures = Structures(storage)
         self._rate = None if options.rate is None else Rate(options.rate, time.monotonic)
@@ -89,8 +93,8 @@ class FileScanner:
             else:
                 whole = Part(0, reader.entry.size, 0, len(plan.regions))
                 passes = [Pass(plan, whole, envelope)]
-                with self._lane() as lane:
-                    lane.run(reader, passes[0], hashers, self._done_with(reader))
+                with self._in_order(reader) as ahead, self._lane() as lane:
+                    lane.run(ahead, passes[0], hashers, self._done_with(reader))
             tallies = {number: tally for one in passes for number, tally in one.tallies.items()}
             numbers = numbers_of_views(reader, structure, numbers_of(plan, tallies))
             reader.check_unchanged()
@@ -110,11 +114,32 @@ class FileScanner:
         )
 
     def _parts_of(self, plan: Plan, size: int) -> list[Part]:
-        """What threads may share; nothing where a digest of the whole file has to see its bytes in order anyway."""
-        if self._names or self._workers == 1 or size < 2 * LEAST_PART:
+        """What threads may share; nothing where a digest of the whole file has to see its bytes in order anyway, or
+        where waiting for the storage takes longer than looking at what it sends."""
+        if self._names or self._workers == 1 or size < 2 * LEAST_PART or self._storage.root is None:
             return []
         parts = parts_of(plan.regions, max(size // (self._workers * _PARTS_EACH), LEAST_PART))
         return parts if len(parts) > 1 else []
+
+    @contextmanager
+    def _in_order(self, reader: Reader) -> Iterator[Reader]:
+        """The file for one who reads it front to back: from a storage elsewhere it comes in chunks, several at once."""
+        if self._storage.root is not None or self._workers == 1 or reader.entry.size <= REMOTE_BLOCK:
+            yield reader
+            return
+        with self._parts_lock:
+            self._requests = self._requests or ThreadPoolExecutor(_REQUESTS, "ckptguard-read")
+            self._read_ahead += 1
+        try:
+            with ReadAhead(reader, self._requests, in_flight=self._ahead) as ahead:
+                yield ahead
+        finally:
+            with self._parts_lock:
+                self._read_ahead -= 1
+
+    def _ahead(self) -> int:
+        """How many chunks of a file may be on their way. With a rate few: they are asked for before it is."""
+        return 1 if self._rate is not None else max(min(_REQUESTS // self._read_ahead, IN_FLIGHT), 1)
 
     def _in_parts(self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3) -> list[Pass]:
         with self._parts_lock:
@@ -198,6 +223,8 @@ class FileScanner:
     ) -> None:
         if self._parts is not None:
             self._parts.shutdown()
+        if self._requests is not None:
+            self._requests.shutdown(cancel_futures=True)
         for lane in self._lanes:
             lane.close()
 

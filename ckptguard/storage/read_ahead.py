@@ -1,0 +1,83 @@
+"""Reading front to back where each read is a request: the next chunks are on their way while one is looked at."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Self
+
+from ckptguard.storage.protocol import Entry, Reader
+
+CHUNK = 16 << 20  # one request: large enough that its answer takes longer than the way there and back
+IN_FLIGHT = 4  # chunks: enough to keep a store and this process busy at once, in 64 MiB of memory
+
+
+class ReadAhead:
+    """A `Reader` for one thread that reads a file in order, behind which `executor` fetches up to `in_flight()` chunks.
+
+    What is read out of order is read as if this were not here. `close` ends the fetching, and leaves the reader open.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        executor: Executor,
+        *,
+        chunk: int = CHUNK,
+        in_flight: Callable[[], int] = lambda: IN_FLIGHT,
+    ) -> None:
+        self._reader, self._executor = reader, executor
+        self._chunk, self._in_flight = chunk, in_flight
+        self._end = 0  # of what was asked for
+        self._coming: deque[tuple[int, Future[bytes]]] = deque()  # each with where it begins
+
+    @property
+    def entry(self) -> Entry:
+        return self._reader.entry
+
+    def read(self, offset: int, length: int) -> bytes:
+        buffer = bytearray(length)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        while len(buffer):
+            self._fetch()
+            while self._coming and self._coming[0][0] + self._chunk <= offset:
+                self._coming.popleft()[1].result()
+                self._fetch()
+            if not self._coming or not self._coming[0][0] <= offset < self._end:
+                self._reader.read_into(offset, buffer)
+                return
+            begin, future = self._coming[0]
+            piece = memoryview(future.result())[offset - begin : offset - begin + len(buffer)]
+            buffer[: len(piece)] = piece
+            offset, buffer = offset + len(piece), buffer[len(piece) :]
+
+    def check_unchanged(self) -> None:
+        self._reader.check_unchanged()
+
+    def done_with(self, offset: int, length: int) -> None:
+        self._reader.done_with(offset, length)
+
+    def close(self) -> None:
+        for _, future in self._coming:
+            future.cancel()
+        for _, future in self._coming:
+            if not future.cancelled():
+                future.exception()  # nobody may read on after the reader is closed
+        self._coming.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _fetch(self) -> None:
+        size = self._reader.entry.size
+        while self._end < size and len(self._coming) < self._in_flight():
+            length = min(self._chunk, size - self._end)
+            self._coming.append((self._end, self._executor.submit(self._reader.read, self._end, length)))
+            self._end += length

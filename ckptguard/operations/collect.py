@@ -47,7 +47,10 @@ def _remove_pins(run: Run) -> list[str]:
 
 
 def _remove_if_old(storage: Storage, entry: Entry) -> bool:
-    if entry.mtime_ns is None or time.time() - entry.mtime_ns / 1e9 < OLD or not is_temporary(entry.name):
+    # An object store tells no time of a folder, only of what lies in it.
+    below = storage.list(entry.key, recursive=True) if entry.kind == "folder" else [entry]
+    times = [e.mtime_ns for e in below if e.mtime_ns is not None]
+    if not times or len(times) < len(below) or time.time() - max(times) / 1e9 < OLD or not is_temporary(entry.name):
         return False
     storage.remove(entry.key)
     return True

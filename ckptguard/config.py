@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replicas: tuple[str, ...] = ()  # where good checkpoints are to lie too; {run} stands for the run's own name
     replica_rate: float | None = None  # bytes a second that are read and sent at most to replicate
     # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; may hold secrets.
-    storage: dict[str, dict[str, Any]] = {}
+    storage: dict[str, dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds"):

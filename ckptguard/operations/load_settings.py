@@ -31,5 +31,5 @@ def load_settings(config: str | None, environ: Mapping[str, str], **flags: objec
     except OSError as error:
         raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
     settings = with_environment(settings, environ).changed(**flags)
-    use_options(settings.storage)
+    use_options(settings.storage or {})
     return settings

@@ -34,11 +34,13 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     if not states:
         trouble("no checkpoints yet")
         return
-    rows = [
-        (s.path, s.id, s.outcome.value, where(s), size(s.bytes), copy_cost(s), s.reason or "; ".join(s.pins))
-        for s in states
-    ]
-    table(("path", "id", "outcome", "where", "size", "copy costs", "reason"), rows)
+    titles = ["path", "id", "outcome", "where", "size", "reason"]
+    rows = [[s.path, s.id, s.outcome.value, where(s), size(s.bytes), s.reason or "; ".join(s.pins)] for s in states]
+    if any(s.kept for s in states):
+        titles.insert(-1, "copy")
+        for row, state in zip(rows, states, strict=True):
+            row.insert(-1, copy_cost(state))
+    table(titles, rows)
 
 
 def where(state: object) -> str:

@@ -124,4 +124,7 @@ def test_list_says_what_copies_cost(invoke, document, three):
     (three / "net-300.pt").unlink()
     found = {c["step"]: c for c in document("list", three)[1]["checkpoints"]}
     assert (found[300]["kept_bytes"], found[200]["kept_bytes"]) == (size, 0)
-    assert "copy costs" in invoke("list", three).stdout.lower()
+    shown = invoke("list", three).stdout.splitlines()
+    assert shown[0].split() == ["PATH", "ID", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
+    assert "run+kept" in shown[2]
+    assert " 0 B " in shown[2]

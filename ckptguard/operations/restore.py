@@ -19,12 +19,12 @@ from ckptguard.errors import (
     ObjectMissingError,
     RefusedError,
     SettingsError,
-    StorageFullError,
 )
 from ckptguard.layouts import tops
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id, record_name, series_folder
 from ckptguard.operations.compare_copy import copy_differs
+from ckptguard.operations.fetch import fetch_file
 from ckptguard.operations.find_known_good import known_good_candidates
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
@@ -37,8 +37,6 @@ from ckptguard.records.trash import list_trashed, trash_folder
 from ckptguard.scan import Progress, Scanner, scan_files
 from ckptguard.storage import Storage, open_storage
 from ckptguard.verdict import Outcome
-
-_BLOCK = 4 * 1024**2
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,22 +252,7 @@ def _staging(dest: str) -> Iterator[str]:
 
 def _copy(storage: Storage, prefix: str, manifest: Manifest, temporary: str, progress: Progress | None) -> None:
     for file in manifest.files:
-        target = os.path.join(temporary, *file.path.split("/"))
-        try:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            with storage.open(prefix + file.path) as reader, open(target, "xb") as out:
-                size = reader.entry.size
-                for offset in range(0, size, _BLOCK):
-                    block = reader.read(offset, min(_BLOCK, size - offset))
-                    out.write(block)
-                    if progress is not None:
-                        progress(len(block))
-                out.flush()
-                os.fsync(out.fileno())
-        except OSError as error:
-            if error.errno in (28, 27, 122):  # ENOSPC, EFBIG, EDQUOT
-                raise StorageFullError(f"no space left for {file.path} in {temporary}", key=target) from error
-            raise DeniedError(f"{target} cannot be written: {error.strerror}", key=target) from error
+        fetch_file(storage, prefix + file.path, os.path.join(temporary, *file.path.split("/")), progress)
 
 
 def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from fixtures_runs import QUICK, state_dict
+from rank_processes import run_ranks
 
 import ckptguard
 from ckptguard.errors import SettingsError
@@ -79,6 +80,27 @@ def test_a_trainers_log_is_taken_where_nothing_was_given(tmp_path):
     reconciled(tmp_path)
     done = prune(open_run(str(root)), Policy(keep_best=(Best("eval_loss", "min"),), keep_good=1), grace=60.0)
     assert [d.checkpoint.step for d in done.removed] == [100, 300]
+
+
+def save_on_ranks(folder):
+    """Save on every rank, each with a number of its own."""
+    rank = torch.distributed.get_rank()
+    with ckptguard.TrainingGuard(folder, model=torch.nn.Linear(2, 2), daemon="off") as guard:
+        guard.save(1, metrics={"loss": 1.5 + rank, "odd": math.nan})
+        guard.save(2, metrics={"loss": 2.5 + rank}, blocking=False)
+        guard.wait_for_save()
+        return [guard.run]
+
+
+@pytest.mark.torch
+def test_of_several_ranks_those_of_the_first_count(tmp_path):
+    """Rank 0 seals, with what was given to it."""
+    for code, _, err in run_ranks(save_on_ranks, str(tmp_path / "run")):
+        assert code == 0, err
+    run = open_run(str(tmp_path / "run"))
+    first, second = (read_manifest(run, "step-#", step, 1) for step in (1, 2))
+    assert (first.metrics, first.nonfinite_metrics) == ({"loss": 1.5}, {"odd": "nan"})
+    assert (second.metrics, second.nonfinite_metrics) == ({"loss": 2.5}, {})
 
 
 @pytest.mark.parametrize("given", [{"a": "1"}, {"a": None}, {"": 1.0}, {1: 1.0}, {"a": torch.zeros(2)}, {"a": 10**400}])

@@ -223,8 +223,8 @@ class RemoteStorage:
             if self._present(target):
                 raise ObjectExistsError(f"{escape(self._url)}/{escape(target)}: exists already", key=target)
             for entry in moved:
-                self._copy_object(entry, target + entry.key.removeprefix(source))
-            self.remove(source)  # last: killed before this line, nothing is lost
+                self._copy_step(entry, target + entry.key.removeprefix(source))
+            self._retries.run(source, lambda: self.remove(source))  # last: killed before this line, nothing is lost
 
     def remove(self, key: str) -> None:
         self._refuse_root(key)
@@ -292,6 +292,25 @@ class RemoteStorage:
         except FileNotFoundError:
             return False
         return True
+
+    def _copy_step(self, entry: Entry, target: str) -> None:
+        """One copy of a move, tried again by itself: a move as a whole cannot be, once some of it is done."""
+        unclear = False
+
+        def attempt() -> None:
+            nonlocal unclear
+            try:
+                with translated(target, self._url):
+                    self._copy_object(entry, target)
+            except TransientError:
+                unclear = True
+                raise
+            except ObjectExistsError:
+                there = self.stat(target)
+                if not unclear or (there.size, there.etag) != (entry.size, entry.etag):
+                    raise
+
+        self._retries.run(target, attempt)
 
     def _copy_object(self, entry: Entry, target: str) -> None:
         path = self._path(target)

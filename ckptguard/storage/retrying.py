@@ -85,7 +85,8 @@ class RetryingStorage:
         return self.retries.run(source, attempt)
 
     def move(self, source: str, target: str) -> None:
-        """As `Storage.move`, tried once: after an unclear end nobody can say what was already moved."""
+        """As `Storage.move`, tried once: after an unclear end nobody can say what was already moved. An object store
+        tries its steps again."""
         self.inner.move(source, target)
 
     def remove(self, key: str) -> None:

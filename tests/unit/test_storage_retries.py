@@ -232,3 +232,26 @@ def test_a_body_of_wrong_length_is_no_data(store: Storage, monkeypatch: pytest.M
         monkeypatch.setattr(store._fs, "cat_file", lambda *a, **k: cut)
         with pytest.raises(TransientError, match="asked for 8 bytes"):
             reader.read(0, 8)
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["refused", "lost-answer"])
+def test_the_steps_of_a_move_are_tried_again(store: Storage, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+    """A copy that fails, or whose answer is lost, does not leave half a move."""
+    assert isinstance(store, RemoteStorage)
+    clock, failures = FakeClock(), [1, 1]
+    monkeypatch.setattr(store, "_retries", clock.retries())
+    for key in ("a/x", "a/y"):
+        store.create(key, key.encode())
+    real = store._fs.cp_file
+
+    def copy(source: str, target: str) -> None:
+        if lost or not failures:
+            real(source, target)
+        if failures:
+            failures.pop()
+            raise TimeoutError
+
+    monkeypatch.setattr(store._fs, "cp_file", copy)
+    store.move("a", "b")
+    assert [e.key for e in store.list(recursive=True)] == ["b/x", "b/y"]
+    assert len(clock.waits) == 2

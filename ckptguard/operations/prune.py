@@ -55,7 +55,7 @@ def prune(run: Run, policy: Policy, *, grace: float, dry_run: bool = False) -> P
             decisions = decide(seen.present, policy, now=this_moment().wall)
             removed, troubles = _remove(run, seen, decisions, policy)
             emptied = [] if troubles else _empty(run, policy, grace, troubles)
-            in_trash = read_trash(run)
+            in_trash = _left_in_trash(run, troubles)
     return Pruned(
         dry_run=dry_run,
         policy=policy,
@@ -81,7 +81,7 @@ def prune_by_settings(run: Run, settings: Settings) -> tuple[tuple[str, ...], tu
 
 
 def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy) -> tuple[list[Decision], list[str]]:
-    """Put into the trash what is not kept, and came not into use meanwhile; the first trouble ends it."""
+    """Put into the trash what is not kept, is still what it was, and came not into use meanwhile; trouble ends it."""
     removed: list[Decision] = []
     floor = _floor(decisions, policy)
     for decision in decisions:
@@ -89,8 +89,10 @@ def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy)
         try:
             if decision.keep or (chosen.series, (chosen.step, chosen.generation)) in pins_of(run):
                 continue
-            if not _still_so(run, [seen.checkpoints[c.path] for c in (chosen, *floor.get(chosen.series, ()))]):
-                return removed, [f"{chosen.path} was not removed: the run changed meanwhile"]
+            if not _still_so(run, [seen.checkpoints[chosen.path]]):
+                continue  # rotated away or saved anew meanwhile: it is decided about at the next look
+            if not _still_so(run, [seen.checkpoints[c.path] for c in floor[chosen.series]]):
+                return removed, [f"{chosen.path} was not removed: newer good ones changed meanwhile"]
             if throw_away(run, seen.checkpoints[chosen.path], (chosen.step, chosen.generation)):
                 removed.append(decision)
         except CouldNotTellError as error:
@@ -126,6 +128,14 @@ def _empty(run: Run, policy: Policy, grace: float, troubles: list[str]) -> list[
     except CouldNotTellError as error:
         troubles.append(f"the trash could not be emptied: {error.message}")
     return gone
+
+
+def _left_in_trash(run: Run, troubles: list[str]) -> list[Trashed]:
+    try:
+        return read_trash(run)
+    except CouldNotTellError as error:
+        troubles.append(f"the trash could not be listed: {error.message}")
+        return []
 
 
 def _due(run: Run, seen: Look, policy: Policy, grace: float) -> list[Trashed]:

@@ -221,7 +221,7 @@ def test_the_decision_is_that_of_the_moment_of_removal(five, root, monkeypatch):
     monkeypatch.setattr(present, "list_checkpoints", pin_late)
     done = prune(five, LAST, grace=DAY)
     assert removed(done) == []
-    assert done.could_not_tell == ("net-200.pt was not removed: the run changed meanwhile",)
+    assert done.could_not_tell == ("net-200.pt was not removed: newer good ones changed meanwhile",)
     assert in_place(root) == [100, 200, 300, 400]
 
 

@@ -15,6 +15,7 @@ from ckptguard.errors import SettingsError
 from ckptguard.patterns import Pattern
 from ckptguard.retention_policy import Policy, parse_best, parse_span
 
+_WEEK = 7 * 86400.0
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 
 
@@ -40,6 +41,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     worker_seconds: float = 3600.0  # a scan that takes longer is "could not tell"
     niceness: int = 10  # how far what verifies beside training stands back from it; 0: not at all
     verify_rate: float | None = None  # bytes a second that are read at most to verify beside training
+    scrub_every: float | str = "auto"  # a daemon reads each checkpoint again so often: seconds, "7d"; 0: never
+    scrub_rate: float | None = 50e6  # bytes a second that are read for that at most
+    repair: bool = False  # a daemon puts damaged files in place right by itself, from a copy that has their bytes
     # Which good checkpoints `prune` leaves in place, and the daemon, once any of these is set; the others go.
     keep_last: int | None = None  # the newest n of a series
     keep_every: int | None = None  # the first of every n steps
@@ -77,8 +81,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"workers must be between 0 and 256, not {self.workers}")
         if not 0 <= self.niceness <= 19:
             raise SettingsError(f"niceness must be between 0 and 19, not {self.niceness}")
-        if self.verify_rate is not None and not 2**16 <= self.verify_rate < 1e15:
-            raise SettingsError("verify_rate must be at least 65536 bytes a second; leave it out for no limit")
+        for name in ("verify_rate", "scrub_rate"):
+            rate = getattr(self, name)
+            if rate is not None and not 2**16 <= rate < 1e15:
+                raise SettingsError(f"{name} must be at least 65536 bytes a second; leave it out for no limit")
+        self.scrub_seconds(local=True)
         if self.replica_rate is not None and not 2**16 <= self.replica_rate < 1e15:
             raise SettingsError("replica_rate must be at least 65536 bytes a second; leave it out for no limit")
         if self.worker_memory < 256 * 1024**2:
@@ -88,6 +95,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self.retention()
         self.retention(replica=True)
         parse_span(self.trash_grace)
+
+    def scrub_seconds(self, *, local: bool) -> float | None:
+        """Seconds after which a daemon reads a checkpoint again; None for never. "auto": weekly on a local disk, never
+        elsewhere, where reading may cost money and stores look after their bytes themselves. SettingsError."""
+        if self.scrub_every == "auto":
+            return _WEEK if local else None
+        try:
+            return parse_span(self.scrub_every) or None
+        except SettingsError as error:
+            raise SettingsError(f"scrub_every: {error.message}", hint=error.hint) from error
 
     def retention(self, *, replica: bool = False) -> Policy:
         """The rules by which checkpoints stay in the run, or in a replica of it. SettingsError."""

@@ -62,9 +62,10 @@ def verify_checkpoint(
     resealed: bool = False,
     resave: Resave = Resave.JUDGE,
     reference: Manifest | None = None,
+    notes: tuple[Finding, ...] = (),
     progress: Progress | None = None,
 ) -> Checked:
-    """Verify a checkpoint in place, now, and record the verdict unless `record` is false.
+    """Verify a checkpoint in place, now, and record the verdict unless `record` is false; `notes` go into it.
 
     The caller has seen to it that the files are quiet. `resealed` takes what lies there as a new generation, whatever
     the manifest says. `resave` says what to do about a re-save that is only half done. `md5`: take MD5 too, unless
@@ -95,6 +96,7 @@ def verify_checkpoint(
                 resealed=resealed,
                 resave=resave,
                 user_reference=reference,
+                notes=notes,
             )
         except BusyError:
             continue
@@ -114,6 +116,7 @@ def _judge_and_record(
     resealed: bool,
     resave: Resave,
     user_reference: Manifest | None,
+    notes: tuple[Finding, ...],
 ) -> Checked:
     series, step = checkpoint.series, checkpoint.step
     key = None if resealed else history.current(series, step, checkpoint.path)
@@ -155,7 +158,7 @@ def _judge_and_record(
     if layout.sealed_by_writer and sealed is None:
         findings.append(_never_committed(checkpoint))
     before = history.verdict(series, key)
-    findings = _with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, key))
+    findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, key)), *notes]
     outcome = judge(findings, sealed=sealed is not None)
     if change is Change.RESAVING and resave is Resave.GIVE_UP:
         outcome = Outcome.INCOMPLETE

@@ -1,0 +1,107 @@
+"""When the bytes of a generation were last read again, by place: the name of a record tells all."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+
+import msgspec
+
+from ckptguard.errors import CouldNotTellError, ObjectExistsError
+from ckptguard.names import parse_id, record_name, series_folder, series_from_folder
+from ckptguard.records.run import Run, create_record, list_records
+
+FOLDER = "scrubs"
+IN_PLACE, KEPT = "place", "kept"
+_NAME = re.compile(
+    r"(?P<id>[\d-]+\.\d+)\.(?P<place>[a-z][a-z0-9-]*)\.(?P<began>\d{8}T\d{6}Z)\.(?P<done>\d{1,9})-(?P<files>\d{1,9})\.json"
+)
+_TIME = "%Y%m%dT%H%M%SZ"
+
+Where = tuple[str, tuple[int | None, int], str]  # series, key, place
+
+
+class Scrub(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading: `done` of its `files`, in the manifest's order, were as they were sealed, or all were read and what
+    was found is in the ledger. `began` is in seconds since 1970."""
+
+    series: str
+    step: int | None
+    generation: int
+    place: str
+    began: float
+    done: int
+    files: int
+
+    @property
+    def where(self) -> Where:
+        """What was read."""
+        return self.series, (self.step, self.generation), self.place
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left to be read."""
+        return self.done >= self.files
+
+    @property
+    def key(self) -> str:
+        """The record's key."""
+        began = datetime.datetime.fromtimestamp(self.began, datetime.UTC).strftime(_TIME)
+        name = f"{record_name(self.step, self.generation)}.{self.place}.{began}.{self.done}-{self.files}.json"
+        return f"{FOLDER}/{series_folder(self.series)}/{name}"
+
+
+def read_scrubs(run: Run) -> list[Scrub]:
+    """All records, by one listing of names."""
+    found = (_parsed(key) for key in list_records(run, FOLDER, recursive=True, with_content=True))
+    return [scrub for scrub in found if scrub is not None]
+
+
+def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
+    """Of each place the one that counts: the latest beginning, then the most files. What claims to have begun in the
+    future says nothing."""
+    newest: dict[Where, Scrub] = {}
+    for scrub in scrubs:
+        known = newest.get(scrub.where)
+        if scrub.began <= now + 1 and (known is None or (known.began, known.done) < (scrub.began, scrub.done)):
+            newest[scrub.where] = scrub
+    return newest
+
+
+def record_scrub(run: Run, scrub: Scrub, *, digests: tuple[str, ...], before: list[Scrub]) -> None:
+    """Record a reading in place of those of the same place that are known; killed between, both are there."""
+    text = msgspec.json.encode({"format": 1, "digests": digests}) + b"\n"
+    with contextlib.suppress(ObjectExistsError):  # two at once read the same
+        create_record(run, scrub.key, text)
+    forget_scrubs(run, [old for old in before if old.where == scrub.where and old.key != scrub.key])
+    before[:] = [old for old in before if old.where != scrub.where] + [scrub]
+
+
+def forget_scrubs(run: Run, scrubs: list[Scrub]) -> None:
+    """Remove records that count no more; what cannot be removed does no harm."""
+    for scrub in scrubs:
+        with contextlib.suppress(CouldNotTellError):
+            run.records.remove(scrub.key)
+
+
+def _parsed(key: str) -> Scrub | None:
+    folder, _, name = key.partition("/")
+    match = _NAME.fullmatch(name)
+    parsed = parse_id(match["id"]) if match else None
+    if match is None or parsed is None:
+        return None
+    try:
+        began = datetime.datetime.strptime(match["began"], _TIME).replace(tzinfo=datetime.UTC).timestamp()
+    except ValueError:
+        return None
+    scrub = Scrub(
+        series=series_from_folder(folder),
+        step=parsed[0],
+        generation=parsed[1],
+        place=match["place"],
+        began=began,
+        done=int(match["done"]),
+        files=int(match["files"]),
+    )
+    return scrub if scrub.key == f"{FOLDER}/{key}" else None

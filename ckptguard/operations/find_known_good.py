@@ -16,9 +16,12 @@ from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.run import Run
 from ckptguard.verdict import Outcome
 
+IN_PLACE, KEPT, REPLICA = "in place", "kept", "replica"
+
 
 class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint to go back to. `path` is usable as it is; `kept`: it is the protected copy."""
+    """A checkpoint to go back to. `path` is usable as it is; `kept`: it is the protected copy; `place`: "in place",
+    "kept" or "replica"."""
 
     path: str
     series: str
@@ -27,6 +30,7 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
     verified_at: str
     reason: str
+    place: str = IN_PLACE
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,11 +50,16 @@ def find_known_good(run: Run, *, before_step: int | None = None, series: str | N
     """
     found = known_good_candidates(run, load_history(run), before_step=before_step, series=series, most=1)
     if not found:
-        before = f" before step {before_step}" if before_step is not None else ""
-        raise NoKnownGoodError(
-            f"{run.url} has no known-good checkpoint{before}", hint=f"ckptguard verify {run.url} says what there is"
-        )
+        raise none_found(run, before_step)
     return found[0].answer
+
+
+def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
+    """What to raise where there is none."""
+    before = f" before step {before_step}" if before_step is not None else ""
+    return NoKnownGoodError(
+        f"{run.url} has no known-good checkpoint{before}", hint=f"ckptguard verify {run.url} says what there is"
+    )
 
 
 def known_good_candidates(
@@ -105,6 +114,7 @@ def _candidate(run: Run, history: History, series: str, standing: Standing) -> C
         kept=not in_place,
         verified_at=verdict.checked_at,
         reason=reason,
+        place=IN_PLACE if in_place else KEPT,
     )
     return Candidate(answer=answer, key=key, manifest=manifest, in_place=in_place, copy=copy)
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError
+from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError
 from ckptguard.manifest import Manifest
 from ckptguard.names import series_folder
 from ckptguard.operations.history import load_history
 from ckptguard.operations.keep import sealed_outcome
+from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.send_checkpoint import verdict_on_content
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.lineage import Lineage, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import manifest_key
-from ckptguard.records.run import Run, create_record, has_records, list_records, read_record
+from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.verdict import Outcome
 
 _DECISIONS = ("settings", "reference", "incidents")  # what was allowed, accepted, and found out, batches to leave out
@@ -23,17 +24,28 @@ _BESIDE = "training"
 
 
 def join(source: Run, target: Run) -> None:
-    """Have the target be of the source's lineage. CouldNotTellError if it is a run of another one."""
+    """Have the target be of the source's lineage. CouldNotTellError if it is of another one, or holds checkpoints that
+    nobody replicated."""
     lineage, other = begin_lineage(source), read_lineage(target)
-    if other is None and has_records(target):
-        raise CouldNotTellError(f"{target.url} is a run of its own", hint="replicate to another place")
-    if other is None:
+    if other is None and _is_empty(target):
         join_lineage(target, lineage)
-        other = read_lineage(target)
-    if other is None or other.token != lineage.token:
+    other = read_lineage(target)  # of several that begin at once one came first
+    if other is None:
+        raise CouldNotTellError(f"{target.url} is a run of its own", hint="replicate to another place")
+    if other.token != lineage.token:
         raise CouldNotTellError(
             f"{target.url} belongs to another run{_begun(other)}", hint="replicate each run to a place of its own"
         )
+
+
+def _is_empty(run: Run) -> bool:
+    """Whether there is neither a checkpoint in place nor one on record."""
+    if list_records(run, LEDGER, recursive=True) or list_records(run, MANIFESTS, recursive=True):
+        return False
+    try:
+        return not list_checkpoints(run)
+    except ObjectMissingError:
+        return True  # not even the folder
 
 
 def _begun(lineage: Lineage | None) -> str:
@@ -56,13 +68,13 @@ def mirror_beside(source: Run, target: Run, manifest: Manifest) -> None:
     copy_records(source, target, (f"{_BESIDE}/{name}" for name in names))
 
 
-def mirror_history(source: Run, target: Run, chosen: Manifest) -> None:
-    """Manifests and verdicts of all other generations than the chosen one: numbers are then never given twice."""
-    own = manifest_key(chosen.series, chosen.step, chosen.generation)
-    prefix = own.removeprefix(f"{MANIFESTS}/").removesuffix("json")
+def mirror_history(source: Run, target: Run, without: Sequence[Manifest]) -> None:
+    """Manifests and verdicts of all generations but these: so no number is ever given twice."""
+    keys = [manifest_key(m.series, m.step, m.generation) for m in without]
+    starts = tuple(key.removeprefix(f"{MANIFESTS}/").removesuffix("json") for key in keys)
     for folder in (MANIFESTS, LEDGER):
         known = set(list_records(target, folder, recursive=True))
-        names = (name for name in list_records(source, folder, recursive=True) if not name.startswith(prefix))
+        names = (name for name in list_records(source, folder, recursive=True) if not name.startswith(starts))
         copy_records(source, target, (f"{folder}/{name}" for name in names if name not in known))
 
 

@@ -13,6 +13,8 @@ import msgspec
 from ckptguard.config import Settings
 from ckptguard.errors import (
     ChangedWhileReadError,
+    CkptguardError,
+    CouldNotTellError,
     DeniedError,
     NoKnownGoodError,
     NotFoundError,
@@ -28,6 +30,7 @@ from ckptguard.operations.fetch import fetch_file
 from ckptguard.operations.find_known_good import known_good_candidates
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
+from ckptguard.operations.replica_places import has_newest, known_bad, open_replicas
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
@@ -40,7 +43,8 @@ from ckptguard.verdict import Outcome
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A restored checkpoint. `path` is absolute; `kept`: it came from the kept copy."""
+    """A restored checkpoint. `path` is absolute; `kept`: it came from the kept copy; `source` is the URL of the run or
+    replica that it came from."""
 
     path: str
     id: str
@@ -49,6 +53,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     kept: bool
     outcome: Outcome
+    source: str
 
 
 class _Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +78,7 @@ def restore(
 
     DEST must be absent or empty (SettingsError). A checkpoint without a verdict is verified first. One that is not
     GOOD, or whose bytes are no longer those that were sealed, is RefusedError without `force`. Whatever fails, DEST
-    is left as it was.
+    is left as it was. The nearest whole copy is taken: in place, kept, then in the settings' replicas.
     """
     if "://" in dest:
         raise SettingsError("DEST must be a local folder")
@@ -84,8 +89,7 @@ def restore(
     ):
         raise SettingsError(f"{dest} lies inside the run", hint="restore elsewhere, or use ckptguard rollback")
     _refuse_unless_empty(dest)
-    with InUse(run, "restore") as in_use:
-        return _restore(run, settings, dest, step, in_use, force=force, scanner=scanner, progress=progress)
+    return _restore(run, settings, dest, step, force=force, scanner=scanner, progress=progress)
 
 
 def _restore(
@@ -93,7 +97,6 @@ def _restore(
     settings: Settings,
     dest: str,
     step: int | None,
-    in_use: InUse,
     *,
     force: bool,
     scanner: Scanner,
@@ -101,29 +104,15 @@ def _restore(
 ) -> Restored:
     wrong = "no whole copy of it is there"
     name = ""
-    for choice in _choices(run, settings, step, force=force, scanner=scanner):
+    for choice in _choices_anywhere(run, settings, step, force=force, scanner=scanner):
         name = f"{checkpoint_id(*choice.key)} of {choice.series}"
-        in_use.pin(choice.series, choice.key)
-        for source in _sources(run, choice, force=force):
-            storage = run.storage if source.storage_is_run else run.records
-            try:
-                with _staging(dest) as temporary:
-                    _copy(storage, source.prefix, choice.manifest, temporary, progress)
-                    difference = copy_differs(open_storage(temporary), "", choice.manifest, scanner=scanner)
-                    if difference is None or force:
-                        path = _publish(temporary, dest, choice.manifest, run)
-                        return Restored(
-                            path=path,
-                            id=checkpoint_id(*choice.key),
-                            series=choice.series,
-                            step=choice.key[0],
-                            bytes=choice.manifest.bytes,
-                            kept=source.kept,
-                            outcome=choice.outcome,
-                        )
-                    wrong = difference
-            except (ObjectMissingError, ChangedWhileReadError) as error:
-                wrong = error.message
+        with InUse(choice.run, "restore") as in_use:
+            in_use.pin(choice.series, choice.key)
+            for source in _sources(choice.run, choice, force=force):
+                restored, why = _restore_from(choice, source, dest, force=force, scanner=scanner, progress=progress)
+                if restored is not None:
+                    return restored
+                wrong = why
     raise RefusedError(
         f"{name} is damaged: {wrong}",
         outcome=Outcome.BAD.value,
@@ -131,9 +120,35 @@ def _restore(
     )
 
 
-class _Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation that may be restored."""
+def _restore_from(
+    choice: _Choice, source: _Source, dest: str, *, force: bool, scanner: Scanner, progress: Progress | None
+) -> tuple[Restored | None, str]:
+    """One copy, or what is wrong with it."""
+    storage = choice.run.storage if source.storage_is_run else choice.run.records
+    try:
+        with _staging(dest) as temporary:
+            _copy(storage, source.prefix, choice.manifest, temporary, progress)
+            difference = copy_differs(open_storage(temporary), "", choice.manifest, scanner=scanner)
+            if difference is not None and not force:
+                return None, difference
+            return Restored(
+                path=_publish(temporary, dest, choice.manifest, choice.run),
+                id=checkpoint_id(*choice.key),
+                series=choice.series,
+                step=choice.key[0],
+                bytes=choice.manifest.bytes,
+                kept=source.kept,
+                outcome=choice.outcome,
+                source=choice.run.url,
+            ), ""
+    except (ObjectMissingError, ChangedWhileReadError) as error:
+        return None, error.message
 
+
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation that may be restored, and the run or replica that holds it."""
+
+    run: Run
     series: str
     key: Key
     manifest: Manifest
@@ -141,6 +156,32 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     in_place: bool
     quarantined: bool
     trashed: bool
+
+
+def _choices_anywhere(
+    run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner
+) -> Iterator[_Choice]:
+    """What to try, newest first, and each in the run before its replicas; those are asked only when they are needed."""
+    own, failed = _unless_none(run, settings, step, force=force, scanner=scanner)
+    history = load_history(run)
+    if own and (step is not None or not settings.replicas or has_newest(history, own[0].series, own[0].key)):
+        yield own.pop(0)
+    elsewhere: list[_Choice] = []
+    for replica in open_replicas(run, settings):
+        found, _ = _unless_none(replica, settings, step, force=False, scanner=scanner)
+        elsewhere += [c for c in found if c.outcome is Outcome.GOOD and not known_bad(history, c.series, c.key)]
+    if failed is not None and not elsewhere:
+        raise failed
+    yield from sorted([*own, *elsewhere], key=lambda c: (c.key[0] or 0, c.key[1]), reverse=True)
+
+
+def _unless_none(
+    run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner
+) -> tuple[list[_Choice], CkptguardError | None]:
+    try:
+        return _choices(run, settings, step, force=force, scanner=scanner), None
+    except (NoKnownGoodError, NotFoundError, RefusedError, CouldNotTellError) as error:
+        return [], error
 
 
 def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner) -> list[_Choice]:
@@ -185,6 +226,7 @@ def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, sca
 
 def _choice(history: History, series: str, key: Key, manifest: Manifest, outcome: Outcome) -> _Choice:
     return _Choice(
+        run=history.run,
         series=series,
         key=key,
         manifest=manifest,

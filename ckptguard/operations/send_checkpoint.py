@@ -23,7 +23,7 @@ from ckptguard.errors import (
     ObjectMissingError,
 )
 from ckptguard.manifest import File, Manifest, identity
-from ckptguard.names import checkpoint_id
+from ckptguard.names import checkpoint_id, record_name, series_folder
 from ckptguard.operations.find_known_good import Candidate
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import sealed_outcome
@@ -35,6 +35,7 @@ from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.manifests import read_manifest, write_manifest
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.scan import Scanner
 from ckptguard.storage import Storage
@@ -80,15 +81,17 @@ def send_checkpoint(
     *,
     scanner: Scanner,
     pace: Pace,
+    heal: bool = False,
 ) -> Delivery:
     """Have a known-good checkpoint of `source` be one of `target` too, under its own name.
 
     What of it is found damaged in the source gets its verdict there, and is never sent. Where an older generation
-    lies under its name, that one is put aside, after the new one has arrived as a kept copy. CouldNotTellError.
+    lies under its name, that one is put aside, after the new one has arrived as a kept copy. With `heal` also one that
+    the target has a verdict on is looked at: files that are gone or damaged there are sent again. CouldNotTellError.
     """
     history, key, manifest = load_history(target), candidate.key, candidate.manifest
     series = manifest.series
-    if has_arrived(history, candidate):
+    if has_arrived(history, candidate) and not heal:
         return Delivery(done="there")
     there = history.manifest(series, key)
     occupant = history.current(series, key[0], manifest.path) if there is None else None
@@ -102,7 +105,10 @@ def send_checkpoint(
     first = _commit(work, aside=aside, occupied=occupant is not None) if there is None else None
     if first is not None:
         return Delivery(done="raced", sent=work.sent, message=first)
-    _give_verdict(work, load_history(source))
+    standing = history.standings(series).get(key)
+    if there is not None and not work.sent and standing is not None and standing.outcome is Outcome.GOOD:
+        return Delivery(done="there")
+    _give_verdict(work, load_history(source), sealed_before=there is not None and not aside)
     return Delivery(done="sent", sent=work.sent)
 
 
@@ -152,8 +158,7 @@ def _send_one(work: _Work, file: File) -> str | None:
         if wrong is None:
             return None
         if wrong:
-            _refuse_claimed(work, file.path)
-            work.storage.remove(key)
+            _move_aside(work, key, file)
         damaged = _send_from_any_place(work, key, file)
         if damaged is not None:
             return damaged
@@ -173,10 +178,20 @@ def _wrong_there(work: _Work, key: str, file: File) -> str | None:
         return ""
 
 
-def _refuse_claimed(work: _Work, path: str) -> None:
-    """Nothing that another checkpoint of the target is made of is removed."""
+def _move_aside(work: _Work, key: str, file: File) -> None:
+    """What lies in the way is damaged, or somebody's: it is kept, but not in place."""
     if work.prefix:
+        work.storage.remove(key)
         return
+    _refuse_claimed(work, file.path)
+    storage, run_prefix, records_prefix = work.target.shared()
+    own = f"{QUARANTINE}/{series_folder(work.candidate.manifest.series)}/{record_name(*work.candidate.key)}"
+    with contextlib.suppress(ObjectMissingError):
+        storage.move(run_prefix + key, f"{records_prefix}{own}.damaged-{uuid.uuid4().hex[:8]}/{key}")
+
+
+def _refuse_claimed(work: _Work, path: str) -> None:
+    """Nothing that another checkpoint of the target is made of is touched."""
     history, own = load_history(work.target), work.candidate.key
     for series in history.names:
         for key in history.standings(series):
@@ -277,7 +292,7 @@ def _mark_kept(target: Run, manifest: Manifest, key: Key) -> None:
         pass  # by a process that was killed, or that races with this one: the same files
 
 
-def _give_verdict(work: _Work, history: History) -> None:
+def _give_verdict(work: _Work, history: History, *, sealed_before: bool) -> None:
     """What the source's verdict now says of the bytes that were sent, and how they arrived."""
     key, manifest = work.candidate.key, work.candidate.manifest
     arrived = Finding(
@@ -286,7 +301,11 @@ def _give_verdict(work: _Work, history: History) -> None:
     before = history.verdict(manifest.series, key)
     if before is None:
         raise CouldNotTellError(f"the verdict on {work.candidate.answer.path} is gone")
-    append_verdict(work.target, verdict_on_content(before, arrived))
+    verdict = verdict_on_content(before, arrived)
+    if sealed_before and verdict.outcome is Outcome.GOOD:
+        entries = [work.storage.stat(file.path) for file in manifest.files]
+        verdict = msgspec.structs.replace(verdict, seen=tuple((e.key, *e.signature) for e in entries))
+    append_verdict(work.target, verdict)
 
 
 def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:

@@ -11,12 +11,16 @@ from test_roll_back import flip
 
 from ckptguard.errors import SettingsError
 from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.replica_places import find_known_good_anywhere
 from ckptguard.operations.replicate import replicate
 from ckptguard.operations.restore import restore
 from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.start_from_replica import bring_back_from_any, start_from_replica
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.lineage import begin_lineage, join_lineage
 from ckptguard.records.run import open_run
 from ckptguard.verdict import Outcome
 
@@ -61,7 +65,8 @@ def test_a_replica_is_a_run_of_its_own(root, three, tmp_path, url):
     assert find_known_good(replica).step == 400
     assert set(verify_all(replica).values()) == {Outcome.GOOD}
     out = restore(replica, QUICK, str(tmp_path / "out"))
-    assert out.step == 400 and os.listdir(out.path)
+    assert out.step == 400
+    assert os.listdir(out.path)
 
 
 def test_what_is_there_is_not_sent_again(three, place):
@@ -76,7 +81,8 @@ def test_a_dry_run_writes_nothing(three, place):
     """It says what would be sent."""
     reconcile(three, QUICK, Watch())
     done = replicate(three, QUICK, place, dry_run=True)
-    assert {c.done for c in done.checkpoints} == {"would send"} and done.behind == 3
+    assert {c.done for c in done.checkpoints} == {"would send"}
+    assert done.behind == 3
     assert not os.path.exists(place)
 
 
@@ -105,7 +111,8 @@ def test_a_whole_kept_copy_is_sent_in_its_stead(root, three, place):
     reconcile(three, QUICK.changed(keep="copy"), Watch())
     flip(root / "net-300.pt")
     done = replicate(three, QUICK, place)
-    assert done.checkpoints[0].done == "sent" and done.last_good == "300.1"
+    assert done.checkpoints[0].done == "sent"
+    assert done.last_good == "300.1"
     assert files_of(open_run(place))["net-300.pt"] == before
 
 
@@ -124,7 +131,7 @@ def test_a_step_that_was_saved_again_takes_the_place_of_the_older_one(root, thre
     assert answer.id == "300.2"
     with open(answer.path, "rb") as file:
         assert file.read() == (root / "net-300.pt").read_bytes()
-    assert not {o for o in verify_all(replica).values()} - {Outcome.GOOD}
+    assert not set(verify_all(replica).values()) - {Outcome.GOOD}
 
 
 def test_suspicion_follows_into_the_replica(three, place):
@@ -165,9 +172,11 @@ def test_being_called_off_keeps_what_arrived(three, place):
             stop.set()
 
     done = replicate(three, QUICK, place, stop=stop, progress=progress)
-    assert done.trouble is not None and len(done.checkpoints) < 3
+    assert done.trouble is not None
+    assert len(done.checkpoints) < 3
     done = replicate(three, QUICK, place)
-    assert done.behind == 0 and done.trouble is None
+    assert done.behind == 0
+    assert done.trouble is None
 
 
 def test_files_that_arrived_whole_are_not_sent_again(root, run, place):
@@ -176,6 +185,7 @@ def test_files_that_arrived_whole_are_not_sent_again(root, run, place):
     reconcile(run, QUICK, Watch())
     names = sorted(p.name for p in (root / path).iterdir())
     os.makedirs(f"{place}/{path}")
+    join_lineage(open_run(place), begin_lineage(run))
     for name in names[:-1]:
         shutil.copy(root / path / name, f"{place}/{path}/{name}")
     largest = max(names[:-1], key=lambda n: (root / path / n).stat().st_size)
@@ -191,7 +201,7 @@ def test_two_at_once(root, run, place):
     for step in (100, 200):
         torch.save(state_dict(step), root / f"net-{step}.pt")
     reconcile(run, QUICK, Watch())
-    for number in range(10):
+    for number in range(4):
         url, answers = f"{place}-{number}", []
         begin = threading.Barrier(4)
 
@@ -208,3 +218,112 @@ def test_two_at_once(root, run, place):
         assert len(answers) == 4 and {w for a in words for w in a} <= {"sent", "raced", "there"}, answers
         assert files_of(open_run(url)) == files_of(run)
         assert find_known_good(open_run(url)).id == "200.1"
+
+
+@pytest.fixture
+def replicated(three, place):
+    """The settings of a run whose good checkpoints have arrived at its replica."""
+    reconcile(three, QUICK, Watch())
+    replicate(three, QUICK, place)
+    return QUICK.changed(replicas=(place,))
+
+
+def test_somebodys_files_are_never_written_over(three, tmp_path):
+    """A folder with checkpoints that nobody replicated is no replica."""
+    reconcile(three, QUICK, Watch())
+    write_torch(tmp_path / "theirs", 300, seed=77)
+    before = (tmp_path / "theirs" / "net-300.pt").read_bytes()
+    assert "run of its own" in replicate(three, QUICK, str(tmp_path / "theirs")).trouble
+    assert (tmp_path / "theirs" / "net-300.pt").read_bytes() == before
+
+
+def test_known_good_and_restore_take_the_nearest_copy(root, three, place, replicated, tmp_path):
+    """In place first; when that and the kept copy are lost, the replica; an older one in the run only after that."""
+    assert find_known_good_anywhere(three, replicated).place == "in place"
+    before = (root / "net-300.pt").read_bytes()
+    os.unlink(root / "net-300.pt")
+    assert find_known_good_anywhere(three, replicated).place == "kept"
+    shutil.rmtree(root / "_ckptguard" / "kept")
+    answer = find_known_good_anywhere(three, replicated)
+    assert (answer.place, answer.id, answer.path) == ("replica", "300.1", f"{place}/net-300.pt")
+    assert find_known_good(three).id == "200.1", "which the run itself still has"
+    out = restore(three, replicated, str(tmp_path / "out"))
+    assert (out.id, out.source) == ("300.1", place)
+    with open(out.path, "rb") as file:
+        assert file.read() == before
+    assert restore(three, replicated, str(tmp_path / "again"), step=300).source == place
+
+
+def test_damage_in_place_is_no_loss(root, three, place, replicated, tmp_path):
+    """What restoring finds damaged in the run comes from the replica, also when it is asked for by its step."""
+    shutil.rmtree(root / "_ckptguard" / "kept")
+    flip(root / "net-300.pt")
+    assert restore(three, replicated, str(tmp_path / "out")).source == place
+    assert verify_all(three)["net-300.pt"] is Outcome.BAD
+    assert restore(three, replicated, str(tmp_path / "again"), step=300).source == place
+
+
+def test_a_damaged_replica_is_found_and_the_next_place_is_taken(root, three, place, replicated, tmp_path):
+    """Of two replicas the nearer one is damaged."""
+    second = f"{place}-2"
+    replicate(three, QUICK, second)
+    flip(type(root)(place) / "net-300.pt")
+    shutil.rmtree(root)
+    lost = open_run(str(root), must_exist=False)
+    out = restore(lost, QUICK.changed(replicas=(place, second)), str(tmp_path / "out"))
+    assert (out.id, out.source) == ("300.1", second)
+
+
+def test_an_unreachable_replica_is_only_a_warning(three, tmp_path, replicated, caplog):
+    """Restoring goes on with the others."""
+    os.unlink(three.storage.root + "/net-300.pt")
+    shutil.rmtree(three.storage.root + "/_ckptguard/kept")
+    gone = str(tmp_path / "not" / "mounted")
+    settings = replicated.changed(replicas=(gone, *replicated.replicas))
+    assert find_known_good_anywhere(three, settings).place == "replica"
+    assert "cannot be used" in caplog.text
+
+
+def test_a_lost_run_is_given_back_by_its_replica(root, three, place, replicated):
+    """Its known-good checkpoint in place, its history, and numbers that go on where they ended."""
+    before = (root / "net-300.pt").read_bytes()
+    shutil.rmtree(root)
+    started = start_from_replica(open_run(place), str(root), QUICK)
+    assert (started.id, started.source, started.path) == ("300.1", place, f"{root}/net-300.pt")
+    assert (root / "net-300.pt").read_bytes() == before
+    run = open_run(str(root))
+    assert find_known_good(run).place == "in place"
+    assert list(reconcile(run, QUICK, Watch()).checked) == [], "its verdict stands"
+    again = replicate(run, QUICK, place)
+    assert again.trouble is None
+    assert {c.done for c in again.checkpoints} == {"there"}
+    write_torch(root, 200, seed=22)
+    reconcile(run, QUICK, Watch())
+    assert (200, 2) in load_history(run).sealed("net-#.pt")
+    with pytest.raises(SettingsError):
+        start_from_replica(open_run(place), str(root), QUICK)
+
+
+def test_what_is_found_damaged_in_the_replica_gives_way_to_an_older_one(root, three, place, replicated):
+    """And it is bad there from then on."""
+    shutil.rmtree(root)
+    flip(type(root)(place) / "net-300.pt")
+    started = start_from_replica(open_run(place), str(root), QUICK)
+    assert started.id == "200.1"
+    assert find_known_good(open_run(place)).id == "200.1"
+    assert verify_all(open_run(str(root))) == {"net-200.pt": Outcome.GOOD}
+
+
+def test_lost_files_of_a_run_come_back(root, three, place, replicated):
+    """The records are there and the files are not, or are damaged: those go to quarantine."""
+    shutil.rmtree(root / "_ckptguard" / "kept")
+    before = {p.name: p.read_bytes() for p in root.glob("net-*")}
+    for path in root.glob("net-[12]*"):
+        path.unlink()
+    flip(root / "net-300.pt")
+    assert verify_all(three) == {"net-300.pt": Outcome.BAD}
+    assert bring_back_from_any(three, replicated).id == "300.1"
+    assert (root / "net-300.pt").read_bytes() == before["net-300.pt"]
+    assert find_known_good(three).id == "300.1"
+    assert list(reconcile(three, QUICK, Watch()).checked) == []
+    assert list((root / "_ckptguard" / "quarantine").rglob("net-300.pt"))

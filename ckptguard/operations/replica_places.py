@@ -1,0 +1,99 @@
+"""Replicas as further places of the same checkpoints, for when the run's own are not enough."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import CouldNotTellError, NotFoundError
+from ckptguard.known_good import choose_known_good
+from ckptguard.operations.find_known_good import REPLICA, Candidate, KnownGood, known_good_candidates, none_found
+from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.keep import is_good
+from ckptguard.operations.replicate import open_replica, replica_urls
+from ckptguard.records.run import Run
+from ckptguard.storage.retries import Retries
+
+_log = logging.getLogger("ckptguard")
+
+
+def open_replicas(run: Run, settings: Settings) -> Iterator[Run]:
+    """The replicas that can be read, local ones first. Of the others a warning tells, after a few seconds."""
+    for url in replica_urls(run, settings):
+        try:
+            replica = open_replica(run, url, retries=Retries(attempts=2, total=5.0))
+            replica.storage.stat("")
+        except (CouldNotTellError, NotFoundError) as error:
+            _log.warning("the replica %s cannot be used: %s", url, error.message)
+            continue
+        yield replica
+
+
+def replica_candidates(
+    replica: Run, history: History, *, before_step: int | None = None, series: str | None = None
+) -> list[Candidate]:
+    """The known-good checkpoints of a replica, best first, without those that the run's own `history` knows to be sick
+    or bad."""
+    found = known_good_candidates(replica, load_history(replica), before_step=before_step, series=series)
+    return [c for c in found if not known_bad(history, c.answer.series, c.key)]
+
+
+def known_bad(history: History, series: str, key: Key) -> bool:
+    """Whether a run has a verdict on this content, and not a good one."""
+    return key in history.standings(series) and not is_good(history, series, key)
+
+
+def has_newest(
+    history: History, series: str, key: Key, *, before_step: int | None = None, only: str | None = None
+) -> bool:
+    """Whether no newer checkpoint than this one is on record as good (of one series, if `only` names it)."""
+    names = history.names if only is None else {only: history.names.get(only, [])}
+    for name, standing in choose_known_good(names, before_step=before_step):
+        other = (standing.step, standing.generation)
+        if (series, key) == (name, other):
+            return True
+        if is_good(history, name, other):
+            return False
+    return False
+
+
+def find_known_good_anywhere(
+    run: Run, settings: Settings, *, before_step: int | None = None, series: str | None = None
+) -> KnownGood:
+    """The newest known-good checkpoint, in its nearest place: in the run, as a kept copy, in a replica. Replicas are
+    asked only if the run has lost what is on record as good. NoKnownGoodError if there is none anywhere."""
+    history = load_history(run)
+    own = known_good_candidates(run, history, before_step=before_step, series=series, most=1)
+    best = own[0] if own else None
+    if best is not None and (
+        not settings.replicas or has_newest(history, best.answer.series, best.key, before_step=before_step, only=series)
+    ):
+        return best.answer
+    for replica in open_replicas(run, settings):
+        try:
+            found = replica_candidates(replica, history, before_step=before_step, series=series)
+        except CouldNotTellError as error:
+            _log.warning("the replica %s cannot be used: %s", replica.url, error.message)
+            continue
+        if found and (best is None or _order(found[0]) > _order(best)):
+            best = as_replica(found[0], replica)
+    if best is None:
+        raise none_found(run, before_step)
+    return best.answer
+
+
+def as_replica(candidate: Candidate, replica: Run) -> Candidate:
+    """A candidate whose answer says that it lies in a replica."""
+    answer = msgspec.structs.replace(
+        candidate.answer,
+        place=REPLICA,
+        reason=f"verified {candidate.answer.verified_at}; the run has no copy of it, this is the replica {replica.url}",
+    )
+    return msgspec.structs.replace(candidate, answer=answer)
+
+
+def _order(candidate: Candidate) -> tuple[int, int]:
+    return (candidate.key[0] or 0, candidate.key[1])

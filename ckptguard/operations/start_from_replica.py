@@ -1,0 +1,150 @@
+"""Start from a replica: give a run whose files are lost, or a new one, the replica's known-good checkpoint and all that
+is on record about the training, so that it goes on from there."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import msgspec
+
+from ckptguard.config import Settings
+from ckptguard.errors import (
+    CkptguardError,
+    CouldNotTellError,
+    NoKnownGoodError,
+    ObjectMissingError,
+    SettingsError,
+    StoppedError,
+)
+from ckptguard.operations.find_known_good import Candidate, known_good_candidates
+from ckptguard.operations.history import load_history
+from ckptguard.operations.mirror_records import join, mirror_beside, mirror_decisions, mirror_history
+from ckptguard.operations.replica_places import open_replicas, replica_candidates
+from ckptguard.operations.send_checkpoint import send_checkpoint
+from ckptguard.operations.send_file import Pace
+from ckptguard.records.lineage import read_lineage
+from ckptguard.records.pins import InUse
+from ckptguard.records.run import Run, open_run
+from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.storage import normalise_url
+from ckptguard.storage.failures import translated
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that can go on: `path` is its known-good checkpoint, usable as it is; `source` where it came from; `sent`
+    the bytes that came over."""
+
+    run: str
+    source: str
+    path: str
+    series: str
+    step: int | None
+    id: str
+    bytes: int
+    sent: int
+
+
+def start_from_replica(
+    replica: Run,
+    url: str,
+    settings: Settings,
+    *,
+    step: int | None = None,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+) -> Started:
+    """Have the run under `url` hold the replica's known-good checkpoint (or that of `step`), in place and verified.
+
+    What was begun and cut short goes on. SettingsError if something lies there; NoKnownGoodError if no good one of the
+    replica arrived whole.
+    """
+    place = normalise_url(url)
+    if "://" not in place:
+        with translated("", place):
+            os.makedirs(place, exist_ok=True)
+    target = open_run(place, records=settings.records, must_exist=False, patterns=settings.patterns)
+    _refuse_unless_lost(replica, target)
+    return bring_back(replica, target, settings, step=step, scanner=scanner, progress=progress)
+
+
+def bring_back(
+    replica: Run,
+    target: Run,
+    settings: Settings,
+    *,
+    series: str | None = None,
+    step: int | None = None,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
+) -> Started:
+    """The same for a run of the replica's lineage, or one without records. Older good ones stand in for one that is
+    found damaged."""
+    history = load_history(target)
+    candidates = replica_candidates(replica, history, series=series)
+    candidates = [c for c in candidates if step is None or c.key[0] == step]
+    if not candidates:
+        raise NoKnownGoodError(f"{replica.url} has no known-good checkpoint" + ("" if step is None else f" {step}"))
+    join(replica, target)
+    mirror_decisions(replica, target)
+    mirror_history(replica, target, [c.manifest for c in candidates])
+    pace = Pace(settings.replica_rate, stop, progress)
+    troubles: list[str] = []
+    with InUse(replica, "restore") as in_use:
+        for candidate in candidates:
+            in_use.pin(candidate.answer.series, candidate.key)
+            try:
+                mirror_beside(replica, target, candidate.manifest)
+                delivery = send_checkpoint(replica, target, candidate, settings, scanner=scanner, pace=pace, heal=True)
+            except StoppedError:
+                raise
+            except CouldNotTellError as error:
+                troubles.append(error.message)
+                continue
+            if delivery.done in ("damaged", "raced"):
+                troubles.append(delivery.message or delivery.done)
+                continue
+            mirror_history(replica, target, [candidate.manifest])
+            return _started(replica, target, candidate, delivery.sent)
+    raise NoKnownGoodError(f"nothing good came from {replica.url}: {troubles[0]}")
+
+
+def bring_back_from_any(run: Run, settings: Settings, *, series: str | None = None) -> Started | None:
+    """Bring the known-good checkpoint back from the first replica that has a whole one; None if none has."""
+    for replica in open_replicas(run, settings):
+        try:
+            return bring_back(replica, run, settings, series=series)
+        except CkptguardError:
+            continue
+    return None
+
+
+def _refuse_unless_lost(replica: Run, target: Run) -> None:
+    """Only what is empty is filled, and what was begun from this very replica and has no good checkpoint yet."""
+    lineage = read_lineage(target)
+    if lineage is not None and lineage == read_lineage(replica):
+        if known_good_candidates(target, load_history(target), most=1):
+            raise SettingsError(
+                f"{target.url} holds a known-good checkpoint of this training", hint="training can go on from it"
+            )
+        return
+    try:
+        entries = target.storage.list("")
+    except ObjectMissingError:
+        return
+    if entries:
+        raise SettingsError(f"{target.url} is not empty", hint="name an absent or empty folder")
+
+
+def _started(replica: Run, target: Run, candidate: Candidate, sent: int) -> Started:
+    return Started(
+        run=target.url,
+        source=replica.url,
+        path=target.usable(candidate.manifest.path),
+        series=candidate.answer.series,
+        step=candidate.key[0],
+        id=candidate.answer.id,
+        bytes=candidate.manifest.bytes,
+        sent=sent,
+    )

@@ -31,6 +31,7 @@ from ckptguard.operations.protect import protect
 from ckptguard.operations.prune import prune_by_settings
 from ckptguard.operations.quarantine import finish_quarantines
 from ckptguard.operations.quiet import youngest_age
+from ckptguard.operations.repair import mend
 from ckptguard.operations.report import Checked
 from ckptguard.operations.trash import settle_trash
 from ckptguard.operations.unchanged import looks_unchanged
@@ -157,13 +158,18 @@ def reconcile(
             if sample.failures:
                 troubles.append(f"{checkpoint.path}: {why}")
     troubles += _settle_kept(run, checkpoints, settings)
-    pruned, why_not = prune_by_settings(run, settings) if checked or watch.prune_is_due() else ((), ())
+    pruned: tuple[str, ...] = ()
+    if checked or watch.prune_is_due():
+        mended = mend(run, settings, scanner=scanner)
+        checked += mended.checked
+        pruned, why_not = prune_by_settings(run, settings)
+        troubles += [*mended.could_not_tell, *why_not]
     return Pass(
         checked=tuple(checked),
         pruned=pruned,
         pending=tuple(pending),
         gone=gone,
-        could_not_tell=(*troubles, *why_not),
+        could_not_tell=tuple(troubles),
         next_in=min(delays, default=None),
     )
 

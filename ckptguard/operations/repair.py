@@ -69,6 +69,11 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[Checked, ...]
     could_not_tell: tuple[str, ...] = ()
 
+    @property
+    def still_bad(self) -> bool:
+        """Whether a checkpoint that was looked at is bad all the same."""
+        return any(one.outcome is Outcome.BAD for one in self.checked)
+
 
 @dataclass
 class _Work:
@@ -119,10 +124,13 @@ def repair(
 
 def mend(run: Run, settings: Settings, *, scanner: Scanner) -> Repaired:
     """What is repaired without being asked for: kept copies, which are ours; repairs that were cut short; and with
-    ``repair = true`` what is damaged in place."""
+    ``repair = true`` what is damaged in place. Trouble is told in the answer."""
     work = _Work(run, settings, scanner, dry_run=False)
-    with run_lock(run):
-        _repair_damaged(work, _damaged_places(run, load_history(run)) if settings.repair else [])
+    try:
+        with run_lock(run):
+            _repair_damaged(work, _damaged_places(run, load_history(run)) if settings.repair else [])
+    except (BusyError, CouldNotTellError) as error:
+        work.troubles.append(f"nothing was repaired: {error.message}")
     return Repaired(
         dry_run=False, files=tuple(work.files), checked=tuple(work.checked), could_not_tell=tuple(work.troubles)
     )

@@ -14,13 +14,15 @@ from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, R
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, load_history
+from ckptguard.operations.hooks import Event
 from ckptguard.operations.kept_damage import record_kept_damage
 from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.news import incident_event, known_outcomes, news_in, verdict_event
 from ckptguard.operations.quiet import youngest_age
+from ckptguard.operations.record_bad_save import record_bad_save
 from ckptguard.operations.report import Checked
 from ckptguard.operations.scrub_plan import Due, Subset, scrub_plan
 from ckptguard.operations.verify import Resave, verify_checkpoint
-from ckptguard.records.incidents import Incident
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import KEPT, Scrub, record_scrub
@@ -60,14 +62,14 @@ class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Watcher:
-    """What is done about what a scrub finds, and who is told of it. `verify` judges what lies in place and differs from
-    its manifest; None where somebody else will."""
+    """Who is told of what a scrub does and finds, as a hook is told. `verify` judges what lies in place and differs
+    from its manifest, and answers None where somebody else will; without it, it is verified, and an incident opened."""
 
-    verify: Callable[[Checkpoint], Checked | None]
-    kept_damage: Callable[[Incident], None] = lambda incident: None
+    verify: Callable[[Checkpoint], Checked | None] | None = None
+    tell: Callable[[Event], None] = lambda event: None
     begin: Callable[[Due], None] = lambda due: None
     end: Callable[[Reread], None] = lambda done: None
-    source: str = "scrub"
+    source: str = "cli"
 
 
 @dataclass
@@ -75,6 +77,7 @@ class _Work:
     run: Run
     settings: Settings
     watcher: Watcher
+    scanner: Scanner
     pace: Pace
     md5: bool
     progress: Progress | None
@@ -104,7 +107,7 @@ def scrub(
     of a checkpoint, of which the next scrub reads the files that are left. `rate`: bytes a second. `hold` is called
     before each block: it may wait, and stops the scrub by raising ReadingStopped. What is cut short gets no verdict.
 
-    What differs in place is judged by `watcher.verify` (by default verified, now); a damaged kept copy counts no more.
+    What differs in place is judged by `watcher.verify`; a damaged kept copy counts no more. Both are incidents.
     CouldNotTellError if the run cannot be listed; trouble with one place is told in the answer.
     """
     now = time.time()
@@ -119,8 +122,9 @@ def scrub(
         if time.monotonic() >= deadline:
             raise ReadingStopped
 
-    watching = watcher or Watcher(verify=lambda c: _verify(run, c, settings, scanner, md5=md5))
-    work = _Work(run, settings, watching, Pace(rate, hold_on), md5, progress, max_age, history, known)
+    work = _Work(
+        run, settings, watcher or Watcher(), scanner, Pace(rate, hold_on), md5, progress, max_age, history, known
+    )
     places: list[Reread] = []
     read = 0
     try:
@@ -144,10 +148,19 @@ def scrub(
     )
 
 
-def _verify(run: Run, checkpoint: Checkpoint, settings: Settings, scanner: Scanner, *, md5: bool) -> Checked:
-    return verify_checkpoint(
-        run, checkpoint, settings.changed(digest="md5"), scanner=scanner, md5=md5, resave=Resave.WAIT
-    )
+def _verify(work: _Work, checkpoint: Checkpoint) -> Checked | None:
+    if work.watcher.verify is not None:
+        return work.watcher.verify(checkpoint)
+    known = known_outcomes(work.run)
+    settings = work.settings.changed(digest="md5")  # it was asked for in this call
+    checked = verify_checkpoint(work.run, checkpoint, settings, scanner=work.scanner, md5=work.md5, resave=Resave.WAIT)
+    for one in news_in([checked], known):
+        work.watcher.tell(verdict_event(work.run, one, source=work.watcher.source))
+        try:
+            record_bad_save(work.run, one, source=work.watcher.source)
+        except CouldNotTellError as error:
+            work.troubles.append(f"the incident of {one.path} could not be recorded: {error.message}")
+    return checked
 
 
 def _read(work: _Work, due: Due) -> Reread | None:
@@ -199,7 +212,7 @@ def _read_place(
     present = find_checkpoint(work.run, due.path)
     if present is None:
         return None  # all of it is gone, which is no alarm
-    checked = work.watcher.verify(present)
+    checked = _verify(work, present)
     _record(work, due, reading)
     if checked is None:
         return Outcome.PENDING, ()
@@ -224,7 +237,7 @@ def _read_kept(work: _Work, due: Due, manifest: Manifest) -> tuple[Outcome, tupl
         else:
             findings, incident = record_kept_damage(work.run, copy, manifest, [again], source=work.watcher.source)
             if incident is not None:
-                work.watcher.kept_damage(incident)
+                work.watcher.tell(incident_event(work.run, incident))
             return Outcome.BAD, findings
     _record(work, due, reading)
     return Outcome.GOOD, ()

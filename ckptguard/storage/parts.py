@@ -28,15 +28,15 @@ class Parts(Protocol):
         """Forget the parts."""
 
 
-def parts_for(file_system: Any, path: str) -> Parts:
-    """The way for this file system."""
+def parts_for(file_system: Any, path: str, *, exclusive: bool) -> Parts:
+    """The way for this file system; `exclusive`: the object must be new."""
     names = protocols(file_system)
     if "s3" in names:
         return S3Parts(file_system, path)
     if "abfs" in names:
         return AzureParts(file_system, path)
     if "gs" in names:
-        return HeldParts(file_system, path)
+        return HeldParts(file_system, path, exclusive=exclusive)
     if "memory" in names:
         return JoinedParts(file_system, path)
     return MovedParts(file_system, path)
@@ -66,15 +66,16 @@ class HeldParts:
 
     parallel = 1
 
-    def __init__(self, file_system: Any, path: str) -> None:
-        self._file = file_system.open(path, "wb", autocommit=False, block_size=8 << 20)
+    def __init__(self, file_system: Any, path: str, *, exclusive: bool) -> None:
+        mode = "xb" if exclusive else "wb"
+        self._file = file_system.open(path, mode, autocommit=False, block_size=8 << 20)
 
     def put(self, number: int, data: bytes) -> None:
         del number
         self._file.write(data)
 
     def finish(self, *, exclusive: bool) -> None:
-        del exclusive  # fsspec has no word for it here
+        del exclusive  # said at its beginning
         self._file.close()
         self._file.commit()
 

@@ -19,7 +19,7 @@ from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError,
 from ckptguard.names import escape
 from ckptguard.storage.failures import storage_error, translated
 from ckptguard.storage.keys import is_plain, join, parts_of
-from ckptguard.storage.parts import parts_for, protocols
+from ckptguard.storage.parts import Parts, parts_for, protocols
 from ckptguard.storage.protocol import Capabilities, Entry
 from ckptguard.storage.remote_entries import entry_of
 from ckptguard.storage.remote_reader import RemoteReader
@@ -181,7 +181,7 @@ class RemoteStorage:
         return RemoteUpload(
             key,
             self._url,
-            lambda: parts_for(self._fs, path),
+            lambda: parts_for(self._fs, path, exclusive=not replace),
             put_whole,
             refuse_taken,
             replace=replace,
@@ -249,8 +249,9 @@ class RemoteStorage:
         if not key:
             raise DeniedError(f"{escape(self._url)}: the root itself cannot be used so", key=key)
 
-    def _entry(self, key: str, info: dict[str, Any]) -> Entry:
-        return entry_of(key, info)
+    def place(self, key: str) -> tuple[Any, str]:
+        """The file system and the path of a key in it, for what only one kind of store can do."""
+        return self._fs, self._path(key)
 
     def _level(self, folder: str) -> Entries | None:
         """One level, or None where there is nothing (a store cannot tell an empty folder from an absent one)."""
@@ -341,12 +342,14 @@ class RemoteStorage:
         if self._conditional_parts is None:
             with self._probe() as probe:
                 self._fs.pipe_file(probe, b"1")
-                parts = parts_for(self._fs, probe)
+                parts: Parts | None = None
                 try:
+                    parts = parts_for(self._fs, probe, exclusive=True)
                     parts.put(0, b"2")
                     parts.finish(exclusive=True)
                 except OSError as error:
-                    parts.abandon()
+                    if parts is not None:
+                        parts.abandon()
                     if isinstance(storage_error(error, "", self._url), TransientError | DeniedError):
                         raise  # no answer
                 self._conditional_parts = self._fs.cat_file(probe) == b"1"

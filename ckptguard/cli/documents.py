@@ -105,6 +105,7 @@ def known_good_fields(known_good: KnownGood) -> Document:
         "step": known_good.step,
         "id": known_good.id,
         "kept": known_good.kept,
+        "place": known_good.place,
         "verified_at": known_good.verified_at,
         "reason": known_good.reason,
     }
@@ -156,6 +157,9 @@ def status_document(status: Status) -> Document:
         last_incident=status.last_incident and msgspec.structs.replace(status.last_incident, details=msgspec.UNSET),
         daemon=status.daemon,
         kept_kinds=status.kept_kinds,
+        replicas=[
+            {"url": r.url, "behind": r.behind, "last_good": r.last_good, "trouble": r.trouble} for r in status.replicas
+        ],
     )
 
 
@@ -171,6 +175,7 @@ def restore_document(target: str, restored: Restored) -> Document:
         outcome=restored.outcome,
         bytes=restored.bytes,
         kept=restored.kept,
+        source=restored.source,
     )
 
 

@@ -24,15 +24,18 @@ from ckptguard.names import escape
 def command(
     run: str, as_json: bool, before_step: int | None, series: str | None, config: str | None, records: str | None
 ) -> None:
-    """Print the path of RUN's last known-good checkpoint, and nothing else."""
+    """Print the path of RUN's last known-good checkpoint, and nothing else.
+
+    What RUN has lost is looked for in the settings' replicas.
+    """
     from ckptguard.cli.documents import known_good_document
-    from ckptguard.operations.find_known_good import find_known_good
+    from ckptguard.operations.replica_places import find_known_good_anywhere
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    known_good = find_known_good(
-        open_run(run, records=settings.records, patterns=settings.patterns), before_step=before_step, series=series
-    )
+    exists = not settings.replicas
+    opened = open_run(run, records=settings.records, must_exist=exists, patterns=settings.patterns)
+    known_good = find_known_good_anywhere(opened, settings, before_step=before_step, series=series)
     if as_json:
         emit(known_good_document(known_good))
     else:

@@ -18,11 +18,12 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon."""
     from ckptguard.cli.documents import status_document
     from ckptguard.cli.render import age, facts, some
+    from ckptguard.cli.replicate import standing_text
     from ckptguard.operations.status import status
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    found = status(open_run(run, records=settings.records, patterns=settings.patterns))
+    found = status(open_run(run, records=settings.records, patterns=settings.patterns), settings)
     if as_json:
         emit(status_document(found))
     else:
@@ -37,6 +38,7 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
                 ("last incident", incident and f"step {incident.step}: {incident.reason} ({incident.state})"),
                 ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
                 ("kept copies", ", ".join(found.kept_kinds)),
+                *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
             ]
         )
     if found.known_good is None:

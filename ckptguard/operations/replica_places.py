@@ -13,7 +13,7 @@ from ckptguard.known_good import choose_known_good
 from ckptguard.operations.find_known_good import REPLICA, Candidate, KnownGood, known_good_candidates, none_found
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import is_good
-from ckptguard.operations.replicate import open_replica, replica_urls
+from ckptguard.operations.replicate import Replica, open_replica, replica_urls, standing, wanted_in_replica
 from ckptguard.records.run import Run
 from ckptguard.storage.retries import Retries
 
@@ -30,6 +30,20 @@ def open_replicas(run: Run, settings: Settings) -> Iterator[Run]:
             _log.warning("the replica %s cannot be used: %s", url, error.message)
             continue
         yield replica
+
+
+def replica_standings(run: Run, settings: Settings) -> tuple[Replica, ...]:
+    """Where each replica stands, as it is now."""
+    urls = replica_urls(run, settings)
+    wanted = wanted_in_replica(run, settings) if urls else []
+    found = []
+    for url in urls:
+        try:
+            behind, last = standing(open_replica(run, url, retries=Retries(attempts=2, total=5.0)), wanted)
+            found.append(Replica(url=url, behind=behind, last_good=last))
+        except CouldNotTellError as error:
+            found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))
+    return tuple(found)
 
 
 def replica_candidates(
@@ -51,8 +65,8 @@ def has_newest(
 ) -> bool:
     """Whether no newer checkpoint than this one is on record as good (of one series, if `only` names it)."""
     names = history.names if only is None else {only: history.names.get(only, [])}
-    for name, standing in choose_known_good(names, before_step=before_step):
-        other = (standing.step, standing.generation)
+    for name, one in choose_known_good(names, before_step=before_step):
+        other = (one.step, one.generation)
         if (series, key) == (name, other):
             return True
         if is_good(history, name, other):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Sequence
@@ -107,7 +108,9 @@ def replicate(
                     done.append(_replicated(candidate, "failed", message=error.message))
     except CouldNotTellError as error:
         trouble = error.message
-    behind, last = (None, None) if target is None else _standing(target, wanted)
+    behind, last = None, None
+    with contextlib.suppress(CouldNotTellError):
+        behind, last = standing(target, wanted) if target is not None else (None, None)
     return Replica(
         url=target.url if target is not None else normalise_url(url),
         behind=behind,
@@ -185,13 +188,10 @@ def _replicated(
     )
 
 
-def _standing(target: Run, wanted: Sequence[Candidate]) -> tuple[int | None, str | None]:
-    """How many of the wanted are not good there, by its ledger, and the newest that is."""
-    try:
-        history = load_history(target)
-        good = [c for c in wanted if is_good(history, c.answer.series, c.key)]
-    except CouldNotTellError:
-        return None, None
+def standing(target: Run, wanted: Sequence[Candidate]) -> tuple[int, str | None]:
+    """How many of the wanted are not good in a replica, by its ledger, and the newest that is. CouldNotTellError."""
+    history = load_history(target)
+    good = [c for c in wanted if is_good(history, c.answer.series, c.key)]
     return len(wanted) - len(good), checkpoint_id(*good[0].key) if good else None
 
 

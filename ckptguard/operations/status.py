@@ -6,8 +6,11 @@ import datetime
 
 import msgspec
 
+from ckptguard.config import Settings
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.operations.find_known_good import KnownGood, find_known_good
+from ckptguard.operations.replica_places import replica_standings
+from ckptguard.operations.replicate import Replica
 from ckptguard.operations.survey import CheckpointState, survey
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.presence import DaemonRecord, read_daemon_record
@@ -31,10 +34,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     last_incident: Incident | None
     daemon: DaemonRecord | None
     kept_kinds: tuple[str, ...]
+    replicas: tuple[Replica, ...] = ()
 
 
-def status(run: Run) -> Status:
-    """Look at the records and the listing of a run; reads no tensor bytes."""
+def status(run: Run, settings: Settings | None = None) -> Status:
+    """Look at the records and the listing of a run, and at those of the settings' replicas; reads no tensor bytes."""
     states = survey(run)
     present = [s for s in states if s.in_place]
     try:
@@ -54,6 +58,7 @@ def status(run: Run) -> Status:
         last_incident=incidents[-1] if incidents else None,
         daemon=read_daemon_record(run),
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
+        replicas=replica_standings(run, settings) if settings is not None else (),
     )
 
 

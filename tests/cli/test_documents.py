@@ -60,10 +60,10 @@ def test_every_command_has_its_example():
         ("verify", "--step", "400"),
         ("known-good",),
         ("list",),
-        ("status",),
         ("doctor",),
         ("rollback", "--dry-run"),
         ("restore", "--to", "out"),
+        ("replicate", "--to", "elsewhere"),
         ("accept", "--step", "200"),
     ],
     ids=lambda arguments: arguments[0],
@@ -88,6 +88,19 @@ def test_documents_of_one_checkpoint_are_as_shown(document, invoke, eventful):
         place = found["verdict"] if name == "show" else found["checkpoint"]
         example["verdict" if name == "show" else "checkpoint"]["findings"] = shape(place["findings"])
         assert ordered(shape(found)) == ordered(example)
+
+
+def test_documents_of_replicas_are_as_shown(document, eventful, tmp_path, monkeypatch):
+    """status with a replica, and a restore that starts a run, print what DOCUMENTS.md shows."""
+    place = str(tmp_path / "elsewhere")
+    document("replicate", eventful, "--to", place)
+    monkeypatch.setenv("CKPTGUARD_REPLICAS", place)
+    _, found = document("status", eventful)
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["status"]))
+    assert found["replicas"] == [{"url": place, "behind": 0, "last_good": "300.1", "trouble": None}]
+    _, found = document("restore", place, "--as-run", tmp_path / "new")
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["restore"]))
+    assert found["path"] == str(tmp_path / "new" / "net-300.pt")
 
 
 def test_documents_of_retention_are_as_shown(document, invoke, eventful):

@@ -8,7 +8,7 @@ import pytest
 from fixtures_runs import write_torch
 
 from ckptguard.cli.entry import COMMANDS
-from ckptguard.operations import find_known_good
+from ckptguard.operations import replica_places
 
 
 def test_help_imports_no_heavy_module(process):
@@ -37,7 +37,7 @@ def test_an_unexpected_error_is_a_sentence(invoke, verified, monkeypatch):
     def broken(*args, **kwargs):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(find_known_good, "find_known_good", broken)
+    monkeypatch.setattr(replica_places, "find_known_good_anywhere", broken)
     result = invoke("known-good", verified)
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -76,7 +76,7 @@ def test_an_interruption_ends_with_130(invoke, verified, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(find_known_good, "find_known_good", interrupted)
+    monkeypatch.setattr(replica_places, "find_known_good_anywhere", interrupted)
     assert invoke("known-good", verified).exit_code == 130
 
 
@@ -146,4 +146,4 @@ def test_completion_offers_commands(process):
     """What the script asks for comes back: the commands that begin with the typed letters."""
     asked = {"_CKPTGUARD_COMPLETE": "bash_complete", "COMP_WORDS": "ckptguard re", "COMP_CWORD": "1"}
     offered = {line.partition(",")[2] for line in process(**asked).stdout.split()}
-    assert offered == {"restore", "reseal"}
+    assert offered == {"restore", "reseal", "replicate", "repair"}

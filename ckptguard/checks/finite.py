@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
 
 from ckptguard.checks.evidence import Evidence, ScannedTensor
 from ckptguard.formats import Leaf
 from ckptguard.layouts.roles import key_role, number_role
+from ckptguard.masks import may_be_mask
 from ckptguard.scan.result import Numbers, ScannedFile
 from ckptguard.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
 _RATES = frozenset(("lr", "initial_lr", "_last_lr", "base_lrs", "weight_decay", "eps", "momentum", "betas"))
+_MOST_PARTS = 64  # of a name that are looked at
 _SCALES = frozenset(("scale", "cur_scale", "loss_scale"))
 
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
     """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice.
 
-    A mask (no NaN, no +Inf, -Inf beside one single finite value) and what was bit for bit so in the reference are
-    notices too, and so are tensors that the user allows.
+    A mask (no NaN, no +Inf, -Inf beside one single finite value, and nothing that is learnt) and what was bit for bit
+    so in the reference are notices too, and so are tensors that the user allows.
     """
     same = _unchanged_spans(evidence)
+    learnt: frozenset[str] | None = None
     matrices = []
     for tensor in evidence.tensors():
         numbers = tensor.numbers
@@ -32,7 +35,10 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
         if tensor.role == "model" and len(tensor.shape) >= 2:
             matrices.append(tensor)
         if numbers.nan or numbers.posinf or numbers.neginf:
-            yield _non_finite(evidence, tensor, numbers, in_reference=(tensor.file, tensor.name) in same)
+            if learnt is None:
+                learnt = _named_by_optimizer(evidence)
+            in_reference = (tensor.file, tensor.name) in same
+            yield _non_finite(evidence, tensor, numbers, in_reference=in_reference, learnt=learnt)
     yield from _degenerate(evidence, matrices)
     yield from _loose_numbers(evidence)
     for file in evidence.scan.files:
@@ -50,12 +56,31 @@ def _unread(evidence: Evidence, file: ScannedFile) -> Iterator[str]:
             yield tensor.name
 
 
-def is_mask(numbers: Numbers) -> bool:
-    """No NaN, no +Inf, and -Inf beside one single finite value: how attention masks are written."""
-    return bool(numbers.neginf) and not numbers.nan and not numbers.posinf and numbers.single_finite
+def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = ()) -> bool:
+    """Of a model: no NaN, no +Inf, and -Inf beside one single finite value, which is how attention masks are written.
+    Nothing that is learnt is one: neither what is named so, nor what is among the `learnt`."""
+    if tensor.role not in ("model", "ema") or not may_be_mask(tensor.name, len(tensor.shape)):
+        return False
+    if not numbers.neginf or numbers.nan or numbers.posinf or not numbers.single_finite:
+        return False
+    parts = tensor.name.split(".")
+    return not any(".".join(parts[start:]) in learnt for start in range(min(len(parts), _MOST_PARTS)))
 
 
-def _non_finite(evidence: Evidence, tensor: ScannedTensor, numbers: Numbers, *, in_reference: bool) -> Finding:
+def _named_by_optimizer(evidence: Evidence) -> frozenset[str]:
+    """The parameters of which optimizer state is kept by name (``optim.state.layers.0.weight.exp_avg``)."""
+    found = set()
+    for tensor in evidence.tensors():
+        if tensor.role == "optimizer":
+            name = f".{tensor.name}".partition(".state.")[2].rpartition(".")[0]
+            if name and not name.isdecimal():
+                found.add(name)
+    return frozenset(found)
+
+
+def _non_finite(
+    evidence: Evidence, tensor: ScannedTensor, numbers: Numbers, *, in_reference: bool, learnt: Collection[str]
+) -> Finding:
     count = numbers.nan + numbers.posinf + numbers.neginf
     what = ", ".join(
         f"{n} {word}" for n, word in ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf")) if n
@@ -68,7 +93,7 @@ def _non_finite(evidence: Evidence, tensor: ScannedTensor, numbers: Numbers, *, 
         message += "; allowed by --allow-nonfinite"
     elif in_reference and is_mask_like(numbers):
         message += "; bit for bit as in the reference"
-    elif is_mask(numbers) and tensor.role in ("model", "ema"):
+    elif is_mask(tensor, numbers, learnt):
         message += "; it looks like a mask"
     else:
         severity = Severity.ERROR

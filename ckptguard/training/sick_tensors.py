@@ -50,7 +50,7 @@ def _by_parameter(model: Any, optimizer: Any) -> Named:
     own = {str(number): names.get(id(parameter)) for number, parameter in enumerate(state)}
     named = []
     for full, tensor in numbered:
-        _, _, number, key = full.split(".", 3)
+        number, _, key = full.removeprefix("optimizer.state.").partition(".")
         name = own.get(number)
         named.append((f"{name} ({key})" if name is not None else full, tensor))
     return named

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ckptguard.masks import may_be_mask
 from ckptguard.training.device_signals import host_memory, on_device, record_event
 
 Named = Sequence[tuple[str, Any]]
@@ -82,18 +83,30 @@ def model_tensors(model: Any) -> list[tuple[str, Any]]:
 
 
 def state_tensors(optimizer: Any) -> list[tuple[str, Any]]:
-    """The float tensors of an optimizer's state (moments, momenta); none without an optimizer."""
+    """The float tensors of an optimizer's state (moments, momenta), however deep it nests them; none without an
+    optimizer. Of one without a ``state``, such as two in one object, all tensors of its ``state_dict``."""
+    import torch
+
     state = getattr(optimizer, "state", None)
-    if not isinstance(state, Mapping):
+    if isinstance(state, Mapping):
+        return list(_floats(_nested("optimizer.state", list(state.values()))))
+    if optimizer is None or isinstance(optimizer, torch.optim.Optimizer) or not hasattr(optimizer, "state_dict"):
         return []
-    return list(
-        _floats(
-            (f"optimizer.state.{number}.{key}", value)
-            for number, entry in enumerate(state.values())
-            if isinstance(entry, Mapping)
-            for key, value in entry.items()
-        )
-    )
+    return list(_floats(_nested("optimizer", optimizer.state_dict())))
+
+
+def _nested(path: str, value: Any, deepest: int = 20) -> Iterator[tuple[str, Any]]:
+    """The values in mappings, lists and tuples, by the keys that lead to them."""
+    if isinstance(value, Mapping):
+        inner: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        inner = enumerate(value)
+    else:
+        yield path, value
+        return
+    if deepest:
+        for key, held in list(inner):
+            yield from _nested(f"{path}.{key}", held, deepest - 1)
 
 
 def _floats(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -178,7 +191,7 @@ def _readable(tensor: Any) -> Any:
 
 
 def _is_mask(name: str, tensor: Any) -> bool:
-    if tensor.requires_grad or name.startswith("optimizer.state."):
+    if tensor.requires_grad or name.startswith("optimizer.") or not may_be_mask(name, tensor.dim()):
         return False  # a bias of zeros of which one is -Inf now
     values = _readable(tensor)
     highest = values.amax()  # NaN carries through. Not unique(): it sorts, which takes seconds for a large tensor

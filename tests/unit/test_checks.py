@@ -66,6 +66,22 @@ def test_masks_and_other_numbers_are_notices():
     assert heavy(evidence([("mask", "model", (2, 2), poisoned)])) == [("finite", "mask")]
 
 
+@pytest.mark.parametrize("name", ["h.bias", "weight", "q.lora_A.weight", "o.state.1.exp_avg", "norm.gamma"])
+def test_what_is_learnt_is_no_mask(name):
+    """A bias of zeros of which one became -Inf looks like a mask, and so does a moment wherever it lies."""
+    mask = Numbers(count=3, neginf=1, first_bad=1, single_finite=True)
+    assert heavy(evidence([(name, "model", (3,), mask)])) == [("finite", name)]
+
+
+def test_a_parameter_of_another_name_is_told_from_a_mask_by_its_moments():
+    """Where the optimizer's state is kept by name, as torch's distributed checkpoints keep it."""
+    mask = Numbers(count=3, neginf=1, first_bad=1, single_finite=True)
+    tensors = [("net.sink", "model", (3,), mask), ("net.mask", "model", (3,), mask)]
+    assert heavy(evidence(tensors)) == []
+    moment = ("optim.state.net.sink.exp_avg", "optimizer", (3,), FINE)
+    assert heavy(evidence([*tensors, moment])) == [("finite", "net.sink")]
+
+
 def test_a_model_of_zeros_is_bad_and_one_zero_matrix_is_not():
     """All float matrices zero passes every digest; a LoRA's fresh half does not make a model of zeros."""
     zero = Numbers(count=4, zero=True, constant=True)

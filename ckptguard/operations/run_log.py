@@ -13,12 +13,16 @@ from ckptguard.names import MAX_STEP
 from ckptguard.records.run import Run
 
 # A loss scaler overflows and skips now and then; that is how it works. So many in a row are no search for a scale.
-_IN_A_ROW_WITH_SCALER = 5
+_IN_A_ROW = 5
 
 
 def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
     """The step since which every gradient norm in the checkpoint's log is not finite, and a sentence; None if the
-    last one is finite, or if there is no such log. Storage errors are raised."""
+    last one is finite, or if there is no such log. Storage errors are raised.
+
+    A few that are not finite are no sickness where a loss scaler was saved, nor a few infinite ones without NaN
+    elsewhere: a save of the weights alone, and some versions of the Trainer, leave the scaler out.
+    """
     if checkpoint.layout != "hf-trainer":
         return None
     logged = _gradient_norms(run, checkpoint)
@@ -28,7 +32,7 @@ def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
             break
         bad.append((step, norm))
     scaled = checkpoint.key("scaler.pt") in checkpoint.files or has_engine_states(checkpoint)
-    if len(bad) < (_IN_A_ROW_WITH_SCALER if scaled else 1):
+    if not bad or (len(bad) < _IN_A_ROW and (scaled or not any(math.isnan(norm) for _, norm in bad))):
         return None
     since, norm = bad[-1]
     return since, f"its trainer_state.json logs a gradient norm of {norm} since step {since}"

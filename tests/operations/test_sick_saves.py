@@ -133,6 +133,9 @@ NAN_NORM = float("nan")
         ([NAN_NORM, 0.5, 0.4], False, None),
         ([0.5, NAN_NORM, float("inf")], True, None),  # how a scaler finds its scale
         ([0.5, *[NAN_NORM] * 5], True, 16),
+        ([0.5, 0.4, float("inf")], False, None),  # a scaler may have been there that was not saved
+        ([0.5, *[float("inf")] * 4], False, None),
+        ([0.5, *[float("inf")] * 5], False, 16),
         ([0.5, 0.4, 10**400], False, None),
     ],
 )

@@ -92,7 +92,7 @@ def find_known_good_anywhere(
         except CouldNotTellError as error:
             _log.warning("the replica %s cannot be used: %s", replica.url, error.message)
             continue
-        if found and (best is None or _order(found[0]) > _order(best)):
+        if found and (best is None or order_of(found[0]) > order_of(best)):
             best = as_replica(found[0], replica)
     if best is None:
         raise none_found(run, before_step)
@@ -109,5 +109,6 @@ def as_replica(candidate: Candidate, replica: Run) -> Candidate:
     return msgspec.structs.replace(candidate, answer=answer)
 
 
-def _order(candidate: Candidate) -> tuple[int, int]:
+def order_of(candidate: Candidate) -> tuple[int, int]:
+    """By this candidates are older and newer."""
     return (candidate.key[0] or 0, candidate.key[1])

@@ -3,6 +3,7 @@ is on record about the training, so that it goes on from there."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 
@@ -20,7 +21,7 @@ from ckptguard.errors import (
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
 from ckptguard.operations.mirror_records import join, mirror_beside, mirror_decisions, mirror_history
-from ckptguard.operations.replica_places import open_replicas, replica_candidates
+from ckptguard.operations.replica_places import has_newest, open_replicas, order_of, replica_candidates
 from ckptguard.operations.send_checkpoint import send_checkpoint
 from ckptguard.operations.send_file import Pace
 from ckptguard.records.lineage import read_lineage
@@ -29,6 +30,8 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.scan import Progress, Scanner, scan_files
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
+
+_log = logging.getLogger("ckptguard")
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +113,22 @@ def bring_back(
     raise NoKnownGoodError(f"nothing good came from {replica.url}: {troubles[0]}")
 
 
-def bring_back_from_any(run: Run, settings: Settings, *, series: str | None = None) -> Started | None:
-    """Bring the known-good checkpoint back from the first replica that has a whole one; None if none has."""
+def regain(run: Run, settings: Settings, *, series: str | None = None) -> Started | None:
+    """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole.
+    None if the run has lost nothing that a replica could give back."""
+    if not settings.replicas:
+        return None
+    history = load_history(run)
+    own = known_good_candidates(run, history, series=series, most=1)
+    if own and has_newest(history, own[0].answer.series, own[0].key, only=series):
+        return None
     for replica in open_replicas(run, settings):
         try:
-            return bring_back(replica, run, settings, series=series)
-        except CkptguardError:
-            continue
+            there = replica_candidates(replica, history, series=series)
+            if there and (not own or order_of(there[0]) > order_of(own[0])):
+                return bring_back(replica, run, settings, series=series)
+        except CkptguardError as error:
+            _log.warning("nothing could be brought back from %s: %s", replica.url, error.message)
     return None
 
 

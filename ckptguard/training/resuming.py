@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NoKnownGoodError
 from ckptguard.incident import Resumed
 from ckptguard.operations.quarantine import quarantine
+from ckptguard.operations.roll_back import verify_pending
 from ckptguard.records.run import Run
 from ckptguard.training.durable_skips import leave_out_again
 from ckptguard.training.exact_resume import Gap
@@ -44,7 +46,7 @@ def _load_accepted(
     refused: dict[str, tuple[Loaded, str]] = {}
     while True:
         try:
-            loaded = load_together(ranks, store, lambda: load_newest_good(run, settings, store, refused=refused))
+            loaded = load_together(ranks, store, lambda: _load(run, settings, store, refused))
         except NoKnownGoodError as error:
             if not refused:
                 raise
@@ -65,6 +67,18 @@ def _load_accepted(
         for found, why in refused.values():
             _put_aside(run, found, why)
     return loaded
+
+
+def _load(run: Run, settings: Settings, store: Store, refused: Collection[str]) -> Loaded | None:
+    """Load the newest of the run; what it has lost is brought back from a replica."""
+    if settings.replicas and not refused:
+        from ckptguard.operations.start_from_replica import regain  # only those with replicas pay for it
+
+        verify_pending(run, settings, series=store.series)
+        back = regain(run, settings, series=store.series)
+        if back is not None:
+            _log.warning("%s had lost its newest good checkpoint; %s came back from %s", run.url, back.id, back.source)
+    return load_newest_good(run, settings, store, refused=refused)
 
 
 def _probed(ranks: Ranks, parts: Parts, probe: Probe) -> list[str | None]:

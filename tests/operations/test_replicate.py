@@ -18,7 +18,7 @@ from ckptguard.operations.replica_places import find_known_good_anywhere
 from ckptguard.operations.replicate import replicate
 from ckptguard.operations.restore import restore
 from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.start_from_replica import bring_back_from_any, start_from_replica
+from ckptguard.operations.start_from_replica import regain, start_from_replica
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.lineage import begin_lineage, join_lineage
 from ckptguard.records.run import open_run
@@ -322,7 +322,7 @@ def test_lost_files_of_a_run_come_back(root, three, place, replicated):
         path.unlink()
     flip(root / "net-300.pt")
     assert verify_all(three) == {"net-300.pt": Outcome.BAD}
-    assert bring_back_from_any(three, replicated).id == "300.1"
+    assert regain(three, replicated).id == "300.1"
     assert (root / "net-300.pt").read_bytes() == before["net-300.pt"]
     assert find_known_good(three).id == "300.1"
     assert list(reconcile(three, QUICK, Watch()).checked) == []

@@ -13,9 +13,8 @@ from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.names import MAX_STEP
 from ckptguard.operations.load_settings import load_settings
 from ckptguard.records.metrics import checked_metrics
-from ckptguard.records.run import open_run
-from ckptguard.storage import normalise_url
-from ckptguard.storage.failures import translated
+from ckptguard.records.run import begin_run
+from ckptguard.storage.options import use_options
 from ckptguard.training.background_save import EXIT_SECONDS
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.client import ask_known_good
@@ -24,6 +23,7 @@ from ckptguard.training.evidence import Evidence
 from ckptguard.training.health import Diagnosis
 from ckptguard.training.incident_log import begin_incident, end_incident
 from ckptguard.training.leading import go_back_together
+from ckptguard.training.only_guard import OnlyGuard
 from ckptguard.training.parts import Parts
 from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.probe import Probe
@@ -94,16 +94,14 @@ class TrainingGuard:
             raise SettingsError(f'when_busy must be "wait" or "skip", not {when_busy!r}')
         self._ranks = ranks_of_training(rank_timeout)
         self._settings = settings if settings is not None else load_settings(None, os.environ)
-        url = normalise_url(run)
-        if "://" not in url:
-            with translated("", url):
-                os.makedirs(url, exist_ok=True)
-        self._run = open_run(url, records=self._settings.records, patterns=self._settings.patterns)
+        use_options(self._settings.storage or {})
+        self._run = begin_run(run, records=self._settings.records, patterns=self._settings.patterns)
         parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)
         self._parts = parts
         self._store: Store = store_for(
             self._run, parts, self._ranks, save=save, load=load, name=name, allow=self._settings.allow_nonfinite
         )
+        self._only = OnlyGuard(self._run, self._store.series, self._ranks)
         policy = policy if policy is not None else RollbackPolicy()
         ask_seconds = deadline if daemon == "auto" else None
         self._deadline = deadline
@@ -144,7 +142,8 @@ class TrainingGuard:
         Resumes at the newest known-good checkpoint, saves after every `save_every` updates and at the end, and goes
         back between two iterations when the state is sick. Batches that did harm are left out from then on. After a
         `break` an update counts as made if it was observed.
-        RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there is nothing to go back to.
+        RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there is nothing to go back to,
+        SettingsError when another process of this machine trains into the run already.
         """
         if save_every < 1 or total < 0:
             raise SettingsError("save_every must be at least 1 and total not negative")
@@ -195,6 +194,7 @@ class TrainingGuard:
             raise SettingsError(f"a step is a number from 0 to {MAX_STEP}, not {step}")
         if self._looping and step > self._progress.current:
             raise SettingsError(f"step {step} is not made yet: training is at {self._progress.current}")
+        self._only.begin(loops=False)
         if blocking:
             self._watch.look(step)
         else:
@@ -267,6 +267,7 @@ class TrainingGuard:
         self._saving.close(EXIT_SECONDS)
         self._rollbacks.settle(now=True)
         self._evidence.close()
+        self._only.end()
         child, self._child = self._child, None
         self._progress.position = None
         if child is not None:
@@ -290,6 +291,7 @@ class TrainingGuard:
         self._loops += 1
         this = self._loops
         try:
+            self._only.begin(loops=True)
             if not self._resumed:
                 self.resume()
             self._progress.begin()
@@ -323,6 +325,7 @@ class TrainingGuard:
             if this == self._loops:
                 self._progress.leave()
                 self._looping = False
+                self._only.end()
 
     def _agreed(self, own: Diagnosis | None) -> Diagnosis | None:
         """What training as a whole goes back for: the sickness of any rank, from the earliest onset on."""

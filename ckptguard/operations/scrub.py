@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,7 +25,7 @@ from ckptguard.operations.scrub_plan import Due, Subset, scrub_plan
 from ckptguard.operations.verify import Resave, verify_checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import Run
-from ckptguard.records.scrubs import KEPT, Scrub, record_scrub
+from ckptguard.records.scrubs import KEPT, Scrub, Where, record_scrub
 from ckptguard.scan import Progress, Scanner, scan_files
 from ckptguard.scan.reread import Pace, ReadingStopped, Wrong, reread
 from ckptguard.verdict import Finding, Outcome
@@ -51,12 +51,14 @@ class Reread(msgspec.Struct, frozen=True, kw_only=True):
 
 class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
     """What a scrub read. `left`: places that are due and were not read, because time was up. `next`: what would be
-    read after that, and when it was read last. `could_not_tell` are sentences about what could not be read."""
+    read first now; `last`: what was read last, by the records; each with when that was. `could_not_tell` are sentences
+    about what could not be read."""
 
     places: tuple[Reread, ...]
     left: int
     stopped: bool
     next: Due | None
+    last: Due | None
     could_not_tell: tuple[str, ...] = ()
 
 
@@ -94,6 +96,7 @@ def scrub(
     max_duration: float | None = None,
     max_age: float | None = None,
     subset: Subset | None = None,
+    leave_out: Container[Where] = (),
     rate: float | None = None,
     md5: bool = False,
     hold: Callable[[], None] = lambda: None,
@@ -114,7 +117,7 @@ def scrub(
     history = load_history(run)
     plan, known = scrub_plan(run, history, now)
     due = [d for d in plan if max_age is None or d.last is None or not 0 <= now - d.last < max_age]
-    due = [d for d in due if subset is None or subset.holds(d)]
+    due = [d for d in due if d.where not in leave_out and (subset is None or subset.holds(d))]
     deadline = math.inf if max_duration is None else time.monotonic() + max_duration
 
     def hold_on() -> None:
@@ -138,14 +141,21 @@ def scrub(
                 work.watcher.end(done)
     except ReadingStopped:
         pass
-    rest = due[read:] or [d for d in plan if d not in due]
+    after = [*due[read:], *(d for d in plan if d not in due), *(_read_at(d, now) for d in due[:read])]
+    known_ones = [d for d in plan if d.last is not None]
+    newest = max(known_ones, key=lambda d: d.last or 0.0, default=None)
     return Scrubbed(
         places=tuple(places),
         left=len(due) - read,
         stopped=read < len(due),
-        next=rest[0] if rest else None,
+        next=next((d for d in after if d.where not in leave_out), None),
+        last=_read_at(due[read - 1], now) if read else newest,
         could_not_tell=tuple(work.troubles),
     )
+
+
+def _read_at(due: Due, now: float) -> Due:
+    return msgspec.structs.replace(due, last=now, begun=None)
 
 
 def _verify(work: _Work, checkpoint: Checkpoint) -> Checked | None:
@@ -213,9 +223,9 @@ def _read_place(
     if present is None:
         return None  # all of it is gone, which is no alarm
     checked = _verify(work, present)
-    _record(work, due, reading)
     if checked is None:
-        return Outcome.PENDING, ()
+        return Outcome.PENDING, ()  # it is read again, unless a verdict comes of it
+    _record(work, due, reading)
     if checked.id == due.id and checked.outcome is not Outcome.BAD:
         work.troubles.append(_twice(wrong))
     return checked.outcome, checked.findings

@@ -16,6 +16,7 @@ from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.moments import seconds_of
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Scrub, Where, forget_scrubs, newest_scrubs, read_scrubs
+from ckptguard.verdict import Outcome
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +122,8 @@ def _due(
     checkpoint: Checkpoint | None = None,
 ) -> Due:
     last, begun = whole.get(where), newest.get(where)
-    if last is None and since is None:
+    standing = history.standings(where[0]).get(where[1])
+    if (last is None and since is None) or (standing is not None and standing.outcome is not Outcome.GOOD):
         verdict = history.verdict(where[0], where[1])
         since = seconds_of(verdict.checked_at) if verdict is not None else None
     return Due(
@@ -129,7 +131,7 @@ def _due(
         key=where[1],
         place=where[2],
         path=path,
-        last=last.began if last is not None else since,
+        last=max((t for t in (last.began if last is not None else None, since) if t is not None), default=None),
         begun=begun if begun is not None and not begun.is_whole else None,
         checkpoint=checkpoint,
     )

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import math
 import os
-import platform
 import resource
 import select
 import signal
@@ -22,11 +21,10 @@ from ckptguard.errors import CouldNotTellError
 from ckptguard.scan.files import scan_files
 from ckptguard.scan.frames import PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
+from ckptguard.scan.stand_back import stand_back
 from ckptguard.storage import open_storage
 
 _PR_SET_PDEATHSIG = 1
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
-_IO_LOWEST = 2 << 13 | 7  # best effort, last in line
 _OPEN_FILES = 256
 
 
@@ -38,7 +36,7 @@ def main() -> None:
     _die_with(parent)
     _limit(memory)
     if niceness:
-        _yield_to_training(niceness)
+        stand_back(niceness)
     while select.select([0], [], [], idle)[0]:
         body = _read_request()
         if body is None:
@@ -85,16 +83,6 @@ def _limit(memory: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _yield_to_training(niceness: int) -> None:
-    # Not os.nice: the thread that started us may stand back already.
-    os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))
-    with contextlib.suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    number = _IOPRIO_SET.get(platform.machine())
-    if sys.platform == "linux" and number is not None:
-        ctypes.CDLL(None).syscall(number, 1, 0, _IO_LOWEST)
 
 
 def _die_with(parent: int) -> None:

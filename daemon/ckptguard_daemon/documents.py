@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from ckptguard.records.incidents import Incident
 from ckptguard.records.presence import DaemonRecord
 from ckptguard.version import __version__
 from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.scrub_state import PlaceAt, ScrubState
 
 SCHEMA = 1
 Document = dict[str, Any]
@@ -87,7 +89,26 @@ def _run_fields(run: GuardedRun) -> Document:
         "pending": [
             {"path": w.path, "series": w.series, "step": w.step, "reason": w.reason} for w in run.last_pass.pending
         ],
+        "scrub": None if run.scrub is None else _scrub_fields(run.scrub),
     }
+
+
+def _scrub_fields(scrub: ScrubState) -> Document:
+    return {
+        "every_seconds": scrub.every,
+        "bytes_per_second": scrub.rate,
+        "reading": _place_fields(scrub.reading),
+        "last": _place_fields(scrub.last),
+        "next": _place_fields(scrub.next),
+    }
+
+
+def _place_fields(place: PlaceAt | None) -> Document | None:
+    if place is None:
+        return None
+    at = None if place.at is None else datetime.datetime.fromtimestamp(place.at, datetime.UTC)
+    text = None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"path": place.path, "id": place.id, "place": place.place, "at": text}
 
 
 def checkpoints_document(run: GuardedRun, states: Sequence[CheckpointState]) -> Document:

@@ -21,6 +21,7 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.scan import Scanner
 from ckptguard.verdict import Outcome
 from ckptguard_daemon.log import log
+from ckptguard_daemon.scrub_state import ScrubState
 
 _SOONEST = 0.2
 _LONGEST_BACKOFF = 600.0
@@ -40,6 +41,7 @@ class GuardedRun:
         self.last_pass_at: str | None = None
         self.passes = 0
         self.due = 0.0  # monotonic
+        self.scrub: ScrubState | None = None  # None: it is not scrubbed
         self._settings = settings
         self._hooks = hooks
         self._presence = presence
@@ -54,6 +56,10 @@ class GuardedRun:
         """Have a checkpoint read again in the next pass, whatever the records say. Safe from any thread."""
         with self._asked_lock:
             self._asked.add(path)
+
+    def mend_soon(self) -> None:
+        """Have the next pass repair what it may. Safe from any thread."""
+        self._watch.prune_at = 0.0
 
     def step(self, scanner: Scanner, stop: threading.Event) -> Pass | None:
         """Make one pass; None if it failed, which is logged and never raised. Sets when the next one is due."""
@@ -126,6 +132,8 @@ class GuardedRun:
             log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
             return
         self._tell(run, (checked,))
+        if checked.outcome is Outcome.BAD:
+            self.mend_soon()
 
     def _report(self, run: Run, done: Pass, *, stopping: bool) -> None:
         self._tell(run, done.checked)

@@ -27,6 +27,7 @@ class Loop:
         self._scanner = scanner
         self._stop = stop
         self._after_pass = after_pass
+        self.idle = threading.Event()  # nothing is verified now
         self._changed = threading.Condition()
         self._woken: set[str] = set()
         self._last: dict[str, float] = {}
@@ -43,7 +44,9 @@ class Loop:
             due = self._next()
             if due is None:
                 continue
+            self.idle.clear()
             due.step(self._scanner, self._stop)
+            self.idle.set()
             _give_memory_back()
             self._last[due.run_id] = time.monotonic()
             self._after_pass()

@@ -22,6 +22,7 @@ from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.rendezvous import listen
+from ckptguard_daemon.scrubbing import Scrubbing
 from ckptguard_daemon.server import HttpServer
 from ckptguard_daemon.waiting import Passes
 from ckptguard_daemon.watcher import Watcher
@@ -69,6 +70,8 @@ def serve(
         if os.path.isabs(url)
     ]
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
+    scrubbing = Scrubbing(runs, settings, hooks, loop.idle, loop.wake, stop)
+    scrubber: threading.Thread | None = None
     answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, settings.records)
     server = HttpServer(answers.application(), rendezvous.socket)
     try:
@@ -77,6 +80,7 @@ def serve(
         for watcher in watchers:  # before the first pass, so that nothing falls in between
             watcher.keep_watching()
         thread.start()
+        scrubber = scrubbing.start()
         log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
         while not stop.wait(1.0):
             if not still_wanted():
@@ -90,6 +94,8 @@ def serve(
             watcher.close()
         if thread.ident is not None:
             thread.join(timeout=_LOOP_STOP_SECONDS)
+        if scrubber is not None:
+            scrubber.join(timeout=_LOOP_STOP_SECONDS)
         if not thread.is_alive():
             scanner.close()
         hooks.close(patience=_HOOK_STOP_SECONDS)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.names import MAX_STEP
-from ckptguard.operations.load_settings import load_settings
+from ckptguard.operations.load_settings import load_settings, with_replicas
 from ckptguard.records.metrics import checked_metrics
 from ckptguard.records.run import begin_run
 from ckptguard.storage.options import use_options
@@ -59,8 +59,8 @@ class TrainingGuard:
     behind training, at most one at a time: when the next is due before that it waits, or with `when_busy="skip"` is
     left out (never the last one). One that fails is logged and recorded as an incident when it happens. Of several
     ranks each copies what it writes; `steps` waits for its last save, because a process group may end after it.
-    A checkpoint whose names do not all fit is refused, unless `strict` is off.
-    `deadline` is how many seconds the daemon may take to verify what is pending before this process does it.
+    A checkpoint whose names do not all fit is refused, unless `strict` is off. `deadline`: seconds that the daemon may
+    take to verify what is pending before this process does. `replicas`: where copies lie too, also to resume from.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class TrainingGuard:
         daemon: str | None = "auto",
         policy: RollbackPolicy | None = None,
         settings: Settings | None = None,
+        replicas: str | Sequence[str] = (),
         check_every: int = 50,
         blocking: bool = True,
         when_busy: str = "wait",
@@ -93,7 +94,7 @@ class TrainingGuard:
         if when_busy not in ("wait", "skip"):
             raise SettingsError(f'when_busy must be "wait" or "skip", not {when_busy!r}')
         self._ranks = ranks_of_training(rank_timeout)
-        self._settings = settings if settings is not None else load_settings(None, os.environ)
+        self._settings = with_replicas(settings or load_settings(None, os.environ), replicas)
         use_options(self._settings.storage or {})
         self._run = begin_run(run, records=self._settings.records, patterns=self._settings.patterns)
         parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)

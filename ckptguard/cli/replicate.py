@@ -47,7 +47,7 @@ def command(
 
     settings = settings_from(config, records, replicas=urls, replica_rate=rate)
     opened = open_run(run, records=settings.records, patterns=settings.patterns)
-    places = replica_urls(opened, settings)
+    places = replica_urls(opened.url, settings)
     if not places:
         raise click.UsageError("there is no place to replicate to: give --to, or `replicas` in the settings")
     done = []

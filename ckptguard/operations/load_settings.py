@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptguard.config import Settings, parse_settings, with_environment
@@ -33,3 +33,8 @@ def load_settings(config: str | None, environ: Mapping[str, str], **flags: objec
     settings = with_environment(settings, environ).changed(**flags)
     use_options(settings.storage or {})
     return settings
+
+
+def with_replicas(settings: Settings, places: str | Sequence[str]) -> Settings:
+    """The settings with these places for replicas, if there are any."""
+    return settings.changed(replicas=((places,) if isinstance(places, str) else tuple(places)) or None)

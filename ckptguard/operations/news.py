@@ -81,6 +81,24 @@ def incident_event(run: Run, incident: Incident) -> dict[str, Any]:
     }
 
 
+def replica_event(run: Run, url: str, reason: str, *, source: str) -> dict[str, Any]:
+    """What hooks are told of a replica that cannot be brought up to date."""
+    return {
+        "schema": 1,
+        "command": "incident",
+        "event": "replica",
+        "run": run.run_id,
+        "url": escape(run.url),
+        "step": None,
+        "cause": "replica",
+        "reason": escape(f"{url}: {reason}"),
+        "source": source,
+        "checkpoint": None,
+        "findings": [],
+        "incident": None,
+    }
+
+
 def reason_of(checked: Checked) -> str:
     """The heaviest finding in one line; "" where nothing weighs."""
     for severity in (Severity.ERROR, Severity.SICKNESS, Severity.WARNING):

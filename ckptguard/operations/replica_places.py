@@ -22,7 +22,7 @@ _log = logging.getLogger("ckptguard")
 
 def open_replicas(run: Run, settings: Settings) -> Iterator[Run]:
     """The replicas that can be read, local ones first. Of the others a warning tells, after a few seconds."""
-    for url in replica_urls(run, settings):
+    for url in replica_urls(run.url, settings):
         try:
             replica = open_replica(run, url, retries=Retries(attempts=2, total=5.0))
             replica.storage.stat("")
@@ -34,7 +34,7 @@ def open_replicas(run: Run, settings: Settings) -> Iterator[Run]:
 
 def replica_standings(run: Run, settings: Settings) -> tuple[Replica, ...]:
     """Where each replica stands, as it is now."""
-    urls = replica_urls(run, settings)
+    urls = replica_urls(run.url, settings)
     wanted = wanted_in_replica(run, settings) if urls else []
     found = []
     for url in urls:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -69,12 +69,13 @@ def replicate(
     scanner: Scanner = scan_files,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
+    hold: Callable[[], None] | None = None,
     arrived: set[tuple[str, Key]] | None = None,
 ) -> Replica:
     """Send the good checkpoints that the settings for replicas keep to one replica, the newest first.
 
     Trouble with the replica is told in the answer; what arrived stays, and the next call goes on from there.
-    `arrived` remembers between calls what is there for good. SettingsError for a place that cannot be a replica of
+    `hold` waits while something more urgent goes on; `arrived` remembers between calls what is there for good. SettingsError for a place that cannot be a replica of
     this run.
     """
     arrived = set() if arrived is None else arrived
@@ -88,7 +89,7 @@ def replicate(
             join(run, target)
             mirror_decisions(run, target)
             mirror_verdicts(run, target)
-        pace = Pace(rate, stop, progress)
+        pace = Pace(rate, stop, progress, hold)
         with InUse(run, "replication") as in_use:
             history = load_history(target)
             for candidate in wanted:
@@ -120,11 +121,11 @@ def replicate(
     )
 
 
-def replica_urls(run: Run, settings: Settings) -> tuple[str, ...]:
-    """Where the settings want replicas of this run, local ones first; ``{run}`` stands for the run's own name."""
-    name = run.url.rstrip("/").rpartition("/")[2]
-    urls = [normalise_url(url.replace("{run}", name)) for url in settings.replicas]
-    return tuple(sorted(dict.fromkeys(urls), key=lambda url: "://" in url))
+def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
+    """Where the settings want replicas of the run under `url`, local ones first; ``{run}`` stands for the run's own name."""
+    name = url.rstrip("/").rpartition("/")[2]
+    urls = [normalise_url(place.replace("{run}", name)) for place in settings.replicas]
+    return tuple(sorted(dict.fromkeys(urls), key=lambda place: "://" in place))
 
 
 def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | None = None) -> Run:

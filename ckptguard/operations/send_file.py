@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ckptguard.errors import StoppedError
@@ -23,11 +23,16 @@ class Pace:
     """How fast bytes may pass, and whether they still may: one for all files that are on their way together."""
 
     def __init__(
-        self, rate: float | None = None, stop: threading.Event | None = None, progress: Progress | None = None
+        self,
+        rate: float | None = None,
+        stop: threading.Event | None = None,
+        progress: Progress | None = None,
+        hold: Callable[[], None] | None = None,
     ) -> None:
         self._rate = Rate(rate, time.monotonic) if rate is not None else None
         self._stop = stop if stop is not None else threading.Event()
         self._progress = progress
+        self._hold = hold  # waits while something more urgent goes on
 
     def passed(self, length: int, key: str) -> None:
         """So many bytes were read; returns when the next may be. StoppedError when called off."""
@@ -35,6 +40,8 @@ class Pace:
             self._progress(length)
         if self._stop.wait(self._rate.take(length)) if self._rate is not None else self._stop.is_set():
             raise StoppedError(f"{key}: called off", key=key)
+        if self._hold is not None:
+            self._hold()
 
 
 def send_file(source: Storage, source_key: str, target: Storage, target_key: str, file: File, pace: Pace) -> str | None:

@@ -90,6 +90,9 @@ def _run_fields(run: GuardedRun) -> Document:
             {"path": w.path, "series": w.series, "step": w.step, "reason": w.reason} for w in run.last_pass.pending
         ],
         "scrub": None if run.scrub is None else _scrub_fields(run.scrub),
+        "replicas": [
+            {"url": r.url, "behind": r.behind, "last_good": r.last_good, "trouble": r.trouble} for r in run.replicas
+        ],
     }
 
 

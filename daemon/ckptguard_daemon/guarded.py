@@ -13,6 +13,7 @@ from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.news import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.operations.reconcile import Pass, Watch, reconcile
 from ckptguard.operations.record_bad_save import record_bad_save
+from ckptguard.operations.replicate import Replica
 from ckptguard.operations.report import Checked
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.clock import utc_now
@@ -42,6 +43,8 @@ class GuardedRun:
         self.passes = 0
         self.due = 0.0  # monotonic
         self.scrub: ScrubState | None = None  # None: it is not scrubbed
+        self.replicas: tuple[Replica, ...] = ()  # as they were when they were last brought up to date
+        self.verdicts = 0  # given since the start
         self._settings = settings
         self._hooks = hooks
         self._presence = presence
@@ -136,6 +139,7 @@ class GuardedRun:
             self.mend_soon()
 
     def _report(self, run: Run, done: Pass, *, stopping: bool) -> None:
+        self.verdicts += len(done.checked)
         self._tell(run, done.checked)
         for waiting in done.pending:
             self._log_once("pending", path=waiting.path, step=waiting.step, reason=waiting.reason)

@@ -22,6 +22,7 @@ from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.rendezvous import listen
+from ckptguard_daemon.replicating import Replicating
 from ckptguard_daemon.scrubbing import Scrubbing
 from ckptguard_daemon.server import HttpServer
 from ckptguard_daemon.waiting import Passes
@@ -71,7 +72,8 @@ def serve(
     ]
     thread = threading.Thread(target=loop.run, name="loop", daemon=True)
     scrubbing = Scrubbing(runs, settings, hooks, loop.idle, loop.wake, stop)
-    scrubber: threading.Thread | None = None
+    replicating = Replicating(runs, settings, hooks, loop.idle, loop.wake, stop)
+    aside: list[threading.Thread] = []
     answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, settings.records)
     server = HttpServer(answers.application(), rendezvous.socket)
     try:
@@ -80,7 +82,7 @@ def serve(
         for watcher in watchers:  # before the first pass, so that nothing falls in between
             watcher.keep_watching()
         thread.start()
-        scrubber = scrubbing.start()
+        aside += [begun for begun in (scrubbing.start(), replicating.start()) if begun is not None]
         log("started", version=__version__, pid=presence.pid, socket=rendezvous.path, runs=list(urls))
         while not stop.wait(1.0):
             if not still_wanted():
@@ -94,8 +96,8 @@ def serve(
             watcher.close()
         if thread.ident is not None:
             thread.join(timeout=_LOOP_STOP_SECONDS)
-        if scrubber is not None:
-            scrubber.join(timeout=_LOOP_STOP_SECONDS)
+        for begun in aside:
+            begun.join(timeout=_LOOP_STOP_SECONDS)
         if not thread.is_alive():
             scanner.close()
         hooks.close(patience=_HOOK_STOP_SECONDS)
@@ -116,9 +118,9 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     told = True
     try:
         for url in urls:
-            told = (
-                _settled_pass(GuardedRun(url, run_id_of(url), settings, hooks, None), settings, scanner, stop) and told
-            )
+            run = GuardedRun(url, run_id_of(url), settings, hooks, None)
+            told = _settled_pass(run, settings, scanner, stop) and told
+            Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
     finally:
         scanner.close()
         hooks.close(patience=0.0 if stop.is_set() else COMMAND_SECONDS + 5.0)

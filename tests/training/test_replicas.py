@@ -32,11 +32,11 @@ def options_of(training, own):
     return {"save": save, "load": load}
 
 
-def train(training, run, total, own, settings=QUICK):
+def train(training, run, total, own, **more):
     """Train under a guard, and have what was saved verified; returns the steps taken."""
     taken = []
-    parts = training.parts()
-    with ckptguard.TrainingGuard(run, **parts, **options_of(training, own), daemon="off", settings=settings) as guard:
+    options = {**training.parts(), **options_of(training, own), **more}
+    with ckptguard.TrainingGuard(run, **options, daemon="off", settings=QUICK) as guard:
         for step, batch in guard.steps(training.loader, total=total, save_every=4):
             taken.append(step)
             loss, norm = training.update(step, batch)
@@ -64,15 +64,15 @@ def test_training_goes_on_from_the_replica(tmp_path, own, way, url):
     train(first, tmp_path / "run", 12, own)
     assert replicate(open_run(str(tmp_path / "run")), QUICK, replica).last_good == "12.1"
     shutil.rmtree(tmp_path / "run")
-    settings = QUICK
+    replicas = {}
     if way == "one command":
         place = str(tmp_path / "run")
         done = CliRunner().invoke(commands, ["restore", replica, "--as-run", place], catch_exceptions=False)
         assert done.exit_code == 0, done.output
     else:
-        settings = QUICK.changed(replicas=(replica,))
+        replicas = {"replicas": replica}
     second = Training(seed=99)
-    assert train(second, tmp_path / "run", 20, own, settings) == list(range(13, 21))
+    assert train(second, tmp_path / "run", 20, own, **replicas) == list(range(13, 21))
     second.losses = {**first.losses, **second.losses}
     assert_same(healthy, second)
     again = replicate(open_run(str(tmp_path / "run")), QUICK, replica)

@@ -13,12 +13,13 @@ from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, Resavi
 from ckptguard.layouts import Checkpoint
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import sealed_outcome
+from ckptguard.operations.keep import sealed_outcome, shares_place
 from ckptguard.operations.kept_damage import CHECK as KEPT_CHECK
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints, select_checkpoint
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.repair_files import (
+    LINKED,
     Damaged,
     Source,
     aside_folder,
@@ -246,7 +247,8 @@ def _repair_place(work: _Work, series: str, key: Key, manifest: Manifest) -> Non
     checkpoint = find_checkpoint(run, manifest.path)
     _refuse_while_written(checkpoint, work.settings)
     wrong = [f for f in manifest.files if reread(run.storage, f.path, f) is not None]
-    sources = _sources(run, series, key, work.staged)
+    copy = read_kept(run, series, *key)
+    linked = copy is not None and shares_place(run, copy, copy.files)  # then it is no copy any more
     if checkpoint is not None and not _is_still(work, checkpoint, manifest.id, damaged=bool(wrong)):
         return
     if not wrong:
@@ -257,6 +259,11 @@ def _repair_place(work: _Work, series: str, key: Key, manifest: Manifest) -> Non
     if content not in (Outcome.GOOD, Outcome.SUSPECT):
         for one in damaged:
             _note(work, series, key, manifest, IN_PLACE, one, None, "what was sealed was not good either")
+        return
+    sources = _sources(run, series, key, work.staged)
+    if linked and not sources:
+        for one in damaged:
+            _note(work, series, key, manifest, IN_PLACE, one, None, LINKED)
         return
     done = _replace(work, series, key, manifest, IN_PLACE, damaged, sources)
     if not done:
@@ -316,7 +323,7 @@ def _repair_kept(work: _Work, series: str, key: Key, manifest: Manifest) -> None
     run = work.run
     aside, marked = read_set_aside(run, series, *key), read_kept(run, series, *key)
     copy = aside or marked
-    if copy is None:
+    if copy is None or (aside is None and shares_place(run, copy, copy.files)):
         return
     wrong = [f for f in manifest.files if reread(run.records, copy.key(f.path), f) is not None]
     damaged = [
@@ -407,7 +414,7 @@ def _replace(
 
 def _sources(run: Run, series: str, key: Key, staged: list[Source]) -> list[Source]:
     """Where whole files of a generation may lie beside its place: its kept copy, also one that was set aside."""
-    copy = read_kept(run, series, *key) or read_set_aside(run, series, *key)
+    copy = read_kept(run, series, *key) or read_set_aside(run, series, *key)  # its other files may be whole
     kept = [Source(name="kept copy", storage=run.records, prefix=copy.folder + "/")] if copy is not None else []
     return [*staged, *kept]
 

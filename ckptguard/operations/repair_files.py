@@ -58,6 +58,9 @@ def seen_now(storage: Storage, key: str) -> Entry | None:
         return None
 
 
+LINKED = "the kept copy is a hard link to the damaged file"
+
+
 def whole_source(damaged: Damaged, sources: Sequence[Source]) -> tuple[Source | None, str]:
     """The first source that has the right bytes of a file, read now, from the disk; else why none has."""
     reasons = []
@@ -65,13 +68,13 @@ def whole_source(damaged: Damaged, sources: Sequence[Source]) -> tuple[Source | 
         entry = seen_now(source.storage, source.key(damaged.file.path))
         shared = entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode
         if shared and entry is not None and entry.inode is not None and source.storage.root is not None:
-            reasons.append(f"the {source.name} is a hard link to the damaged file")
+            reasons.append(LINKED)
             continue
         wrong = reread(source.storage, source.key(damaged.file.path), damaged.file)
         if wrong is None:
             return source, ""
         reasons.append(f"in the {source.name} {wrong.message}")
-    return None, "; ".join(reasons) or "there is no other copy of it"
+    return None, "; ".join(reasons) or "there is no other copy"
 
 
 @dataclass

@@ -77,6 +77,7 @@ class GuardCallback(Callback):
         self._watch.restart(trainer.global_step)
         self._close_evidence()
         self._evidence = Evidence(parts, recent, allow=self._settings.allow_nonfinite)
+        self._evidence.begin()
         self._evidence.resumed = Resumed(step=trainer.global_step) if trainer.global_step else None
         saved = float(self._loaded.get("lr_factor", 1.0))
         if self.target is None:

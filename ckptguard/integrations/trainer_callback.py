@@ -220,6 +220,7 @@ class GuardCallback(TrainerCallback):
         recent.restart(state.global_step)
         self._drop_evidence()
         self._evidence = Evidence(parts, recent, allow=self._allowed)
+        self._evidence.begin()
         if state.global_step:
             self._evidence.resumed = Resumed(step=state.global_step)
 

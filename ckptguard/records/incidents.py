@@ -133,7 +133,19 @@ def report_key(incident_id: str, suffix: str) -> str:
 def _write(run: Run, incident: Incident) -> None:
     # msgspec writes NaN as null; evidence is for reading, so non-finite numbers go out as words.
     spoken = msgspec.structs.replace(incident, evidence=_spoken(incident.evidence))
-    create_record(run, incident_key(incident.id, incident.revision), msgspec.json.encode(spoken) + b"\n")
+    try:
+        text = msgspec.json.encode(spoken)
+    except UnicodeEncodeError:  # half of a character in a tensor's name: JSON has its escape, no reader takes that
+        text = msgspec.json.encode(_in_unicode(msgspec.to_builtins(spoken)))
+    create_record(run, incident_key(incident.id, incident.revision), text + b"\n")
+
+
+def _in_unicode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_in_unicode(k): _in_unicode(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_unicode(v) for v in value]
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _spoken(value: Any) -> Any:

@@ -29,7 +29,12 @@ class Evidence:
         self._parts, self._allow = parts, tuple(allow)
         self.recent = recent
         self.resumed: Resumed | None = None
-        self._autocast = _tried(lambda: AutocastProbe(parts.model), None)
+        self._autocast: AutocastProbe | None = None
+
+    def begin(self) -> None:
+        """Training begins. Not before does anything hang on the model: ``torch.jit.script`` takes no such hook."""
+        if self._autocast is None:
+            self._autocast = _tried(lambda: AutocastProbe(self._parts.model), None)
 
     def gather(self, onset: int | None, cause: str, *, through: int | None = None) -> Details:
         """Everything that is known now, before anything is put back. `through`: see `Diagnosis.onset_through`."""

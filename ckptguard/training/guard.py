@@ -168,6 +168,7 @@ class TrainingGuard:
         device are not waited for: they are judged a few updates later, at the latest before the next save.
         """
         self._progress.observed = self._progress.now
+        self._evidence.begin()
         return self._watch.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
     def save(self, step: int | None = None, *, blocking: bool = True, metrics: Mapping[str, Any] | None = None) -> str:
@@ -296,6 +297,7 @@ class TrainingGuard:
             if not self._resumed:
                 self.resume()
             self._progress.begin()
+            self._evidence.begin()
             if self.step > total:
                 _log.warning("training is at step %s already: nothing is left of a total of %s", self.step, total)
             if self._saving.last is None:

@@ -1,10 +1,12 @@
-"""Incidents of a guarded training: recorded once, told to the daemon, and left as a report that people can read."""
+"""Incidents of a guarded training: recorded once, told to the daemon, and left as a report that people can read.
+
+Nothing here raises: an incident is worth a record, and never the training.
+"""
 
 from __future__ import annotations
 
 import logging
 
-from ckptguard.errors import CkptguardError
 from ckptguard.incident import Details
 from ckptguard.operations.close_incident import close_incident
 from ckptguard.records.incidents import Incident, open_incident, read_incident, update_incident
@@ -32,13 +34,13 @@ def begin_incident(
         incident = read_incident(run, told) if told is not None else None
         if incident is None:
             incident = open_incident(run, step=step, cause=cause, reason=reason, evidence=dict(evidence), source=source)
-    except CkptguardError as error:
-        _log.warning("an incident could not be recorded: %s (it was: %s)", error.message, reason)
+    except Exception as error:
+        _log.warning("an incident could not be recorded: %s (it was: %s)", error, reason)
         return None
     try:
         return update_incident(run, incident, state=state, details=details) if details is not None else incident
-    except CkptguardError as error:
-        _log.warning("the details of incident %s could not be recorded: %s", incident.id, error.message)
+    except Exception as error:
+        _log.warning("the details of incident %s could not be recorded: %s", incident.id, error)
         return incident
 
 
@@ -51,6 +53,6 @@ def end_incident(
         return None
     try:
         return close_incident(run, incident, action=action, known_good=known_good, state=state)
-    except CkptguardError as error:
-        _log.warning("the incident %s could not be updated: %s", incident.id, error.message)
+    except Exception as error:
+        _log.warning("the incident %s could not be updated: %s", incident.id, error)
         return None

@@ -11,6 +11,7 @@ from ckptguard.errors import StateError
 from ckptguard.training.safetensors_file import plan_file
 from ckptguard.training.state_json import decode_state, encode_state, to_text
 
+_WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DataParallel or another wrapper"}
 _log = logging.getLogger("ckptguard")
 
 
@@ -74,6 +75,15 @@ class Parts:
                     hint="several of them go into one object that has both",
                 )
         captured = self.capture()
+        for tensor_name in (*captured.model, *captured.others):
+            if any("\ud800" <= character <= "\udfff" for character in tensor_name):
+                raise StateError(f"a tensor cannot be stored under the name {tensor_name!a}: it is no Unicode text")
+        for tensor_name, tensor in captured.model.items():
+            if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise StateError(
+                    f"{tensor_name} is expanded: several of its elements are one, so nothing can be loaded into it",
+                    hint="register it as tensor.expand(...).contiguous()",
+                )
         plan_file(captured.model)
         plan_file(captured.others)
         to_text(captured.sections)
@@ -110,9 +120,8 @@ class Parts:
         self.fit = Fit(missing=tuple(first), unexpected=tuple(second))
         if first or second:
             what = f"{first[0]} is missing in it" if first else f"{second[0]} is not in the model"
-            self._refuse(
-                f"the checkpoint does not fit the model: {what} ({len(first)} missing, {len(second)} unexpected)"
-            )
+            counts = f"({len(first)} missing, {len(second)} unexpected)"
+            self._refuse(f"the checkpoint does not fit the model: {what} {counts}{_about_prefix(first, second)}")
 
     def drop_gradients(self) -> None:
         """Forget gradients that were not used yet: they belong to the state that was just replaced, and may be NaN."""
@@ -127,6 +136,18 @@ class Parts:
     def _others(self) -> list[tuple[str, Any]]:
         named = (("optimizer", self.optimizer), ("scheduler", self.scheduler), ("scaler", self.scaler))
         return [(name, part) for name, part in named if part is not None]
+
+
+def _about_prefix(missing: Collection[str], unexpected: Collection[str]) -> str:
+    """What to say of names that differ only by what a wrapper puts before them; "" where they differ otherwise."""
+    for prefix, wrapper in _WRAPPERS.items():
+        for names, others, which in ((unexpected, missing, "the saved"), (missing, unexpected, "the present")):
+            # torch.compile of a part of the model puts it in the middle
+            if names and {name.replace(prefix, "") for name in names} == set(others):
+                return (
+                    f'; only {which} names have "{prefix}", which {wrapper} adds: give the guard what it was given then'
+                )
+    return ""
 
 
 def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:

@@ -8,6 +8,10 @@ from fixtures_runs import QUICK
 
 import ckptguard
 from ckptguard.errors import DeniedError, SettingsError, StateError
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+from ckptguard.training.incident_log import begin_incident, end_incident
+from ckptguard.training.parts import Parts
 from ckptguard.training.weights import first_of
 
 
@@ -235,3 +239,56 @@ def test_a_save_cannot_claim_updates_that_are_not_made(tmp_path, caplog):
     assert len(list(loop)) == 5
     assert list(guard_of(tmp_path / "run", torch.nn.Linear(1, 1)).steps([1, 2], total=4, save_every=3)) == []
     assert "nothing is left of a total of 4" in caplog.text
+
+
+@pytest.mark.parametrize(("prefix", "inside"), [("_orig_mod.", ""), ("module.", ""), ("_orig_mod.", "0.")])
+def test_names_that_a_wrapper_changed_are_told_by_its_prefix(tmp_path, prefix, inside):
+    """Saved compiled and loaded plain, and the other way round; also where a part of the model was compiled."""
+    names = [f"{inside}weight", f"{inside}bias"]
+    wrapped = [f"{inside}{prefix}{name.removeprefix(inside)}" for name in names]
+    parts = Parts(model=torch.nn.Linear(1, 1))
+    with pytest.raises(StateError, match=f'only the saved names have "{prefix}"'):
+        parts.compare(missing=names, unexpected=wrapped)
+    with pytest.raises(StateError, match=f'only the present names have "{prefix}"'):
+        parts.compare(missing=wrapped, unexpected=names)
+    with pytest.raises(StateError) as other:
+        parts.compare(missing=names, unexpected=wrapped[:1])
+    assert prefix not in str(other.value)
+
+
+def test_what_could_never_be_loaded_is_refused_before_the_first_step(tmp_path):
+    """A name that is no text, and a buffer whose elements are one."""
+    model = torch.nn.Module()
+    model.register_parameter("a\udc80b", torch.nn.Parameter(torch.ones(2)))
+    with pytest.raises(StateError, match="no Unicode text") as refused:
+        guard_of(tmp_path / "run", model)
+    str(refused.value).encode()
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("table", torch.ones(1, 2).expand(4, 2))
+    with pytest.raises(StateError, match="table is expanded"):
+        guard_of(tmp_path / "run", model)
+    model.table = torch.arange(4).expand((1, -1))  # of one row: every element is its own
+    guard_of(tmp_path / "run", model).save(1)
+    assert guard_of(tmp_path / "run", model).resume() == 1
+
+
+def test_an_incident_of_any_text_is_recorded_and_nothing_raises(tmp_path, monkeypatch):
+    """Half of a character in a tensor's name, and a failure of our own."""
+    run = open_run(str(tmp_path))
+    found = begin_incident(run, step=1, cause="weights", reason="a\udc80b", evidence={"n\udc80": ["\udc80"]})
+    assert end_incident(run, found, action="\udc80") is not None
+    [recorded] = list_incidents(run)
+    assert (recorded.reason, recorded.state) == ("a\\udc80b", "closed")
+    monkeypatch.setattr("ckptguard.training.incident_log.open_incident", lambda *_, **__: 1 / 0)
+    assert begin_incident(run, step=1, cause="weights", reason="r", evidence={}) is None
+
+
+def test_nothing_hangs_on_a_guarded_model_before_training_begins(tmp_path):
+    """torch.jit.script fails on every hook that is no function."""
+    model = torch.nn.Linear(2, 2)
+    guard = guard_of(tmp_path / "run", model)
+    assert not model._forward_pre_hooks
+    guard.observe(loss=1.0)
+    assert model._forward_pre_hooks
+    guard.close()
+    assert not model._forward_pre_hooks

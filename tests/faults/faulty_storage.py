@@ -361,7 +361,8 @@ def wrapped(
     def opened(place: str, given: Retries | None) -> Storage:
         if "://" not in place:
             return wrap(LocalStorage(place))
-        own = given if given is not None else retries()
+        own = retries()
+        own.stop = given.stop if given is not None else own.stop
         return RetryingStorage(wrap(open_remote(place, own)), own)
 
     with mock.patch.object(ckptguard.storage, "_opened", opened):

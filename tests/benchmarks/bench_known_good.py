@@ -1,0 +1,151 @@
+"""Asking for the known-good checkpoint of a run of many: in this process, and from a daemon's socket.
+
+    python tests/benchmarks/bench_known_good.py [--checkpoints 10000] [--runs 30] [--folder DIR]
+
+Prints the median time of each, and how many listings, reads and other questions the storage was asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+from ckptguard.config import Settings
+from ckptguard.manifest import decode_manifest, encode_manifest
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.records.run import Run, open_run
+from ckptguard.storage.local import LocalStorage
+from ckptguard.verdict import decode_verdict, encode_verdict
+
+sys.path[:0] = [str(Path(__file__).parent.parent / "faults")]
+
+CALLS = ("list", "names", "open", "stat", "create", "move", "remove")
+
+
+def write_run(root: Path, count: int) -> None:
+    """One checkpoint that is really verified, and its records and files again under the steps before it."""
+    import msgspec
+    from tiny_run import name_of, save
+
+    save(str(root), count, 1)
+    reconcile(open_run(str(root)), Settings(settle=0.0, keep="none"), Watch())
+    own, last = root / "_ckptguard", f"{count:012d}.1"
+    manifest = decode_manifest((own / "manifests" / "model-#" / f"{last}.json").read_bytes())
+    verdict = decode_verdict((own / "ledger" / "model-#" / f"{last}.0001.good.json").read_bytes())
+    for step in range(1, count):
+        name = f"{step:012d}.1"
+        files = []
+        (root / name_of(step)).mkdir()
+        for file in manifest.files:
+            path = file.path.replace(name_of(count), name_of(step))
+            (root / path).write_bytes((root / file.path).read_bytes())
+            info = (root / path).stat()
+            files.append(msgspec.structs.replace(file, path=path, mtime_ns=info.st_mtime_ns, inode=info.st_ino))
+        one = msgspec.structs.replace(manifest, path=name_of(step), step=step, files=tuple(files))
+        (own / "manifests" / "model-#" / f"{name}.json").write_bytes(encode_manifest(one))
+        (own / "ledger" / "model-#" / f"{name}.0001.good.json").write_bytes(
+            encode_verdict(msgspec.structs.replace(verdict, step=step))
+        )
+
+
+def median(times: int, act: Callable[[], object]) -> float:
+    """Milliseconds."""
+    taken = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        act()
+        taken.append((time.perf_counter() - begun) * 1e3)
+    return statistics.median(taken)
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[collections.Counter[str]]:
+    """How often the storage is asked what."""
+    counts: collections.Counter[str] = collections.Counter()
+
+    def count(name: str) -> Callable[..., object]:
+        real = getattr(LocalStorage, name)
+
+        def call(*args: object, **kwargs: object) -> object:
+            counts[name] += 1
+            return real(*args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in CALLS:
+            if hasattr(LocalStorage, name):
+                stack.enter_context(mock.patch.object(LocalStorage, name, count(name)))
+        yield counts
+
+
+@contextlib.contextmanager
+def daemon(root: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """A daemon on the run: its socket and the run's id."""
+    place = str(folder / "d.sock")
+    path = str(Path(__file__).parent.parent.parent / "daemon")
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "ckptguard_daemon", str(root), "--listen", f"unix:{place}"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                yield place, open_run(str(root)).run_id
+                return
+            time.sleep(0.2)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def ask(place: str, run_id: str) -> str:
+    """The daemon's answer."""
+    connection = http.client.HTTPConnection("localhost", timeout=600)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(place)
+    connection.request("GET", f"/v1/runs/{run_id}/known-good")
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    assert answer.status == 200, text
+    return str(json.loads(text)["path"])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoints", type=int, default=10000)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--folder", default=None)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        root = Path(folder) / "run"
+        root.mkdir()
+        write_run(root, options.checkpoints)
+
+        def here() -> str:
+            return find_known_good(open_run(str(root))).path
+
+        with counted() as counts:
+            expected = here()
+        print(f"{options.checkpoints} checkpoints; the storage is asked: {dict(counts)}")
+        print(f"in this process: median {median(options.runs, here):.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Runs of tiny checkpoints, local or in memory, written by hand: for campaigns on storage, in processes without torch.
+
+A checkpoint is a folder ``model-<step>`` with one safetensors file and a configuration; what it holds follows from its
+seed, so that a test can say what must come back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+import fsspec
+import msgspec
+from fsspec.implementations.memory import MemoryFile
+
+from ckptguard.config import Settings
+from ckptguard.errors import ObjectMissingError
+from ckptguard.operations import collect
+from ckptguard.operations.find_known_good import Candidate, known_good_candidates
+from ckptguard.operations.history import load_history
+from ckptguard.operations.reconcile import Pass, Watch, reconcile
+from ckptguard.records.pins import counts, list_pins
+from ckptguard.records.run import Run, open_run
+from ckptguard.scan import Progress, ScanOptions, scan_files
+from ckptguard.scan.result import Scan
+from ckptguard.storage import Storage
+
+TINY = Settings(settle=0.0, scan_interval=1.0, keep="copy", workers=1)
+SERIES = "model-#"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+Content = dict[str, bytes]  # by the name in the checkpoint's folder
+
+
+def content(seed: int) -> Content:
+    """The files of a checkpoint: of one size, and different in each of its three tensors for every seed."""
+    numbers = random.Random(seed)
+    header: dict[str, object] = {}
+    for index, name in enumerate(("a", "b", "c")):
+        header[name] = {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * index, 16 * index + 16]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return {
+        WEIGHTS: struct.pack("<Q", len(text)) + text + struct.pack("<12f", *(numbers.uniform(1, 2) for _ in range(12))),
+        CONFIG: json.dumps({"hidden_size": 4, "seed": f"{seed:06d}"}).encode(),
+    }
+
+
+def name_of(step: int) -> str:
+    """A checkpoint's path in its run."""
+    return f"model-{step}"
+
+
+def save(url: str, step: int, seed: int) -> Content:
+    """Save as a trainer does: into fresh files of the final names, whatever lay there."""
+    files = content(seed)
+    for name, data in files.items():
+        if url.startswith("memory://"):
+            fsspec.filesystem("memory").pipe_file(f"{memory_path(url)}/{name_of(step)}/{name}", data)
+        else:
+            path = Path(url, name_of(step), name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(f"tmp-{name}").write_bytes(data)
+            path.with_name(f"tmp-{name}").replace(path)
+    return files
+
+
+def delete(url: str, step: int) -> None:
+    """Rotate a checkpoint away as a trainer does."""
+    for name in (WEIGHTS, CONFIG):
+        if url.startswith("memory://"):
+            fsspec.filesystem("memory").store.pop(f"{memory_path(url)}/{name_of(step)}/{name}", None)
+        else:
+            Path(url, name_of(step), name).unlink(missing_ok=True)
+    if not url.startswith("memory://") and Path(url, name_of(step)).is_dir():
+        Path(url, name_of(step)).rmdir()
+
+
+def rot(url: str, key: str) -> None:
+    """Flip a bit of a file's last byte, behind the back of its size and times."""
+    if url.startswith("memory://"):
+        fsspec.filesystem("memory").store[f"{memory_path(url)}/{key}"].getbuffer()[-1] ^= 0x10
+        return
+    path = Path(url, key)
+    before, data = path.stat(), bytearray(path.read_bytes())
+    data[-1] ^= 0x10
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def truncate(url: str, key: str) -> None:
+    """Cut a file in two, as a killed writer leaves it."""
+    half = files_below(url, key.rpartition("/")[0])[key.rpartition("/")[2]]
+    half = half[: len(half) // 2]
+    if url.startswith("memory://"):
+        fsspec.filesystem("memory").pipe_file(f"{memory_path(url)}/{key}", half)
+    else:
+        Path(url, key).write_bytes(half)
+
+
+def files_below(url: str, folder: str) -> Content:
+    """What lies below a folder of a run, temporaries of ours too."""
+    if url.startswith("memory://"):
+        start = f"{memory_path(url)}/{folder}/" if folder else f"{memory_path(url)}/"
+        store = fsspec.filesystem("memory").store
+        return {path.removeprefix(start): store[path].getvalue() for path in list(store) if path.startswith(start)}
+    root = Path(url, folder)
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def memory_path(url: str) -> str:
+    """Where a memory run lies in its store."""
+    return "/" + url.removeprefix("memory://")
+
+
+def clone(source: str, target: str) -> None:
+    """A run again under another URL, with the times of its files; locally with their inodes: as hard links."""
+    if source.startswith("memory://"):
+        store = fsspec.filesystem("memory").store
+        for path in [p for p in store if p.startswith(memory_path(source) + "/")]:
+            old, place = store[path], memory_path(target) + path.removeprefix(memory_path(source))
+            store[place] = MemoryFile(fsspec.filesystem("memory"), place, old.getvalue())
+            store[place].created = store[place].modified = old.created
+        return
+    for folder, _, names in os.walk(source):
+        place = Path(target, os.path.relpath(folder, source))
+        place.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            os.link(Path(folder, name), place / name)
+
+
+def forget(url: str) -> None:
+    """Free a memory run."""
+    store = fsspec.filesystem("memory").store
+    for path in [p for p in store if p.startswith(memory_path(url) + "/")]:
+        del store[path]
+
+
+def inline(
+    storage: Storage, keys: Sequence[str], options: ScanOptions | None = None, progress: Progress | None = None
+) -> Scan:
+    """A scanner that works in its caller's thread, so that a count of operations is always the same."""
+    return scan_files(storage, keys, msgspec.structs.replace(options or ScanOptions(), workers=1), progress)
+
+
+def cycle(run: Run, settings: Settings = TINY) -> Pass:
+    """One pass as a daemon makes it at its start, an hour later: whatever was left behind is old by now."""
+    with mock.patch.object(collect, "OLD", -1.0):
+        return reconcile(run, settings, Watch(), scanner=inline, assume_quiet=True)
+
+
+def candidates(run: Run) -> list[Candidate]:
+    """All that may be called known-good, best first."""
+    return known_good_candidates(run, load_history(run))
+
+
+def leftovers(run: Run) -> list[str]:
+    """What lies in a run and its records that no record speaks of and no trainer wrote."""
+    try:
+        inside = {e.key for e in run.records.list("", recursive=True)}
+    except ObjectMissingError:
+        inside = set()
+    left = [key for key in inside if "/.tmp-" in f"/{key}"]
+    for key in inside:
+        top, _, rest = key.partition("/")
+        series, _, below = rest.partition("/")
+        if top in ("kept", "trash") and not below.endswith((".json", ".taken")):
+            own = f"{top}/{series}/{below.partition('/')[0]}"
+            left += [] if {f"{own}.json", f"{own}.damaged.json"} & inside else [key]
+    left += [e.key for e in run.storage.list("") if e.name.startswith(("tmp-rollback-", "tmp-repair-", ".tmp-"))]
+    return sorted({*left, *(pin.key for pin in list_pins(run) if not counts(pin))})
+
+
+def opened(url: str) -> Run:
+    """The run."""
+    return open_run(url)

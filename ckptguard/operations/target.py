@@ -54,6 +54,8 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
             return _in_hub(url, place)
         url = os.path.realpath(url)
     parent, _, name = url.rstrip("/").rpartition("/")
+    if "://" in url and parent.endswith(":/") and name:
+        return _bucket(url, target, records, patterns)
     if not name:
         raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
     storage = open_storage(parent or "/", must_exist=False)
@@ -93,6 +95,14 @@ def several_checkpoints(target: Target, name: str) -> NotFoundError:
     if target.run is None:
         return NotFoundError(f"{name} holds several downloads", hint=f"ckptguard verify {name} lists them")
     return NotFoundError(f"{name} is a run, not one checkpoint", hint=f"ckptguard list {name}")
+
+
+def _bucket(url: str, target: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target:
+    """The root of a remote storage: a run, or nothing that has a name."""
+    run = open_run(url, records=records, patterns=patterns)
+    if list_checkpoints(run) or has_records(run):
+        return Target(url=url, kind="run", storage=run.storage, run=run)
+    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
 
 
 def _in_hub(url: str, place: HubPlace) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ckptguard.names import RECORDS_FOLDER
 from ckptguard.patterns import Pattern
 from ckptguard.record_text import decode_record
 from ckptguard.storage import Storage, normalise_url, open_storage
+from ckptguard.storage.failures import translated
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
@@ -86,6 +88,18 @@ def open_run(
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
     _check_format(run)
     _refuse_counted_folder(run)
+    return run
+
+
+def begin_run(url: str | os.PathLike[str], *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Run:
+    """Open a run that need not be there yet, and is afterwards."""
+    place = normalise_url(url)
+    if "://" not in place:
+        with translated("", place):
+            os.makedirs(place, exist_ok=True)
+        return open_run(place, records=records, patterns=patterns)
+    run = open_run(place, records=records, must_exist=False, patterns=patterns)
+    _ensure_format(run)  # an object store has no empty folders
     return run
 
 

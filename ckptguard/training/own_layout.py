@@ -10,27 +10,27 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
-
 from ckptguard.errors import ObjectMissingError, SettingsError, StateError
-from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
+from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, folder_name
 from ckptguard.manifest import File, Manifest
+from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.quarantine import mark_suspect, quarantine
 from ckptguard.operations.seal import seal_written
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import translated
+from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
 from ckptguard.training.at_once import at_once
 from ckptguard.training.background_save import Abandoned, Gate
+from ckptguard.training.own_files import STATE_FORMAT, as_stored, is_sick, make_room, read_state, write_state
 from ckptguard.training.parts import Captured, Parts
+from ckptguard.training.remote_save import write_elsewhere
 from ckptguard.training.safetensors_file import fitting, read_file, write_file
-from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
-from ckptguard.training.weights import first_of
+from ckptguard.training.state_json import decode_state, encode_state, to_text
 
-STATE_FORMAT = 1
 _LEFTOVER = "tmp-step-"
 _LEFTOVER_AGE = 900.0  # seconds without a write after which a temporary folder belongs to a killed save
 
@@ -53,12 +53,17 @@ def write_checkpoint(
 ) -> Manifest:
     """Write and seal the checkpoint of a step, with its `state_text`; returns its manifest.
 
-    A name is never overwritten: what lies there is moved to quarantine first. On any failure (StorageFullError: the
-    disk is full) nothing is left under the final name, and no temporary folder either. NaN and infinity are not saved
-    (SickTrainingError), except in masks and in tensors that `allow` matches. Once it is abandoned at the
-    gate it raises Abandoned; where that comes too late the checkpoint is quarantined as SUSPECT.
+    A name is never overwritten: what lies there is moved to quarantine first. To a storage elsewhere it is streamed,
+    and BusyError says that another writer is at it. On any failure (StorageFullError: the disk is full) nothing is
+    left under the final name, and no temporary folder either. NaN and infinity are not saved (SickTrainingError),
+    except in masks and in tensors that `allow` matches. Once it is abandoned at the gate it raises Abandoned; where
+    that comes too late the checkpoint is quarantined as SUSPECT.
     """
     gate = gate if gate is not None else Gate()
+    if run.storage.root is None:
+        manifest = write_elsewhere(run, step, captured, text, gate, allow=allow, metrics=metrics)
+        _settle(run, manifest, gate)
+        return manifest
     root = local_root(run)
     name = folder_name(step)
     temporary = f"tmp-{name}-{uuid.uuid4().hex[:8]}"
@@ -108,9 +113,7 @@ def seal_folder(
             if os.stat(os.path.join(root, name)).st_ino == own:
                 run.storage.remove(name)
         raise
-    if not gate.end():
-        _distrust(run, manifest)
-        raise Abandoned
+    _settle(run, manifest, gate)
     return manifest
 
 
@@ -126,12 +129,12 @@ def read_checkpoint(
     state, wrong = read_state(run, manifest)
     if wrong is not None:
         return {}, wrong
-    model, wrong = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors(), sick=_is_sick("", allow))
+    model, wrong = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors(), sick=is_sick("", allow))
     if wrong is not None:
         return {}, wrong
     others: dict[str, Any] = {}
     if manifest.file(f"{manifest.path}/{OPTIMIZER_FILE}") is not None:
-        sick = _is_sick("optimizer.", allow)
+        sick = is_sick("optimizer.", allow)
         others, wrong = _read_tensors(run, manifest, OPTIMIZER_FILE, parts.other_tensors(), sick=sick, strict=False)
         if wrong is not None:
             return {}, wrong
@@ -144,27 +147,19 @@ def local_root(run: Run) -> str:
     """The run's local folder; SettingsError for a run on another storage."""
     if run.storage.root is None:
         raise SettingsError(
-            f"our own layout needs a local folder, and {run.url} is none", hint="pass your own save= and load="
+            f"several ranks save their own shards into a local folder, and {run.url} is none",
+            hint="name a folder that all ranks share, or pass your own save= and load=",
         )
     return run.storage.root
 
 
-def make_room(run: Run, path: str) -> None:
-    """Move aside whatever lies under a name that is about to be written: an older generation of the same step."""
-    try:
-        run.storage.stat(path)
-    except ObjectMissingError:
-        return
-    if find_checkpoint(run, path) is not None:
-        quarantine(run, path, reason="the step is saved again", suspect=False)
-    else:
-        # An empty folder, or a file where a folder belongs: no checkpoint, but somebody's.
-        run.storage.move(path, f"tmp-replaced-{uuid.uuid4().hex[:8]}")
-
-
 def remove_leftovers(run: Run) -> None:
-    """Remove temporary folders of saves that were killed long ago."""
-    root = local_root(run)
+    """Remove what saves left that were killed: temporary folders, once they are old, or elsewhere what is claimed by
+    processes that are gone."""
+    if run.storage.root is None:
+        collect_saves(run)
+        return
+    root = run.storage.root
     for entry in run.storage.list():
         if entry.kind == "folder" and entry.key.startswith(_LEFTOVER):
             times = [e.mtime_ns or 0 for e in (entry, *run.storage.list(entry.key))]
@@ -189,7 +184,7 @@ def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate, allow
                     os.path.join(folder, file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
                 )
             try:
-                key, sick = f"{name}/{file}", _is_sick("" if role == "model" else "optimizer.", allow)
+                key, sick = f"{name}/{file}", is_sick("" if role == "model" else "optimizer.", allow)
                 return write_file(descriptor, tensors, key=key, where=folder, role=role, go_on=go_on, sick=sick)
             finally:
                 os.close(descriptor)
@@ -203,35 +198,19 @@ def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate, allow
         stop.set()  # an interrupted caller waits for nobody
 
 
-def _distrust(run: Run, manifest: Manifest) -> None:
-    """A save that was sealed after it had been abandoned: training went back before it, it must never be chosen."""
+def _settle(run: Run, manifest: Manifest, gate: Gate) -> None:
+    """A save is sealed. If it had been abandoned before, training went back before it: it must never be chosen."""
+    if gate.end():
+        return
     reason = "the save was abandoned before it was sealed"
     key = (manifest.step, manifest.generation)
     history = load_history(run)
     if history.current(manifest.series, manifest.step, manifest.path) == key:
         with contextlib.suppress(ObjectMissingError):
             quarantine(run, manifest.path, reason=reason)
-            return
+            raise Abandoned
     mark_suspect(run, history, manifest.series, key, reason)
-
-
-def write_state(folder: str, name: str, text: bytes) -> File:
-    """Write, hash and fsync the state of a checkpoint that will have this name."""
-    from blake3 import blake3
-
-    key = f"{name}/{STATE_FILE}"
-    with translated(key, folder), open(os.path.join(folder, STATE_FILE), "xb", buffering=0) as file:
-        left = memoryview(text)
-        while left:
-            left = left[file.write(left) :]
-        os.fsync(file.fileno())
-    return File(path=key, size=len(text), format="ckptguard_state", envelope=blake3(text).hexdigest())
-
-
-def as_stored(run: Run, file: File) -> File:
-    """The file with what the storage says of it under its final path."""
-    entry = run.storage.stat(file.path)
-    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+    raise Abandoned
 
 
 def sync_folder(folder: str) -> None:
@@ -242,36 +221,6 @@ def sync_folder(folder: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def read_state(run: Run, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
-    """The state of a sealed checkpoint, held against its digest, and what is wrong with its bytes."""
-    from blake3 import blake3
-
-    sealed = manifest.file(f"{manifest.path}/{STATE_FILE}")
-    if sealed is None:
-        raise StateError(f"the manifest of {manifest.path} names no {STATE_FILE}")
-    try:
-        with run.storage.open(sealed.path) as reader:
-            text = reader.read(0, reader.entry.size)
-    except ObjectMissingError:
-        return {}, f"{sealed.path} is not there"
-    if blake3(text).hexdigest() != sealed.envelope:
-        return {}, f"{sealed.path} is not what was sealed"
-    state = from_text(text)
-    if not isinstance(state, dict) or state.get("ckptguard_state") != STATE_FORMAT:
-        raise StateError(f"{sealed.path} has a format that this version does not know", hint="upgrade ckptguard")
-    return state, None
-
-
-def _is_sick(prefix: str, allow: Sequence[str]) -> Callable[[str, Any], bool]:
-    """What a guard would say of a tensor that holds NaN or infinity, as soon as it looks at it."""
-
-    def sick(name: str, tensor: Any) -> bool:
-        looked_at = not prefix or name.startswith("state.")
-        return looked_at and first_of([(prefix + name, tensor)], allow) is not None
-
-    return sick
 
 
 def _read_tensors(
@@ -289,6 +238,10 @@ def _read_tensors(
         raise StateError(f"the manifest of {manifest.path} names no {file}")
     try:
         with run.storage.open(sealed.path) as reader:
-            return read_file(reader, sealed, into if strict else fitting(sealed, into), sick=sick)
+            wanted = into if strict else fitting(sealed, into)
+            if run.storage.root is not None:
+                return read_file(reader, sealed, wanted, sick=sick)
+            with ThreadPoolExecutor(IN_FLIGHT) as requests, ReadAhead(reader, requests) as ahead:
+                return read_file(ahead, sealed, wanted, sick=sick, threads=1)
     except ObjectMissingError:
         return {}, f"{sealed.path} is not there"

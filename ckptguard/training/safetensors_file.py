@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -65,6 +65,13 @@ def plan_file(tensors: Mapping[str, Any]) -> Plan:
     return Plan(names=tuple(names), aliases=aliases, header=len(text).to_bytes(8, "little") + text)
 
 
+class Stream(Protocol):
+    """Takes a file's bytes in order."""
+
+    def append(self, view: memoryview) -> None:
+        """Add bytes to the end; they may change afterwards."""
+
+
 def write_file(
     descriptor: int,
     tensors: Mapping[str, Any],
@@ -76,37 +83,52 @@ def write_file(
     sick: Callable[[str, Any], bool] = lambda *_: False,
 ) -> File:
     """Write, hash and fsync an empty file whose final key in the run will be `key`. StorageFullError and its kinds
-    when the disk refuses. `go_on` is called between blocks; what it raises ends the writing. `sick(name, tensor)` is
-    asked about each tensor that holds NaN or infinity: if it is, SickTrainingError ends the writing."""
+    when the disk refuses. The rest is as in `write_tensors`."""
+    with contextlib.closing(FileStream(descriptor, key=key, where=where)) as stream:
+        file = write_tensors(stream, tensors, key=key, role=role, go_on=go_on, sick=sick)
+        stream.finish()
+    return file
+
+
+def write_tensors(
+    stream: Stream,
+    tensors: Mapping[str, Any],
+    *,
+    key: str,
+    role: str,
+    go_on: Callable[[], None] = lambda: None,
+    sick: Callable[[str, Any], bool] = lambda *_: False,
+) -> File:
+    """Write a file into a stream and hash it on the way; its final key in the run will be `key`. `go_on` is called
+    between blocks; what it raises ends the writing. `sick(name, tensor)` is asked about each tensor that holds NaN or
+    infinity: if it is, SickTrainingError ends the writing."""
     from blake3 import blake3
 
     plan = plan_file(tensors)
     spans: list[Span] = []
     described: list[Tensor] = []
     position = len(plan.header)
-    with contextlib.closing(FileStream(descriptor, key=key, where=where)) as stream:
-        stream.append(memoryview(plan.header))
-        for name in plan.names:
-            memory = in_memory(tensors[name])
-            view = view_of(memory)
-            number = None
-            dtype = str(memory.dtype).removeprefix("torch.")
-            finite = True
-            if len(view):
-                hasher = blake3()
-                for start in range(0, len(view), BLOCK):
-                    go_on()
-                    block = view[start : start + BLOCK]
-                    hasher.update(block)
-                    finite = finite and is_finite(block, dtype)
-                    stream.append(block)
-                if not finite and sick(name, memory):
-                    raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
-                number = len(spans)
-                spans.append(Span(position, len(view), hasher.hexdigest()))
-                position += len(view)
-            described.append(Tensor(name, dtype, tuple(memory.shape), number, role))
-        stream.finish()
+    stream.append(memoryview(plan.header))
+    for name in plan.names:
+        memory = in_memory(tensors[name])
+        view = view_of(memory)
+        number = None
+        dtype = str(memory.dtype).removeprefix("torch.")
+        finite = True
+        if len(view):
+            hasher = blake3()
+            for start in range(0, len(view), BLOCK):
+                go_on()
+                block = view[start : start + BLOCK]
+                hasher.update(block)
+                finite = finite and is_finite(block, dtype)
+                stream.append(block)
+            if not finite and sick(name, memory):
+                raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
+            number = len(spans)
+            spans.append(Span(position, len(view), hasher.hexdigest()))
+            position += len(view)
+        described.append(Tensor(name, dtype, tuple(memory.shape), number, role))
     return File(
         path=key,
         size=position,
@@ -119,9 +141,15 @@ def write_file(
 
 
 def read_file(
-    reader: Reader, sealed: File, into: Mapping[str, Any], *, sick: Callable[[str, Any], bool] = lambda *_: False
+    reader: Reader,
+    sealed: File,
+    into: Mapping[str, Any],
+    *,
+    sick: Callable[[str, Any], bool] = lambda *_: False,
+    threads: int | None = None,
 ) -> tuple[dict[str, Any], str | None]:
-    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float.
+    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float. With one of
+    `threads` it is read in the order of the file.
 
     Tensors named in `into` must fit (StateError) and get their elements in place; others are made anew on the CPU.
     `sick(name, tensor)` is asked about each that holds NaN or infinity: whether that is wrong. Returns all tensors by
@@ -144,7 +172,7 @@ def read_file(
         return _load(reader, tensor, span, into.get(tensor.name))
 
     loaded: dict[str, Any] = {}
-    with ThreadPoolExecutor(threads_for_memory()) as pool:
+    with ThreadPoolExecutor(threads or threads_for_memory()) as pool:
         for tensor, (value, intact, finite) in zip(sealed.tensors, pool.map(load, sealed.tensors), strict=True):
             if not intact:
                 pool.shutdown(cancel_futures=True)

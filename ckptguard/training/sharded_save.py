@@ -23,7 +23,8 @@ from ckptguard.training.background_save import Gate
 from ckptguard.training.dcp_plan import LastPlan, Planned, from_words, in_words
 from ckptguard.training.dcp_writer import HashingWriter
 from ckptguard.training.host_copy import HostCopy
-from ckptguard.training.own_layout import STATE_FORMAT, local_root, seal_folder, write_state
+from ckptguard.training.own_files import STATE_FORMAT, write_state
+from ckptguard.training.own_layout import local_root, seal_folder
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import GlooRanks, Ranks, together
 from ckptguard.training.sharded_state import has_stepped, live_of_all, torch_failures

@@ -24,7 +24,8 @@ from ckptguard.storage.failures import translated
 from ckptguard.training.background_save import Gate
 from ckptguard.training.dcp_plan import LastPlan
 from ckptguard.training.host_copy import HostCopy
-from ckptguard.training.own_layout import local_root, read_state, remove_leftovers
+from ckptguard.training.own_files import read_state
+from ckptguard.training.own_layout import local_root, remove_leftovers
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import GlooRanks, together
 from ckptguard.training.sharded_save import ShardedSave

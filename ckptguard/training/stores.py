@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StateError
+from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StateError, StorageError
 from ckptguard.layouts.own import FOLDER, folder_name
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.manifest import Manifest
@@ -22,14 +22,8 @@ from ckptguard.records.metrics import forget_metrics, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.training.background_save import Gate
 from ckptguard.training.host_copy import HostCopy
-from ckptguard.training.own_layout import (
-    local_root,
-    make_room,
-    read_checkpoint,
-    remove_leftovers,
-    state_text,
-    write_checkpoint,
-)
+from ckptguard.training.own_files import make_room
+from ckptguard.training.own_layout import read_checkpoint, remove_leftovers, state_text, write_checkpoint
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
@@ -109,7 +103,6 @@ class OwnStore:
         self._run, self._parts, self._allow = run, parts, allow
         self._host = HostCopy()
         self.series = series_of(folder_name(1))
-        local_root(run)
         parts.check()
         remove_leftovers(run)
 
@@ -185,7 +178,7 @@ class UserStore:
         except BaseException:
             if extra.get("metrics"):
                 forget_metrics(self._run, self.series, step, generation)
-            self._remove_half(place)
+            self._remove_half(path, place)
             raise
         try:
             self._run.storage.stat(path)
@@ -230,9 +223,11 @@ class UserStore:
     def _beside(self, path: str, generation: int) -> str:
         return f"training/{series_folder(path)}.{generation}."
 
-    def _remove_half(self, place: str) -> None:
+    def _remove_half(self, path: str, place: str) -> None:
         """A save that raised leaves half a file under its final name; the name was free before."""
         if self._run.storage.root is None:
+            with contextlib.suppress(StorageError):
+                self._run.storage.remove(path)
             return
         with contextlib.suppress(OSError):
             if os.path.isdir(place) and not os.path.islink(place):

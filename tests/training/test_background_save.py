@@ -15,23 +15,23 @@ from ckptguard.operations.survey import survey
 from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training import own_layout
+from ckptguard.training import own_files, own_layout
 from ckptguard.verdict import Outcome
 
 
 class Held:
-    """Saves stop before a function of `own_layout` until they are let go."""
+    """Saves stop before a function that `own_layout` calls until they are let go."""
 
-    def __init__(self, monkeypatch, name="write_file"):
+    def __init__(self, monkeypatch, name="write_file", module=own_layout):
         self.reached, self.let_go = threading.Event(), threading.Event()
-        real = getattr(own_layout, name)
+        real = getattr(module, name)
 
         def wait_first(*args, **options):
             self.reached.set()
             assert self.let_go.wait(60)
             return real(*args, **options)
 
-        monkeypatch.setattr(own_layout, name, wait_first)
+        monkeypatch.setattr(module, name, wait_first)
 
 
 def outcomes(run):
@@ -272,7 +272,7 @@ def test_a_forked_process_waits_for_nobody_and_holds_nothing(tmp_path, monkeypat
     """A data loader's worker that is forked while a save is in flight has no save, and no lock of the run."""
     guard = guard_of(tmp_path / "run")
     guard.save(step=3)
-    held = Held(monkeypatch, "quarantine")
+    held = Held(monkeypatch, "quarantine", own_files)
     guard.save(step=3, blocking=False)
     assert held.reached.wait(60)
     go, end = os.pipe(), os.pipe()

@@ -54,6 +54,7 @@ class CountingReader:
 @pytest.mark.parametrize("step", [1, 7, 100, 256, 1000, 20_000])
 @pytest.mark.parametrize("chunk", [64, 1000, 100_000])
 def test_the_bytes_are_those_of_the_file_and_each_is_asked_for_once(step: int, chunk: int) -> None:
+    """Whatever is asked for in one go, and whatever is fetched in one."""
     reader = CountingReader(DATA)
     with ThreadPoolExecutor(3) as threads, ReadAhead(reader, threads, chunk=chunk) as ahead:
         found = b"".join(ahead.read(at, min(step, len(DATA) - at)) for at in range(0, len(DATA), step))
@@ -62,6 +63,7 @@ def test_the_bytes_are_those_of_the_file_and_each_is_asked_for_once(step: int, c
 
 
 def test_no_more_is_fetched_than_may_be_on_its_way() -> None:
+    """Reading stays a few chunks ahead."""
     reader = CountingReader(DATA)
     with ThreadPoolExecutor(3) as threads, ReadAhead(reader, threads, chunk=100, in_flight=lambda: 3) as ahead:
         for at in range(0, len(DATA), 50):
@@ -70,12 +72,14 @@ def test_no_more_is_fetched_than_may_be_on_its_way() -> None:
 
 
 def test_what_is_read_out_of_order_is_right_too() -> None:
+    """Back and forth, inside of chunks and over their ends."""
     with ThreadPoolExecutor(2) as threads, ReadAhead(CountingReader(DATA), threads, chunk=100) as ahead:
         for at in (5000, 0, 90, 20, 9000, 9050, 300, 10_000, 120):
             assert ahead.read(at, 130) == DATA[at : at + 130], at
 
 
 def test_an_error_comes_where_its_bytes_are_wanted_and_the_threads_come_free() -> None:
+    """Neither earlier nor lost, and nobody waits for it."""
     reader = CountingReader(DATA, fails_at=450)
     with ThreadPoolExecutor(2) as threads:
         with ReadAhead(reader, threads, chunk=100) as ahead:
@@ -90,6 +94,7 @@ def test_an_error_comes_where_its_bytes_are_wanted_and_the_threads_come_free() -
 def test_a_scan_of_a_store_is_that_of_the_files_and_holds_few_of_its_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Digests of four files side by side; the most that was ever asked for and not yet looked at is counted."""
     import os
 
     from fsspec.implementations.memory import MemoryFileSystem

@@ -1,0 +1,284 @@
+"""A run behind a URL is a run like any other: saved, verified, gone back to and resumed without a copy here."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+
+import pytest
+import torch
+from fixtures_runs import QUICK
+from servers.fixtures import S3_BUCKETS
+from tiny_training import Training
+
+import ckptguard
+from ckptguard.errors import BusyError, SettingsError, StorageFullError
+from ckptguard.operations.verify_target import verify_target
+from ckptguard.records.claims import FOLDER, claim_path, list_claims
+from ckptguard.records.run import list_records, open_run
+from ckptguard.storage import parts_s3
+from ckptguard.storage.remote_upload import SMALLEST_PART, RemoteUpload
+from ckptguard.training import remote_save
+from ckptguard.training.own_layout import local_root
+from ckptguard.verdict import Outcome
+
+
+@pytest.fixture(params=["memory", "s3"])
+def url(request):
+    """A place for one run."""
+    name = f"run-{uuid.uuid4().hex[:12]}"
+    if request.param == "memory":
+        return f"memory://{name}"
+    return s3_url(request)
+
+
+@pytest.fixture
+def store(request):
+    """A place on an S3 server."""
+    return s3_url(request)
+
+
+def s3_url(request):
+    """A new run in moto's bucket."""
+    request.getfixturevalue("moto")
+    return f"s3://{S3_BUCKETS[0]}/run-{uuid.uuid4().hex[:12]}"
+
+
+def guard_of(url, model=None, **options):
+    """A guard without a daemon."""
+    model = model if model is not None else torch.nn.Linear(200, 50)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return ckptguard.TrainingGuard(
+        url, model=model, optimizer=optimizer, **({"daemon": "off", "settings": QUICK} | options)
+    )
+
+
+def train(url, training, total, *, poison_at=None, **options):
+    """Updates up to `total`; one of them has a poisoned gradient norm."""
+    with ckptguard.TrainingGuard(url, **training.parts(), daemon="off", settings=QUICK, **options) as guard:
+        for step, batch in guard.steps(training.loader, total=total, save_every=3):
+            loss, norm = training.update(step, batch)
+            if step == poison_at:
+                training.model[0].weight.data[0, 0] = float("nan")
+                norm, poison_at = torch.tensor(float("nan")), None
+            guard.observe(loss=loss, grad_norm=norm)
+        return guard.step
+
+
+def stored(url):
+    """Keys in the run, without records."""
+    return sorted(e.key for e in open_run(url).storage.list("", recursive=True) if not e.key.startswith("_ckptguard"))
+
+
+def test_training_is_saved_gone_back_to_and_resumed_as_on_a_disk(url, tmp_path):
+    """The same losses as with a local run, over an incident and an interruption."""
+    losses = []
+    for place in (tmp_path / "run", url):
+        training = Training()
+        assert train(place, training, 6, poison_at=5, blocking=False) == 6
+        resumed = Training(seed=99)
+        train(place, resumed, 8)
+        losses.append(training.losses | resumed.losses)
+    assert losses[0] == losses[1]
+    report = verify_target(url, QUICK)
+    assert report.outcome is Outcome.GOOD
+    assert {c.digest_origin for c in report.checkpoints} == {"writer"}
+    assert list_records(open_run(url), FOLDER) == []
+    assert stored(url) == stored(tmp_path / "run")
+
+
+def test_a_large_file_goes_up_in_parts_and_little_of_it_is_held(store, monkeypatch):
+    """Parts are sent side by side, and as many bytes as four parts of each file are under way at most."""
+    lock, held, most, sent = threading.Lock(), 0, 0, []
+    real = parts_s3.S3Parts.put
+
+    def put(self, number, data):
+        nonlocal held, most
+        with lock:
+            held += len(data)
+            most = max(most, held)
+            sent.append(len(data))
+        real(self, number, data)
+        with lock:
+            held -= len(data)
+
+    monkeypatch.setattr(parts_s3.S3Parts, "put", put)
+    model = torch.nn.Linear(4096, 3000)
+    guard = guard_of(store, model)
+    path = guard.save(step=5)
+    assert path == f"{store}/step-000000005"
+    assert len(sent) == 6
+    assert max(sent) == SMALLEST_PART
+    assert most <= 4 * SMALLEST_PART
+    want = model.weight.detach().clone()
+    torch.nn.init.zeros_(model.weight)
+    assert guard.resume() == 5
+    assert torch.equal(model.weight, want)
+
+
+def test_what_was_damaged_there_is_never_loaded(url):
+    """A byte that changed on the store is found on the way in, and an older checkpoint is taken."""
+    model = torch.nn.Linear(200, 50)
+    guard = guard_of(url, model)
+    guard.save(step=1)
+    want = model.weight.detach().clone()
+    guard.save(step=2)
+    verify_target(url, QUICK)
+    storage = open_run(url).storage
+    with storage.open("step-000000002/model.safetensors") as reader:
+        data = bytearray(reader.read(0, reader.entry.size))
+    data[-1] ^= 1
+    with storage.upload("step-000000002/model.safetensors", replace=True) as upload:
+        upload.write(data)
+        upload.commit()
+    torch.nn.init.zeros_(model.weight)
+    assert guard.resume() in (1, 2)  # 2 by its kept copy
+    assert torch.equal(model.weight, want)
+
+
+def test_a_save_that_fails_leaves_nothing(url, monkeypatch):
+    """The storage is full at the commit of the second file: nothing of the step is left, and the good one restores."""
+    guard = guard_of(url)
+    guard.save(step=10)
+    before, real = stored(url), RemoteUpload.commit
+
+    def commit(self):
+        if self._key.endswith("state.json"):
+            raise StorageFullError("no space left", key=self._key)
+        real(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteUpload, "commit", commit)
+        with pytest.raises(StorageFullError):
+            guard.save(step=20)
+    assert stored(url) == before
+    assert list_claims(open_run(url)) == []
+    assert guard.resume() == 10
+    guard.save(step=20)
+    assert guard.resume() == 20
+
+
+def test_of_two_writers_of_a_step_one_is_told_of_the_other(url):
+    """While another process writes the step, a save of it names that process and touches nothing."""
+    guard = guard_of(url)
+    run = open_run(url)
+    claim_path(run, path="step-000000007", series="step-#", step=7, generation=1)
+    with pytest.raises(BusyError, match=f"process {os.getpid()} on "):
+        guard.save(step=7)
+    assert stored(url) == []
+    guard.save(step=8)
+    assert guard.resume() == 8
+
+
+def test_a_save_that_was_given_up_gives_way_and_never_counts(url, monkeypatch):
+    """The step is saved again while the one that was given up still hangs; only the second is ever sealed."""
+    hangs, go_on = threading.Event(), threading.Event()
+    real = remote_save.as_stored
+
+    def as_stored(run, file):
+        if not hangs.is_set():
+            hangs.set()
+            assert go_on.wait(30)
+        return real(run, file)
+
+    monkeypatch.setattr(remote_save, "as_stored", as_stored)
+    guard = guard_of(url, deadline=0.01)
+    guard.save(step=3, blocking=False)
+    assert hangs.wait(30)
+    first = guard._saving._in_flight
+    guard._saving.drain(0.01)
+    guard.save(step=3)
+    go_on.set()
+    assert first.wait(30)
+    assert stored(url) == ["step-000000003/model.safetensors", "step-000000003/state.json"]
+    assert guard.resume() == 3
+    assert list_claims(open_run(url)) == []
+
+
+KILLED = """
+import os, signal, sys, torch
+sys.path[:0] = {path!r}
+from ckptguard.storage import parts_s3
+from ckptguard.storage.options import use_options
+use_options({options!r})
+import ckptguard
+from fixtures_runs import QUICK
+model = torch.nn.Linear(4096, 1200)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+guard = ckptguard.TrainingGuard({url!r}, model=model, optimizer=optimizer, daemon="off", settings=QUICK)
+guard.save(step=1)
+real = parts_s3.S3Parts.put
+def put(self, number, data):
+    real(self, number, data)
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+parts_s3.S3Parts.put = put
+guard.save(step=2)
+"""
+
+
+def test_what_a_killed_save_left_is_collected(store, moto):
+    """Unfinished uploads show in no listing, but the claim tells of them; the checkpoint before is untouched."""
+    bucket, _, folder = store.removeprefix("s3://").partition("/")
+    script = KILLED.format(path=sys.path, options={f"s3://{bucket}": moto.options}, url=store)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+
+    def uploads():
+        return moto.client().list_multipart_uploads(Bucket=bucket, Prefix=folder).get("Uploads", [])
+
+    assert len(uploads()) == 1
+    assert [claim.path for claim in list_claims(open_run(store))] == ["step-000000002"]
+    guard = guard_of(store, torch.nn.Linear(4096, 1200))
+    assert uploads() == []
+    assert list_claims(open_run(store)) == []
+    assert guard.resume() == 1
+    guard.save(step=2)
+    assert guard.resume() == 2
+
+
+def test_what_nobody_claimed_is_never_collected(url):
+    """A checkpoint that was copied here without its records is somebody's, whatever its age."""
+    storage = open_run(url, must_exist=False).storage
+    storage.create("step-000000004/model.safetensors", b"somebody's")
+    guard_of(url)
+    assert stored(url) == ["step-000000004/model.safetensors"]
+
+
+def test_users_own_functions_get_urls(url):
+    """`save=` and `load=` are handed the URL under which their file lies; half a file is not left behind."""
+    import fsspec
+
+    from ckptguard.storage.options import options_for
+
+    model, places = torch.nn.Linear(20, 5), []
+
+    def save(place, step):
+        places.append(place)
+        with fsspec.open(place, "wb", **options_for(place)) as file:
+            torch.save(model.state_dict(), file)
+        if step == 2:
+            raise OSError("gone")
+
+    def load(place):
+        with fsspec.open(place, "rb", **options_for(place)) as file:
+            model.load_state_dict(torch.load(file))
+
+    guard = guard_of(url, model, save=save, load=load)
+    guard.save(step=1)
+    want = model.weight.detach().clone()
+    with pytest.raises(OSError, match="gone"):
+        guard.save(step=2)
+    assert stored(url) == ["step-1.pt"]
+    torch.nn.init.zeros_(model.weight)
+    assert guard.resume() == 1
+    assert torch.equal(model.weight, want)
+    assert places == [f"{url}/step-1.pt", f"{url}/step-2.pt"]
+
+
+def test_shards_of_several_ranks_need_a_folder(url):
+    """Said in one sentence, before training begins."""
+    with pytest.raises(SettingsError, match="local folder"):
+        local_root(open_run(url, must_exist=False))

@@ -1,6 +1,7 @@
 """The JSON documents: what DOCUMENTS.md shows is what the commands print."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -120,6 +121,23 @@ def test_documents_of_retention_are_as_shown(document, invoke, eventful):
         assert shape(found["in_trash"]) == shape(EXAMPLES["prune"][key])
     found["emptied"] = emptied["emptied"]
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["prune"]))
+
+
+def test_documents_of_scrub_and_repair_are_as_shown(document, eventful):
+    """scrub and repair print what DOCUMENTS.md shows."""
+    path = eventful / "net-300.pt"
+    info, data = path.stat(), bytearray(path.read_bytes())
+    data[-5000] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    _, found = document("scrub", eventful)
+    [bad] = [one for one in found["places"] if one["outcome"] == "bad" and one["step"] == 300]
+    found["places"] = [{**bad, "findings": bad["findings"][:1]}]
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["scrub"]))
+    _, found = document("repair", eventful)
+    [checked] = found["checkpoints"]
+    checked["findings"] = [f for f in checked["findings"] if f["check"] == "repair"]
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["repair"]))
 
 
 def test_documents_of_incidents_are_as_shown(document, invoke, eventful):

@@ -16,10 +16,12 @@ from unittest import mock
 
 import fsspec
 import msgspec
+from blake3 import blake3
 from fsspec.implementations.memory import MemoryFile
 
 from ckptguard.config import Settings
 from ckptguard.errors import ObjectMissingError
+from ckptguard.manifest import File
 from ckptguard.operations import collect
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
@@ -48,6 +50,14 @@ def content(seed: int) -> Content:
         WEIGHTS: struct.pack("<Q", len(text)) + text + struct.pack("<12f", *(numbers.uniform(1, 2) for _ in range(12))),
         CONFIG: json.dumps({"hidden_size": 4, "seed": f"{seed:06d}"}).encode(),
     }
+
+
+def files_of_manifest(path: str, seed: int) -> tuple[File, ...]:
+    """What a writer says of its files in a manifest."""
+    return tuple(
+        File(path=f"{path}/{name}", size=len(data), format="opaque", envelope=blake3(data).hexdigest())
+        for name, data in content(seed).items()
+    )
 
 
 def name_of(step: int) -> str:

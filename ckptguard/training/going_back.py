@@ -23,6 +23,7 @@ from ckptguard.records.clock import utc_now
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run
+from ckptguard.training.saved_extra import wrong_with
 from ckptguard.training.stores import Extra, Store
 from ckptguard.verdict import Outcome
 from ckptguard.version import __version__
@@ -197,6 +198,9 @@ def _read(run: Run, settings: Settings, store: Store, in_use: InUse, path: str, 
 def _load(run: Run, settings: Settings, store: Store, in_use: InUse, manifest: Manifest) -> Loaded | None:
     in_use.pin(store.series, (manifest.step, manifest.generation))
     extra, wrong = store.read(manifest)
+    if wrong is None:
+        why = wrong_with(extra)
+        wrong = f"what was saved beside {manifest.path} cannot be put back: {why}" if why is not None else None
     if wrong is None:
         return Loaded(step=manifest.step or 0, id=manifest.id, path=run.usable(manifest.path), extra=extra)
     _log.warning("%s; looking for an older checkpoint", wrong)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptguard.errors import StateError
+from ckptguard.errors import CkptguardError, StateError
 from ckptguard.training.safetensors_file import plan_file
 from ckptguard.training.state_json import decode_state, encode_state, to_text
 
@@ -99,7 +99,16 @@ class Parts:
         return {name: tensor.detach() for name, tensor in self.capture().others.items()}
 
     def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
-        """Put everything back, the model first. Names that do not match are a StateError, if `strict`."""
+        """Put everything back, the model first. Names that do not match are a StateError, if `strict`, and so is what
+        the objects themselves refuse."""
+        try:
+            self._restore(sections, model, others)
+        except (CkptguardError, MemoryError):
+            raise
+        except Exception as error:
+            raise StateError(f"the saved state does not fit: {type(error).__name__}: {error}") from error
+
+    def _restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
         own = set(self.model_tensors())
         self.compare(missing=own - set(model), unexpected=set(model) - own)
         loose = {} if self.strict else {"strict": False}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from ckptguard.errors import StateError
 from ckptguard.training.data_position import DataPosition, Draw
 from ckptguard.training.exact_resume import Gap, gap, saved_for_resume
 from ckptguard.training.parts import Parts, scale_learning_rate
 from ckptguard.training.rng import capture_rng, restore_rng
+from ckptguard.training.saved_extra import wrong_with
 from ckptguard.training.scaler import raise_loss_scale
 
 _REMEMBERED_DRAWS = 10_000
@@ -97,7 +99,10 @@ class Progress:
         self, step: int, extra: dict[str, Any], *, lr_factor: float | None = None, lowest_scale: float | None = None
     ) -> None:
         """Take over what was loaded: rates, data, and the RNG last. `lr_factor`: instead of the one saved;
-        `lowest_scale`: a loss scale that was saved collapsed is raised to it."""
+        `lowest_scale`: a loss scale that was saved collapsed is raised to it. StateError for what no guard saved."""
+        why = wrong_with(extra)
+        if why is not None:
+            raise StateError(f"what was saved beside step {step} cannot be put back: {why}")
         self.step = step
         self._parts.drop_gradients()
         known = extra.get("guard", {}).get("training", self.training)

@@ -7,6 +7,7 @@ import time
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.names import RECORDS_FOLDER, is_temporary
+from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.run import Run
 from ckptguard.storage import Entry, Storage
@@ -15,8 +16,8 @@ OLD = 3600.0  # seconds without a write; a copy of a large checkpoint touches it
 
 
 def collect_leftovers(run: Run) -> list[str]:
-    """Remove our own temporaries in the records (old ones) and of rollbacks in the run, and pins that hold nothing any
-    more; returns their keys.
+    """Remove our own temporaries in the records (old ones) and of rollbacks in the run, pins that hold nothing any
+    more, and what killed saves left on a storage elsewhere; returns their keys.
 
     The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
     trainer's temporaries are its own business, whatever their age.
@@ -33,7 +34,7 @@ def collect_leftovers(run: Run) -> list[str]:
             removed.append(entry.key)
         elif _remove_if_old(run.storage, entry):
             removed.append(entry.key)
-    return removed + _remove_pins(run)
+    return removed + _remove_pins(run) + collect_saves(run)
 
 
 def _remove_pins(run: Run) -> list[str]:

@@ -293,6 +293,7 @@ def _record(
         facts=facts_of(evidence),
         place_damaged=damaged,
         seen=seen,
+        read_back="bytes",
         content=sealed_outcome(before) if damaged and before is not None else None,
     )
     append_verdict(run, verdict)

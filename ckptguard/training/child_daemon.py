@@ -81,5 +81,7 @@ def _as_environment(settings: Settings) -> dict[str, str]:
         value = getattr(settings, field.name)
         if value != field.default and value is not None:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
+            if isinstance(value, dict):  # only this user may read a process's environment
+                text = msgspec.json.encode(value).decode()
             found[ENVIRONMENT_PREFIX + field.name.upper()] = text
     return found

@@ -14,11 +14,13 @@ from servers.fixtures import S3_BUCKETS
 from tiny_training import Training
 
 import ckptguard
-from ckptguard.errors import BusyError, SettingsError, StorageFullError
+from ckptguard.errors import BusyError, NoKnownGoodError, SettingsError, StorageFullError
+from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.claims import FOLDER, claim_path, list_claims
 from ckptguard.records.run import list_records, open_run
 from ckptguard.storage import parts_s3
+from ckptguard.storage.remote_reader import RemoteReader
 from ckptguard.storage.remote_upload import SMALLEST_PART, RemoteUpload
 from ckptguard.training import remote_save
 from ckptguard.training.own_layout import local_root
@@ -136,6 +138,26 @@ def test_what_was_damaged_there_is_never_loaded(url):
     torch.nn.init.zeros_(model.weight)
     assert guard.resume() in (1, 2)  # 2 by its kept copy
     assert torch.equal(model.weight, want)
+
+
+def test_only_bytes_that_were_read_back_make_it_good(url, monkeypatch):
+    """The writer's digests alone are no verdict, and the verdict comes from reading all of it, where it lies."""
+    guard = guard_of(url)
+    guard.save(step=1)
+    with pytest.raises(NoKnownGoodError):
+        find_known_good(open_run(url))
+    read, real = [], RemoteReader.read
+
+    def count(self, offset, length):
+        read.append((self.entry.key, length))
+        return real(self, offset, length)
+
+    monkeypatch.setattr(RemoteReader, "read", count)
+    verify_target(url, QUICK)
+    assert find_known_good(open_run(url)).step == 1
+    for key in stored(url):
+        size = open_run(url).storage.stat(key).size
+        assert sum(length for name, length in read if name == key) >= size
 
 
 def test_a_save_that_fails_leaves_nothing(url, monkeypatch):

@@ -35,6 +35,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     storage: Storage
     prefix: str
+    near: bool = True  # on the file system of what is repaired: equal inodes are one file
 
     def key(self, file: str) -> str:
         """Where a file lies there."""
@@ -65,16 +66,20 @@ def whole_source(damaged: Damaged, sources: Sequence[Source]) -> tuple[Source | 
     """The first source that has the right bytes of a file, read now, from the disk; else why none has."""
     reasons = []
     for source in sources:
-        entry = seen_now(source.storage, source.key(damaged.file.path))
-        shared = entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode
-        if shared and entry is not None and entry.inode is not None and source.storage.root is not None:
+        entry = seen_now(source.storage, source.key(damaged.file.path)) if source.near else None
+        same = entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode is not None
+        if same and source.near:
             reasons.append(LINKED)
             continue
-        wrong = reread(source.storage, source.key(damaged.file.path), damaged.file)
+        try:
+            wrong = reread(source.storage, source.key(damaged.file.path), damaged.file)
+        except CouldNotTellError as error:
+            reasons.append(f"the {source.name} cannot be read: {error.message}")
+            continue
         if wrong is None:
             return source, ""
         reasons.append(f"in the {source.name} {wrong.message}")
-    return None, "; ".join(reasons) or "there is no other copy"
+    return None, "; ".join(reasons)
 
 
 @dataclass

@@ -40,11 +40,8 @@ def repair_place(work: Work, series: str, key: Key, manifest: Manifest) -> None:
             note(work, series, key, manifest, IN_PLACE, one, None, "what was sealed was not good either")
         return
     sources = sources_of(run, series, key, work.staged)
-    if linked and not sources:
-        for one in damaged:
-            note(work, series, key, manifest, IN_PLACE, one, None, LINKED)
-        return
-    done = put_right(work, series, key, manifest, IN_PLACE, damaged, sources)
+    none = LINKED if linked else "there is no other copy"
+    done = put_right(work, series, key, manifest, IN_PLACE, damaged, sources, none=none)
     if not done:
         return
     present = find_checkpoint(run, manifest.path)

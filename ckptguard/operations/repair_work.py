@@ -7,11 +7,23 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ckptguard.config import Settings
+from ckptguard.errors import BusyError
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import Key
-from ckptguard.operations.repair_files import Damaged, Source, aside_folder, exchange, stage, staging, whole_source
+from ckptguard.operations.repair_files import (
+    Damaged,
+    Source,
+    aside_folder,
+    exchange,
+    seen_now,
+    stage,
+    staging,
+    whole_source,
+)
+from ckptguard.operations.replica_places import open_replicas
 from ckptguard.operations.report import Checked
 from ckptguard.records.incidents import list_incidents, update_incident
+from ckptguard.records.lineage import plain_url
 from ckptguard.records.run import Run
 from ckptguard.scan import Scanner
 
@@ -42,9 +54,19 @@ class Work:
     scanner: Scanner
     dry_run: bool
     staged: list[Source] = field(default_factory=list)
+    opened: list[Source] | None = None
     files: list[RepairedFile] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
+
+    def replicas(self) -> list[Source]:
+        """The replicas as sources, the farthest ones; opened when nothing else helps."""
+        if self.opened is None:
+            self.opened = [
+                Source(name=f"replica {plain_url(replica.url)}", storage=replica.storage, prefix="", near=False)
+                for replica in open_replicas(self.run, self.settings)
+            ]
+        return self.opened
 
     @property
     def how(self) -> str:
@@ -60,9 +82,11 @@ def put_right(
     place: str,
     damaged: list[Damaged],
     sources: list[Source],
+    *,
+    none: str = "there is no other copy",
 ) -> list[tuple[Damaged, str]]:
     """Stage what has a source, all of it before anything is moved, and exchange it; returns what was put right, and
-    from where. In a dry run it is only looked for."""
+    from where. In a dry run it is only looked for. `none`: why there may be no source at all beside replicas."""
     run, done = work.run, []
     if not damaged:
         return []
@@ -70,8 +94,11 @@ def put_right(
     with staging(run, damaged[0].storage) as staged:
         for one in damaged:
             source, why = whole_source(one, sources)
-            if source is not None and not work.dry_run:
-                why = stage(run, one, source, staged.prefix, how=work.how) or ""
+            if source is None:
+                source, more = whole_source(one, work.replicas())
+                why = "; ".join(reason for reason in (why or none, more) if reason)
+            if source is not None:
+                why = "" if work.dry_run else stage(run, one, source, staged.prefix, how=work.how) or ""
             if source is None or why:
                 note(work, series, key, manifest, place, one, None, why)
             elif work.dry_run:
@@ -81,7 +108,11 @@ def put_right(
         aside = aside_folder(series, key)
         for one, name in ready:
             staged.needed = True
-            exchange(run, one, staged.prefix, aside)
+            try:
+                exchange(run, one, staged.prefix, aside)
+            except BusyError:
+                staged.needed = seen_now(one.storage, one.key) is None
+                raise
             staged.needed = False
             done.append((one, name))
             note(work, series, key, manifest, place, one, name, "", repaired=True)

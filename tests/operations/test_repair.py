@@ -16,6 +16,7 @@ from ckptguard.operations.history import load_history
 from ckptguard.operations.keep import trim_kept
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.repair import repair
+from ckptguard.operations.replicate import replicate
 from ckptguard.operations.scrub import scrub
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
@@ -247,6 +248,7 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
         repair(run, QUICK, "sharded-200")
     assert (root / SECOND).read_bytes() == new
     assert outcomes(run)[-1] == "bad"
+    assert leftovers(root) == []
 
 
 def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
@@ -323,3 +325,27 @@ def test_on_an_object_store(tmp_path):
         assert store.cat_file(f"/repaired/{file}") == content
         assert store.cat_file(f"/repaired/{KEPT}{file}") == content
     assert {one[2] for one in told(scrub(run, QUICK))} == {"good"}
+
+
+def test_a_replica_helps_where_no_copy_does(root, tmp_path):
+    """The same file is damaged in place and in the kept copy: both come back from the replica, which loses nothing."""
+    run = guarded(root)
+    whole = contents(root)
+    replica = str(tmp_path / "replica")
+    settings = QUICK.changed(keep="copy", replicas=(replica,))
+    assert replicate(run, settings, replica).behind == 0
+    for place in (root, root / KEPT):
+        rot(place / SECOND)
+    scrub(run, QUICK)
+    [planned, _] = repair(run, settings, dry_run=True).files
+    assert (planned.repaired, planned.source) == (False, f"replica {replica}")
+    done = repair(run, settings)
+    assert sorted((f.place, f.repaired) for f in done.files) == [("kept", True), ("place", True)]
+    assert contents(root) == contents(root / KEPT) == whole
+    rot(root / SECOND)
+    rot(root / KEPT / SECOND)
+    assert {one[2] for one in told(scrub(open_run(replica), QUICK))} == {"good"}  # a replica is a run like any other
+    rot(tmp_path / "replica" / SECOND)
+    assert ("200.1", "place", "bad") in told(scrub(open_run(replica), QUICK))
+    found = {(f.place, f.repaired) for f in repair(run, settings, "sharded-200").files}
+    assert found == {("kept", False), ("place", False)}

@@ -126,7 +126,8 @@ class LocalStorage:
             with self._place(target, make=True) as (target_folder, target_name):
                 move_exclusively(folder, name, target_folder, target_name, is_folder=kind == "folder")
                 folders.sync_folder(target_folder)
-                folders.sync_folder(folder)
+                if not os.path.samestat(os.fstat(folder), os.fstat(target_folder)):
+                    folders.sync_folder(folder)
 
     def remove(self, key: str) -> None:
         with translated(key, self._root):

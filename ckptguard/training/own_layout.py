@@ -71,8 +71,7 @@ def write_checkpoint(
     try:
         with translated(temporary, root):
             os.makedirs(folder)
-        files = _write_tensors(folder, name, captured, gate, allow)
-        files.append(write_state(folder, name, text))
+        files = _write_files(folder, name, captured, text, gate, allow)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -167,8 +166,10 @@ def remove_leftovers(run: Run) -> None:
                 shutil.rmtree(os.path.join(root, entry.key), ignore_errors=True)
 
 
-def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate, allow: Sequence[str]) -> list[File]:
-    """The files of tensors, written at the same time."""
+def _write_files(
+    folder: str, name: str, captured: Captured, text: bytes, gate: Gate, allow: Sequence[str]
+) -> list[File]:
+    """All files, written at the same time: where it takes long to make one durable, all wait at once."""
     parts = [(MODEL_FILE, captured.model, "model"), (OPTIMIZER_FILE, captured.others, "optimizer")]
     stop = threading.Event()
 
@@ -192,8 +193,9 @@ def _write_tensors(folder: str, name: str, captured: Captured, gate: Gate, allow
             stop.set()
             raise
 
+    works = [functools.partial(write, *part) for part in parts if part[1] or part[0] == MODEL_FILE]
     try:
-        return at_once([functools.partial(write, *part) for part in parts if part[1] or part[0] == MODEL_FILE])
+        return at_once([*works, functools.partial(write_state, folder, name, text)])
     finally:
         stop.set()  # an interrupted caller waits for nobody
 

@@ -106,6 +106,30 @@ def signal_after(pid, seconds):
         pass
 
 
+def test_a_save_makes_everything_durable_once_and_the_manifest_last(tmp_path, monkeypatch):
+    """Each file, their names, the folder's own name, and only then the manifest and its name."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    guard = guard_of(tmp_path, model, optimizer=optimizer)
+    guard.save(step=1)  # makes the folders of the records
+    synced = []
+    real = os.fsync
+
+    def fsync(descriptor):
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).relative_to(tmp_path))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    guard.save(step=2)
+    folder = synced[3]
+    assert folder.name.startswith("tmp-step-000000002-")
+    assert set(synced[:3]) == {folder / n for n in ("model.safetensors", "optimizer.safetensors", "state.json")}
+    manifests = Path("_ckptguard/manifests/step-#")
+    assert (synced[4], synced[5].parent, *synced[6:]) == (Path("."), manifests, manifests)
+
+
 def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     """Where the kernel itself refuses to write on, save() says so, and the known-good is untouched."""
     run = tmp_path / "run"

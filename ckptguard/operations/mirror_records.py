@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.manifest import Manifest
-from ckptguard.names import series_folder
+from ckptguard.names import RECORDS_FOLDER, series_folder
 from ckptguard.operations.history import load_history
 from ckptguard.operations.keep import sealed_outcome
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.send_checkpoint import verdict_on_content
+from ckptguard.record_text import decode_record
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import append_verdict
+from ckptguard.records.lineage import KEY as LINEAGE
 from ckptguard.records.lineage import Lineage, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import manifest_key
+from ckptguard.records.run import FORMAT_KEY as FORMAT
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.storage import open_storage
 from ckptguard.verdict import Outcome
 
 _DECISIONS = ("settings", "reference", "incidents")  # what was allowed, accepted, and found out, batches to leave out
@@ -29,6 +33,7 @@ def join(source: Run, target: Run) -> None:
     lineage, other = begin_lineage(source), read_lineage(target)
     if other is None and _is_empty(target):
         join_lineage(target, lineage)
+        _read_back(source, target)
     other = read_lineage(target)  # of several that begin at once one came first
     if other is None:
         raise CouldNotTellError(f"{target.url} is a run of its own", hint="replicate to another place")
@@ -36,6 +41,33 @@ def join(source: Run, target: Run) -> None:
         raise CouldNotTellError(
             f"{target.url} belongs to another run{_begun(other)}", hint="replicate each run to a place of its own"
         )
+
+
+def clear_broken_beginning(url: str) -> None:
+    """Remove the first records of a replica where a store has kept them as something else, and nothing came after."""
+    storage = open_storage(f"{url}/{RECORDS_FOLDER}", must_exist=False)
+    try:
+        if any(entry.key.split("/")[0] in (MANIFESTS, LEDGER) for entry in storage.list("", recursive=True)):
+            return
+    except ObjectMissingError:
+        return
+    for key in (FORMAT, LINEAGE):
+        try:
+            with storage.open(key) as reader:
+                text = reader.read(0, min(reader.entry.size, 1 << 16))
+            decode_record(text, dict[str, object], key)["format"]
+        except ObjectMissingError:
+            continue
+        except (RecordsError, KeyError):
+            storage.remove(key)
+
+
+def _read_back(source: Run, target: Run) -> None:
+    """What a store has kept of the first records as something else would keep everybody out of the target."""
+    for key in (FORMAT, LINEAGE):
+        if read_record(target, key) != read_record(source, key):
+            target.records.remove(key)
+            raise CouldNotTellError(f"{target.url} does not hold the {key} that was written to it")
 
 
 def _is_empty(run: Run) -> bool:

@@ -16,7 +16,13 @@ from ckptguard.operations.find_known_good import Candidate, known_good_candidate
 from ckptguard.operations.history import Key, load_history
 from ckptguard.operations.holds import pins_of
 from ckptguard.operations.keep import is_good
-from ckptguard.operations.mirror_records import join, mirror_beside, mirror_decisions, mirror_verdicts
+from ckptguard.operations.mirror_records import (
+    clear_broken_beginning,
+    join,
+    mirror_beside,
+    mirror_decisions,
+    mirror_verdicts,
+)
 from ckptguard.operations.send_checkpoint import has_arrived, send_checkpoint
 from ckptguard.operations.send_file import Pace
 from ckptguard.records.moments import seconds_of, this_moment
@@ -139,6 +145,7 @@ def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | N
     if make and "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
+        clear_broken_beginning(place)
     return open_run(place, must_exist=False, patterns=run.patterns, retries=retries)
 
 

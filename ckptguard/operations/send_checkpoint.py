@@ -11,6 +11,7 @@ import threading
 import uuid
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -21,6 +22,7 @@ from ckptguard.errors import (
     CouldNotTellError,
     ObjectExistsError,
     ObjectMissingError,
+    RecordsError,
 )
 from ckptguard.manifest import File, Manifest, identity
 from ckptguard.names import checkpoint_id, record_name, series_folder
@@ -31,12 +33,13 @@ from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.quarantine import quarantine
 from ckptguard.operations.send_file import Pace, read_back, send_file
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.record_text import decode_checked
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, read_kept
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.manifests import read_manifest, write_manifest
+from ckptguard.records.manifests import manifest_key, read_manifest, write_manifest
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, read_record
 from ckptguard.scan import Scanner
 from ckptguard.storage import Storage
 from ckptguard.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance
@@ -93,6 +96,9 @@ def send_checkpoint(
     series = manifest.series
     if has_arrived(history, candidate) and not heal:
         return Delivery(done="there")
+    if key in history.sealed(series) and _is_unreadable(target, manifest):
+        target.records.remove(manifest_key(series, *key))  # what cannot be read seals nothing
+        history = load_history(target)
     there = history.manifest(series, key)
     occupant = history.current(series, key[0], manifest.path) if there is None else None
     aside = occupant is not None or read_kept(target, series, *key) is not None
@@ -116,7 +122,7 @@ def has_arrived(target: History, candidate: Candidate) -> bool:
     """Whether the target has a verdict on this very checkpoint, whatever it says. CouldNotTellError if it has another
     one of the same id."""
     key, manifest = candidate.key, candidate.manifest
-    if key not in target.sealed(manifest.series):
+    if key not in target.sealed(manifest.series) or _is_unreadable(target.run, manifest):
         return False
     there = read_manifest(target.run, manifest.series, *key)
     if there is not None and identity(there.files) != identity(manifest.files):
@@ -124,7 +130,17 @@ def has_arrived(target: History, candidate: Candidate) -> bool:
             f"{target.run.url} holds another {checkpoint_id(*key)} of {manifest.series}: the two went different ways",
             hint="replicate to another place",
         )
-    return there is not None and key in target.standings(manifest.series)
+    return there is not None and target.verdict(manifest.series, key) is not None
+
+
+def _is_unreadable(target: Run, manifest: Manifest) -> bool:
+    """Whether the target's manifest is damaged (not: of a newer format)."""
+    text = read_record(target, manifest_key(manifest.series, manifest.step, manifest.generation))
+    try:
+        decode_checked(text or b"", dict[str, Any], "a manifest")
+    except RecordsError:
+        return True
+    return False
 
 
 def _places(source: Run, candidate: Candidate) -> list[tuple[Storage, str]]:
@@ -261,6 +277,8 @@ def _commit(work: _Work, *, aside: bool, occupied: bool) -> str | None:
         write_manifest(target, msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex))
     except BusyError as error:
         return error.message
+    if _is_unreadable(target, manifest):
+        raise CouldNotTellError(f"{target.url} does not hold the manifest that was written to it")
     return None
 
 
@@ -301,7 +319,7 @@ def _give_verdict(work: _Work, history: History, *, sealed_before: bool) -> None
     before = history.verdict(manifest.series, key)
     if before is None:
         raise CouldNotTellError(f"the verdict on {work.candidate.answer.path} is gone")
-    verdict = verdict_on_content(before, arrived)
+    verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back="bytes")
     if sealed_before and verdict.outcome is Outcome.GOOD:
         entries = [work.storage.stat(file.path) for file in manifest.files]
         verdict = msgspec.structs.replace(verdict, seen=tuple((e.key, *e.signature) for e in entries))

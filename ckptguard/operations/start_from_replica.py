@@ -18,6 +18,7 @@ from ckptguard.errors import (
     SettingsError,
     StoppedError,
 )
+from ckptguard.names import RECORDS_FOLDER
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
 from ckptguard.operations.mirror_records import join, mirror_beside, mirror_decisions, mirror_history
@@ -142,10 +143,10 @@ def _refuse_unless_lost(replica: Run, target: Run) -> None:
             )
         return
     try:
-        entries = target.storage.list("")
+        entries = {entry.key for entry in target.storage.list("")}
     except ObjectMissingError:
         return
-    if entries:
+    if entries - {RECORDS_FOLDER}:  # the records of what is no empty run are those of a stranger, and are refused too
         raise SettingsError(f"{target.url} is not empty", hint="name an absent or empty folder")
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
 
 RECORDS_FORMAT = 1
-_FORMAT_KEY = "format.json"
+FORMAT_KEY = "format.json"
 _COUNTED = re.compile(r"checkpoint_\d+")
 _MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
 
@@ -128,7 +128,7 @@ def _is_link(storage: Storage) -> bool:
 
 def has_records(run: Run) -> bool:
     """Whether ckptguard ever wrote records for this run."""
-    return read_record(run, _FORMAT_KEY) is not None
+    return read_record(run, FORMAT_KEY) is not None
 
 
 def read_record(run: Run, key: str) -> bytes | None:
@@ -160,12 +160,12 @@ def list_records(run: Run, folder: str, *, recursive: bool = False, with_content
 
 
 def _check_format(run: Run) -> None:
-    text = read_record(run, _FORMAT_KEY)
+    text = read_record(run, FORMAT_KEY)
     if text is None:
         return
-    stated = decode_record(text, dict[str, int], f"{_FORMAT_KEY} of the records of {run.url}").get("format")
+    stated = decode_record(text, dict[str, int], f"{FORMAT_KEY} of the records of {run.url}").get("format")
     if stated is None:
-        raise RecordsError(f"{_FORMAT_KEY} of the records of {run.url} states no format")
+        raise RecordsError(f"{FORMAT_KEY} of the records of {run.url} states no format")
     if stated > RECORDS_FORMAT:
         raise RecordsError(
             f"the records of {run.url} have format {stated}; this version knows up to {RECORDS_FORMAT}",
@@ -175,11 +175,11 @@ def _check_format(run: Run) -> None:
 
 def _ensure_format(run: Run) -> None:
     try:
-        run.records.stat(_FORMAT_KEY)
+        run.records.stat(FORMAT_KEY)
         return
     except ObjectMissingError:
         pass
-    for key, value in ((".gitignore", b"*\n"), (_FORMAT_KEY, msgspec.json.encode({"format": RECORDS_FORMAT}) + b"\n")):
+    for key, value in ((".gitignore", b"*\n"), (FORMAT_KEY, msgspec.json.encode({"format": RECORDS_FORMAT}) + b"\n")):
         try:
             run.records.create(key, value)
         except ObjectExistsError:

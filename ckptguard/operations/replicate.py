@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ckptguard.config import Settings
-from ckptguard.errors import CkptguardError, CouldNotTellError, SettingsError, StoppedError
+from ckptguard.errors import CkptguardError, CouldNotTellError, RecordsError, SettingsError, StoppedError
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import Key, load_history
@@ -80,9 +81,9 @@ def replicate(
 ) -> Replica:
     """Send the good checkpoints that the settings for replicas keep to one replica, the newest first.
 
-    Trouble with the replica is told in the answer; what arrived stays, and the next call goes on from there.
-    `hold` waits while something more urgent goes on; `arrived` remembers between calls what is there for good. SettingsError for a place that cannot be a replica of
-    this run.
+    Trouble with the replica is told in the answer; what arrived stays, and the next call goes on from there. `hold`
+    waits while something more urgent goes on; `arrived` remembers between calls what is there for good. SettingsError
+    for a place that cannot be a replica of this run.
     """
     arrived = set() if arrived is None else arrived
     wanted = wanted_in_replica(run, settings)
@@ -128,7 +129,7 @@ def replicate(
 
 
 def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
-    """Where the settings want replicas of the run under `url`, local ones first; ``{run}`` stands for the run's own name."""
+    """Where the settings want replicas of the run under `url`, local ones first; ``{run}`` stands for its own name."""
     name = url.rstrip("/").rpartition("/")[2]
     urls = [normalise_url(place.replace("{run}", name)) for place in settings.replicas]
     return tuple(sorted(dict.fromkeys(urls), key=lambda place: "://" in place))
@@ -145,8 +146,14 @@ def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | N
     if make and "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
+    opening = functools.partial(open_run, place, must_exist=False, patterns=run.patterns, retries=retries)
+    try:
+        return opening()
+    except RecordsError:
+        if not make:
+            raise
         clear_broken_beginning(place)
-    return open_run(place, must_exist=False, patterns=run.patterns, retries=retries)
+        return opening()
 
 
 def wanted_in_replica(run: Run, settings: Settings) -> list[Candidate]:

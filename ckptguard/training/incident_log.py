@@ -6,6 +6,7 @@ Nothing here raises: an incident is worth a record, and never the training.
 from __future__ import annotations
 
 import logging
+import re
 
 from ckptguard.incident import Details
 from ckptguard.operations.close_incident import close_incident
@@ -14,6 +15,9 @@ from ckptguard.records.run import Run
 from ckptguard.training.client import report_incident
 
 _log = logging.getLogger("ckptguard")
+_NUMBER = re.compile(r"[0-9a-f]{8}|\d+")
+_MOST_TOLD = 100
+_told: dict[str, set[tuple[str, str, str]]] = {}  # by run: what was said and is not recorded
 
 
 def begin_incident(
@@ -28,15 +32,22 @@ def begin_incident(
     state: str = "handling",
 ) -> Incident | None:
     """Record an incident, through the daemon if one answers (it tells people), else directly. With `details` its
-    `state` is noted too. None, and a warning in the log, if it cannot be recorded: that must not stop a rollback."""
+    `state` is noted too. None if it cannot be recorded, which must not stop a rollback; the log says so, of the same
+    trouble once until something is recorded again."""
     try:
-        told = report_incident(run, step=step, cause=cause, reason=reason, evidence=evidence, source=source)
-        incident = read_incident(run, told) if told is not None else None
+        named = report_incident(run, step=step, cause=cause, reason=reason, evidence=evidence, source=source)
+        incident = read_incident(run, named) if named is not None else None
         if incident is None:
             incident = open_incident(run, step=step, cause=cause, reason=reason, evidence=dict(evidence), source=source)
     except Exception as error:
-        _log.warning("an incident could not be recorded: %s (it was: %s)", error, reason)
+        told = _told.setdefault(run.url, set())
+        # On a full disk every save fails alike, for its own path.
+        trouble = (type(error).__name__, cause, _NUMBER.sub("#", reason))
+        if trouble not in told and len(told) < _MOST_TOLD:
+            told.add(trouble)
+            _log.warning("an incident could not be recorded: %s (it was: %s)", error, reason)
         return None
+    _told.pop(run.url, None)
     try:
         return update_incident(run, incident, state=state, details=details) if details is not None else incident
     except Exception as error:

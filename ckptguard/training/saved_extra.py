@@ -41,7 +41,7 @@ def _wrong_rng(state: Any) -> str | None:
 
 
 def _wrong_guard(state: Any) -> str | None:
-    factor = state.get("lr_factor", 1.0) if isinstance(state, dict) else None
+    factor: Any = state.get("lr_factor", 1.0) if isinstance(state, dict) else None
     if type(factor) not in (int, float) or not math.isfinite(factor) or factor <= 0:
         return "holds no factor of the learning rate"
     return None if isinstance(state.get("training", ""), str) else "does not name its training"
@@ -57,7 +57,9 @@ def _wrong_data(state: Any) -> str | None:
     if not isinstance(skipped, list) or not all(_is_draw(draw) for draw in skipped):
         return "does not say which batches were left out"
     start = state.get("epoch_start")
-    generators = start.get("generators") if isinstance(start, dict) else None
+    if not isinstance(start, dict):
+        return "does not say how its epoch began"
+    generators = start.get("generators")
     if not isinstance(generators, list) or not all(isinstance(text, bytes) for text in generators):
         return "does not say how its epoch began"
     if "length" not in state:

@@ -292,3 +292,22 @@ def test_nothing_hangs_on_a_guarded_model_before_training_begins(tmp_path):
     assert model._forward_pre_hooks
     guard.close()
     assert not model._forward_pre_hooks
+
+
+def test_what_cannot_be_recorded_is_said_once_until_something_is(tmp_path, monkeypatch, caplog):
+    """On a full disk every save fails for its own path, and none of the incidents can be written."""
+    run = open_run(str(tmp_path))
+
+    def told(reason):
+        caplog.clear()
+        begin_incident(run, step=1, cause="storage", reason=reason, evidence={})
+        return len(caplog.messages)
+
+    with monkeypatch.context() as full:
+        full.setattr("ckptguard.records.incidents.create_record", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        assert [told("no space for step-000000001/model"), told("no space for step-000000002/model")] == [1, 0]
+        assert [told("rank 3 is gone"), told("no space for tmp-step-000000002-0a1b2c3d")] == [1, 1]
+    assert told("no space for step-000000003/model") == 0
+    with monkeypatch.context() as full:
+        full.setattr("ckptguard.records.incidents.create_record", lambda *_: (_ for _ in ()).throw(OSError("full")))
+        assert told("no space for step-000000004/model") == 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import secrets
 import time
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
@@ -11,6 +13,7 @@ from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.run import Run
 from ckptguard.storage import Entry, Storage
+from ckptguard.storage.local_writes import is_being_written
 
 OLD = 3600.0  # seconds without a write; a copy of a large checkpoint touches its temporary all the time
 
@@ -51,7 +54,22 @@ def _remove_if_old(storage: Storage, entry: Entry) -> bool:
     # An object store tells no time of a folder, only of what lies in it.
     below = storage.list(entry.key, recursive=True) if entry.kind == "folder" else [entry]
     times = [e.mtime_ns for e in below if e.mtime_ns is not None]
-    if not times or len(times) < len(below) or time.time() - max(times) / 1e9 < OLD or not is_temporary(entry.name):
+    if not times or len(times) < len(below) or not is_temporary(entry.name):
+        return False
+    # By the storage's own clock too: ours may be wrong, and to remove what is being written would break a write.
+    if time.time() - max(times) / 1e9 < OLD or _clock_of(storage) - max(times) / 1e9 < OLD:
+        return False
+    if storage.root is not None and is_being_written(os.path.join(storage.root, *entry.key.split("/"))):
         return False
     storage.remove(entry.key)
     return True
+
+
+def _clock_of(storage: Storage) -> float:
+    """What time it is on the storage: that of a file which is written now."""
+    key = f".tmp-{secrets.token_hex(8)}"
+    storage.create(key, b"")
+    try:
+        return (storage.stat(key).mtime_ns or 0) / 1e9
+    finally:
+        storage.remove(key)

@@ -14,6 +14,7 @@ from ckptguard.errors import CkptguardError, CouldNotTellError
 from ckptguard.names import is_temporary, parse_id, record_name, series_folder, series_from_folder
 from ckptguard.record_text import decode_record
 from ckptguard.records.clock import utc_now
+from ckptguard.records.moments import Moment, seconds_of, surely_passed, this_moment
 from ckptguard.records.owners import Owner, has_ended, is_here, this_process
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
@@ -26,7 +27,8 @@ Key = tuple[int | None, int]
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
     """One reason why a generation must stay. `reason` is `IN_USE`, which ends with its owner, or `PINNED`; `until` is
-    a time, or None. `owner` is None where the record cannot be read."""
+    a time, or None; `uptime` are seconds from the machine's start to when it was written. `owner` is None where the
+    record cannot be read."""
 
     format: int = 1
     series: str
@@ -37,6 +39,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     owner: Owner | None
     since: str
     until: str | None = None
+    uptime: float | None = None
     note: str = ""
 
     @property
@@ -61,6 +64,7 @@ def pin_checkpoint(
         owner=this_process(),
         since=utc_now(),
         until=until,
+        uptime=this_moment().uptime,
         note=note,
     )
     create_record(run, pin.key, msgspec.json.encode(pin) + b"\n")
@@ -84,7 +88,7 @@ def counts(pin: Pin) -> bool:
     that can be told, no clock is asked, which may be wrong."""
     if pin.reason == IN_USE and pin.owner is not None and is_here(pin.owner):
         return not has_ended(pin.owner)
-    if pin.until is not None and _passed(pin.until):
+    if pin.until is not None and _passed(pin.until) and _lasted(pin):
         return False
     return pin.reason != IN_USE or pin.owner is None or not has_ended(pin.owner)
 
@@ -162,6 +166,15 @@ def _read(run: Run, place: str) -> Pin | None:
     except CouldNotTellError:
         return unreadable
     return pin if pin.key == unreadable.key else unreadable
+
+
+def _lasted(pin: Pin) -> bool:
+    """Whether it held for as long as it was to, as far as that can be known without the wall clock."""
+    since, until = seconds_of(pin.since), seconds_of(pin.until or "")
+    if since is None or until is None or pin.owner is None or pin.uptime is None:
+        return True
+    before = Moment(wall=since, host=pin.owner.host, boot_id=pin.owner.boot_id, uptime=pin.uptime)
+    return surely_passed(before, this_moment()) >= until - since
 
 
 def _passed(moment: str) -> bool:

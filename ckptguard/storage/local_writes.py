@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -17,16 +18,36 @@ NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
 @contextlib.contextmanager
 def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
-    """A new temporary file (descriptor, name) in a folder; whatever happens, its name is gone afterwards."""
+    """A new temporary file (descriptor, name) in a folder; whatever happens, its name is gone afterwards. It is locked
+    while its writer lives: see `is_being_written`."""
     name = f".tmp-{secrets.token_hex(8)}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, mode, dir_fd=folder)
     try:
+        with contextlib.suppress(OSError):  # where there are no locks, its age alone must tell
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield descriptor, name
     finally:
         os.close(descriptor)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
+
+
+def is_being_written(path: str) -> bool:
+    """Whether a process of this machine still writes a temporary file; False where that cannot be told."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def publish(folder: int, descriptor: int, temporary_name: str, name: str) -> None:

@@ -1,0 +1,515 @@
+"""The whole store against a model made of dicts: every operation, damage, crashes and races in any order.
+
+What lies in place is the model's own: it saves, rots and deletes as a trainer and a disk do. Of the store the model
+knows which content was sealed under which generation, and which verdicts were given; of both it says what must be
+known-good, and what may never be called so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import fsspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from tiny_run import (
+    SERIES,
+    TINY,
+    WEIGHTS,
+    Content,
+    candidates,
+    cycle,
+    delete,
+    files_below,
+    forget,
+    inline,
+    leftovers,
+    memory_path,
+    name_of,
+    rot,
+    save,
+    truncate,
+)
+
+from ckptguard.errors import CkptguardError, NoKnownGoodError, RefusedError
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.operations.history import load_history
+from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.pin import pin, unpin
+from ckptguard.operations.present import look
+from ckptguard.operations.prune import prune
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.repair import repair
+from ckptguard.operations.replicate import replicate
+from ckptguard.operations.restore import restore
+from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.scrub import Watcher, scrub
+from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records import pins
+from ckptguard.records.kept import read_kept
+from ckptguard.records.owners import Owner, this_process
+from ckptguard.records.run import open_run
+from ckptguard.retention_policy import Policy
+from ckptguard.storage.remote import RemoteStorage
+from ckptguard.verdict import Outcome
+
+Key = tuple[int, int]
+ALL = range(100, 1000, 100)
+STEPS = st.sampled_from(ALL)
+CALLS = ("list", "stat", "open", "create", "upload", "copy", "move", "remove")
+POLICIES = st.builds(
+    Policy,
+    keep_last=st.sampled_from([None, 1, 2, 4]),
+    keep_every=st.sampled_from([None, 300, 500]),
+    keep_good=st.just(2),
+    drop_failed=st.booleans(),
+)
+OPERATIONS = ["pass", "verify", "prune", "restore", "scrub", "repair", "replicate", "roll back"]
+_SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+_runs = itertools.count()
+
+
+class Killed(BaseException):
+    """The process is gone: nothing of it runs on."""
+
+
+@contextlib.contextmanager
+def at_call(number: int, act: Callable[[], None], *, again: bool = False) -> Iterator[None]:
+    """Do something right before the n-th call of a storage, once, or from then on."""
+    left = [number]
+
+    def counted(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 or (left[0] < 0 and again):
+                act()
+            return real(*args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as patches:
+        for name in CALLS:
+            patches.enter_context(mock.patch.object(RemoteStorage, name, counted(getattr(RemoteStorage, name))))
+        yield
+
+
+def _die() -> None:
+    raise Killed
+
+
+def _gone() -> Owner:
+    """A process like this one that has ended."""
+    found = this_process()
+    return Owner(host=found.host, boot_id=found.boot_id, pid=2**30, namespace=found.namespace, started="1")
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Operations on a run in memory as rules; what must always hold as invariants."""
+
+    @initialize()
+    def begin(self) -> None:
+        """An empty run."""
+        self.url = f"memory://machine-{os.getpid()}-{next(_runs)}"
+        fsspec.filesystem("memory").pipe_file(f"{memory_path(self.url)}/training.log", b"begun")  # or there is no run
+        self.seeds = itertools.count(1)
+        self.sealed: dict[Key, list[Content]] = {}  # what may have been sealed under a generation
+        self.outcomes: dict[Key, Outcome] = {}
+        self.pinned: set[Key] = set()
+        self.ledger: set[str] = set()
+        self.scratch = tempfile.mkdtemp(prefix="ckptguard-", dir=_SCRATCH)
+        self.half: set[int] = set()  # steps whose save in place did not finish
+        self.replica = f"{self.url}-replica"
+        for step in (100, 200, 300):
+            self.saved(step, whole=True)
+        self.a_pass()
+
+    def teardown(self) -> None:
+        """A healthy cycle at the end: nothing is left behind, and the known-good one comes back."""
+        if not hasattr(self, "url"):
+            return
+        try:
+            with self.passing():
+                cycle(self.run_of())
+            self.holds()
+            self.comes_back()
+            assert leftovers(self.run_of()) == []
+        finally:
+            forget(self.url)
+            forget(self.replica)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    # What the world does.
+
+    @rule(step=STEPS, whole=st.sampled_from([True, True, True, False]))
+    def saved(self, step: int, whole: bool) -> None:
+        """The trainer saves, for the first time or again; or dies half-way."""
+        save(self.url, step, next(self.seeds))
+        self.half.discard(step)
+        if not whole:
+            truncate(self.url, f"{name_of(step)}/{WEIGHTS}")
+            self.half.add(step)
+
+    @rule(count=st.integers(1, 3))
+    def goes_on(self, count: int) -> None:
+        """Training goes on for a while, all is well, and a pass is made after each save."""
+        for _ in range(count):
+            newest = max((s for s in ALL if files_below(self.url, name_of(s))), default=0)
+            self.saved(min(newest + 100, 900), whole=True)
+            self.a_pass()
+
+    @rule(step=STEPS)
+    def rotated(self, step: int) -> None:
+        """The trainer removes a checkpoint."""
+        delete(self.url, step)
+        self.half.discard(step)
+
+    @rule(data=st.data())
+    def rots(self, data: st.DataObject) -> None:
+        """A bit flips, in place or in a kept copy."""
+        found = [key for key in files_below(self.url, "") if key.endswith(WEIGHTS) and self.rots_here(key)]
+        if found:
+            rot(self.url, data.draw(st.sampled_from(sorted(found)), "where"))
+
+    def rots_here(self, key: str) -> bool:
+        """Whether rot there can be told from what was saved: what was never read has nothing to be held against, and
+        one copy of each is left."""
+        top, _, rest = key.partition("/")
+        if top != "_ckptguard":
+            step = int(top.removeprefix("model-"))
+            return self.current(step) is not None and files_below(self.url, top) in self.contents(step)
+        return rest.startswith("kept/") and self.whole_in_place(int(key.split("/")[-2].removeprefix("model-")))
+
+    # What the store does.
+
+    @rule(step=STEPS)
+    def verify(self, step: int) -> None:
+        """Verify one checkpoint: the model says what must come out."""
+        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        if checkpoint is None:
+            return
+        here, before = files_below(self.url, name_of(step)), self.current(step)
+        with self.passing():
+            checked = verify_checkpoint(self.run_of(), checkpoint, TINY, scanner=inline)
+        if step in self.half:
+            assert checked.outcome in (Outcome.INCOMPLETE, Outcome.BAD), checked
+        elif before is not None and here in self.sealed[before]:
+            # as when it was last seen whole; one that was found damaged and was mended is good again
+            suspect = self.outcomes.get(before) is Outcome.SUSPECT
+            assert checked.outcome is (Outcome.SUSPECT if suspect else Outcome.GOOD), checked
+        elif before is None:
+            assert checked.outcome in (Outcome.GOOD, Outcome.SUSPECT), checked
+
+    @rule()
+    def a_pass(self) -> None:
+        """What a daemon does all the time."""
+        with self.passing():
+            reconcile(self.run_of(), TINY, Watch(), scanner=inline, assume_quiet=True)
+        self.newest_are_kept()
+
+    @rule(policy=POLICIES, grace=st.sampled_from([-1.0, 0.0, 86400.0]))
+    def pruned(self, policy: Policy, grace: float) -> None:
+        """Retention: what it may not take, it leaves."""
+        stay = self.must_stay()
+        before = {step: files_below(self.url, name_of(step)) for step in stay}
+        with self.passing():
+            prune(self.run_of(), policy, grace=grace)
+        for step in stay:
+            assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
+            trashed = {mark.step for mark in look(self.run_of()).trash}
+            assert self.untrashed(step) or step not in trashed
+
+    @rule(step=STEPS)
+    def pin_one(self, step: int) -> None:
+        """Somebody pins what lies in place."""
+        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        if checkpoint is not None:
+            made = pin(self.run_of(), checkpoint)
+            self.pinned.add((step, made.generation))
+
+    @rule(step=STEPS)
+    def unpin_one(self, step: int) -> None:
+        """And releases it again."""
+        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        if checkpoint is not None:
+            with contextlib.suppress(CkptguardError):
+                for one in unpin(self.run_of(), checkpoint):
+                    self.pinned.discard((step, one.generation))
+
+    @rule()
+    def comes_back(self) -> None:
+        """Restore: the newest that has a whole copy, as it was sealed, or nothing where there is none."""
+        run, out = self.run_of(), os.path.join(self.scratch, "out")
+        whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
+        try:
+            done = restore(run, TINY, out, scanner=inline)
+        except (NoKnownGoodError, RefusedError):
+            assert not whole
+            return
+        finally:
+            got = {step: files_below(out, name_of(step)) for step in ALL} if os.path.isdir(out) else {}
+            shutil.rmtree(out, ignore_errors=True)
+        assert whole, done
+        assert done.id == f"{whole[0][0]}.{whole[0][1]}", (done, whole)
+        assert got[whole[0][0]] in self.sealed[whole[0]]
+
+    @rule(before_step=st.sampled_from([None, 300, 500, 800]))
+    def rolled_back(self, before_step: int | None) -> None:
+        """Training goes back: what it goes back to lies in place, whole."""
+        run = self.run_of()
+        whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
+        with self.passing():
+            try:
+                done = roll_back(
+                    run, TINY, reason="loss", before_step=before_step, check_writing=False, scanner=inline
+                )
+            except NoKnownGoodError:
+                assert not [key for key in whole if before_step is None or key[0] < before_step]
+                return
+        assert done.known_good.step is not None
+        here = files_below(self.url, name_of(done.known_good.step))
+        key = (done.known_good.step, int(done.known_good.id.partition(".")[2]))
+        assert here in self.sealed[key], done
+        self.half &= {s for s in ALL if files_below(self.url, name_of(s))}
+        self.half.discard(done.known_good.step)
+
+    @rule()
+    def scrubbed_and_repaired(self) -> None:
+        """All is read again, and what is damaged is mended where a whole copy of it is."""
+        whole = {c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        with self.known(whole), self.passing():
+            scrub(self.run_of(), TINY, watcher=self.watcher(), scanner=inline)
+            repair(self.run_of(), TINY, scanner=inline)
+        for key in whole:
+            if self.current(key[0]) == key and self.has_sizes(key) and key[0] not in self.half:
+                assert self.whole_in_place(key[0]), f"{key} was not repaired"
+
+    @rule()
+    def replicated(self) -> None:
+        """The good ones lie elsewhere, too."""
+        whole = [c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)]
+        with self.passing():
+            done = replicate(self.run_of(), TINY, self.replica, scanner=inline)
+        assert done.trouble is None
+        there = open_run(self.replica, must_exist=False)
+        found = {c.key: c for c in candidates(there)}
+        assert set(whole) <= set(found), (whole, sorted(found))
+        for key, candidate in found.items():
+            if candidate.in_place:
+                assert files_below(self.replica, name_of(key[0])) in self.sealed[key], f"{key} in the replica"
+
+    def watcher(self) -> Watcher:
+        """What a scrub does about what it finds in place: verify it."""
+
+        def verify(checkpoint: Any) -> Any:
+            return verify_checkpoint(self.run_of(), checkpoint, TINY, scanner=inline)
+
+        return Watcher(verify=verify)
+
+    @contextlib.contextmanager
+    def known(self, whole: set[Key]) -> Iterator[None]:
+        """What had a whole copy before has one afterwards."""
+        yield
+        left = {c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        assert whole <= left, (whole, left)
+
+    # What comes between.
+
+    @rule(number=st.integers(1, 250), data=st.data())
+    def killed(self, number: int, data: st.DataObject) -> None:
+        """An operation dies before its n-th call of the storage."""
+        name = data.draw(st.sampled_from(OPERATIONS), "operation")
+        stay = self.must_stay()
+        before = {step: files_below(self.url, name_of(step)) for step in stay}
+        with self.passing(sure=False), mock.patch.object(pins, "this_process", _gone):
+            with contextlib.suppress(Killed, CkptguardError), at_call(number, _die, again=True):
+                self.do(name, data)
+        if name != "roll back":
+            for step in stay:
+                assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
+        else:
+            self.half &= {s for s in ALL if files_below(self.url, name_of(s))}
+
+    @rule(number=st.integers(1, 250), data=st.data())
+    def raced(self, number: int, data: st.DataObject) -> None:
+        """Between two calls of an operation, the trainer or another process does something."""
+        name = data.draw(st.sampled_from(OPERATIONS[:-1]), "operation")
+        other = data.draw(st.sampled_from(["pass", "verify", "prune", "save", "delete"]), "between")
+        step = data.draw(STEPS, "step")
+
+        def between() -> None:
+            with self.sealing():
+                if other == "save":
+                    self.saved(step, whole=True)
+                elif other == "delete":
+                    self.rotated(step)
+                else:
+                    with contextlib.suppress(CkptguardError):
+                        self.do(other, data)
+
+        stay = self.must_stay() - ({step} if other in ("save", "delete") else set())
+        before = {step: files_below(self.url, name_of(step)) for step in stay}
+        with self.passing(sure=False), contextlib.suppress(CkptguardError), at_call(number, between):
+            self.do(name, data)
+        for step in stay:
+            assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
+
+    def do(self, name: str, data: st.DataObject) -> None:
+        """One operation, whatever comes out."""
+        run = self.run_of()
+        if name == "pass":
+            reconcile(run, TINY, Watch(), scanner=inline, assume_quiet=True)
+        elif name == "verify":
+            checkpoint = find_checkpoint(run, name_of(data.draw(STEPS, "verified")))
+            if checkpoint is not None:
+                verify_checkpoint(run, checkpoint, TINY, scanner=inline)
+        elif name == "scrub":
+            scrub(run, TINY, watcher=self.watcher(), scanner=inline)
+        elif name == "repair":
+            repair(run, TINY, scanner=inline)
+        elif name == "replicate":
+            replicate(run, TINY, self.replica, scanner=inline)
+        elif name == "prune":
+            prune(run, data.draw(POLICIES, "policy"), grace=data.draw(st.sampled_from([-1.0, 86400.0]), "grace"))
+        elif name == "restore":
+            out = os.path.join(self.scratch, "dropped")
+            try:
+                restore(run, TINY, out, scanner=inline)
+            finally:
+                shutil.rmtree(out, ignore_errors=True)
+        else:
+            before = data.draw(st.sampled_from([None, 300, 500]), "before")
+            roll_back(run, TINY, reason="loss", before_step=before, check_writing=False, scanner=inline)
+
+    # What must hold.
+
+    @invariant()
+    def holds(self) -> None:
+        """What is called known-good was sealed so, lies where it is said to lie, and no verdict is ever lost."""
+        if not hasattr(self, "url"):
+            return
+        run = self.run_of()
+        history = load_history(run)
+        names = set(history.names.get(SERIES, []))
+        assert self.ledger <= names, "a verdict was lost"
+        self.ledger = names
+        expected = self.known_good(history)
+        try:
+            said = find_known_good(run)
+        except NoKnownGoodError:
+            assert expected is None, f"{expected} is known-good, and nothing was found"
+            return
+        assert expected is not None, said
+        assert said.id == f"{expected[0]}.{expected[1]}", (said, expected)
+        assert said.path.endswith(name_of(expected[0]))
+
+    def known_good(self, history: Any) -> Key | None:
+        """By the model: the newest GOOD generation that is in place with its size, or has a kept copy."""
+        for key in sorted((k for k, o in self.outcomes.items() if o in (Outcome.GOOD, Outcome.BAD)), reverse=True):
+            if self.outcomes[key] is Outcome.GOOD and self.current(key[0]) == key and self.has_sizes(key):
+                return key
+            copy = read_kept(history.run, SERIES, *key)
+            if copy is not None and any(c.key == key for c in candidates(history.run)):
+                here = files_below(self.url, f"_ckptguard/{copy.checkpoint_key}")
+                assert {n: len(d) for n, d in here.items()} == {n: len(d) for n, d in self.sealed[key][0].items()}
+                return key
+        return None
+
+    @contextlib.contextmanager
+    def passing(self, *, sure: bool = True) -> Iterator[None]:
+        """An operation runs: afterwards the model takes over what it sealed and judged, and holds it against what the
+        model knows of the bytes."""
+        before = {step: self.verdict_due(step) for step in ALL}
+        with self.sealing():
+            yield
+        history = load_history(self.run_of())
+        for key, standing in history.standings(SERIES).items():
+            was, outcome = self.outcomes.get(key), standing.outcome
+            if was is outcome:
+                continue
+            if outcome is Outcome.GOOD:
+                assert key in self.sealed, key
+                assert was is not Outcome.SUSPECT, f"suspicion of {key} was lifted"
+            if outcome is Outcome.BAD and sure:
+                assert before[key[0]] is not Outcome.GOOD or key[0] in self.half, f"{key} is whole, and BAD"
+            self.outcomes[key] = outcome
+
+    @contextlib.contextmanager
+    def sealing(self) -> Iterator[None]:
+        """What is sealed meanwhile had one of the contents that lay there before or after."""
+        before = {step: files_below(self.url, name_of(step)) for step in ALL}
+        yield
+        after = {step: files_below(self.url, name_of(step)) for step in ALL}
+        for key in load_history(self.run_of()).sealed(SERIES):
+            if key not in self.sealed:
+                quiet = [before[key[0]], after[key[0]]]
+                self.sealed[key] = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
+                assert self.sealed[key], f"{key} was sealed, and never lay there"
+
+    # What the model knows.
+
+    def run_of(self) -> Any:
+        """The run, opened as any process opens it."""
+        return open_run(self.url)
+
+    def current(self, step: int) -> Key | None:
+        """The generation whose content should lie in place: the newest that was sealed, unless one of its number or
+        above was quarantined."""
+        history = load_history(self.run_of())
+        return history.current(SERIES, step, name_of(step))
+
+    def contents(self, step: int) -> list[Content]:
+        """What was ever sealed under a step."""
+        return [content for key, found in self.sealed.items() if key[0] == step for content in found]
+
+    def has_sizes(self, key: Key) -> bool:
+        """Whether what lies in place has the names and sizes that were sealed."""
+        here = files_below(self.url, name_of(key[0]))
+        sizes = {name: len(data) for name, data in self.sealed[key][0].items()}
+        return sizes.items() <= {name: len(data) for name, data in here.items()}.items()
+
+    def whole_in_place(self, step: int) -> bool:
+        """Whether what lies in place is what was sealed."""
+        key = self.current(step)
+        return key is not None and files_below(self.url, name_of(step)) in self.sealed[key]
+
+    def whole_anywhere(self, candidate: Any) -> bool:
+        """Whether the bytes of a known-good one are whole, in place or kept."""
+        contents = self.sealed[candidate.key]
+        if self.current(candidate.key[0]) == candidate.key:
+            if files_below(self.url, name_of(candidate.key[0])) in contents:
+                return True
+        copy = candidate.copy
+        return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in contents
+
+    def verdict_due(self, step: int) -> Outcome | None:
+        """GOOD where what lies in place is as it was sealed."""
+        return Outcome.GOOD if self.whole_in_place(step) else None
+
+    def must_stay(self) -> set[int]:
+        """The steps that no policy may remove: pinned, among the newest two good ones, or older than a pending one."""
+        seen = look(self.run_of()).present
+        good = sorted((p.step for p in seen if p.outcome is Outcome.GOOD and p.step is not None), reverse=True)
+        pending = max((p.step or 0 for p in seen if p.outcome is Outcome.PENDING), default=0)
+        held = {p.step for p in seen if (p.step, p.generation) in self.pinned}
+        return {s for s in {p.step for p in seen} if s is not None and (s in good[:2] or s <= pending or s in held)}
+
+    def untrashed(self, step: int) -> bool:
+        """Whether the checkpoint in place counts."""
+        return any(p.step == step for p in look(self.run_of()).present)
+
+    def newest_are_kept(self) -> None:
+        """The newest two good ones that lie in place have a copy."""
+        good = sorted((k for k, o in self.outcomes.items() if o is Outcome.GOOD), reverse=True)
+        for key in good[: TINY.keep_good]:
+            if self.whole_in_place(key[0]) and self.current(key[0]) == key and self.untrashed(key[0]):
+                assert read_kept(self.run_of(), SERIES, *key) is not None, f"{key} has no copy"
+
+
+

@@ -1,0 +1,45 @@
+"""The machine of `store_machine.py`: a short run here; the long one is spread over processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from store_machine import StoreMachine
+
+FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
+EXAMPLES, STEPS = 2000, 50
+
+
+def play(number: int, examples: int, steps: int) -> None:
+    """Some examples, other ones for every number."""
+    wanted = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink),
+        print_blob=False,
+    )
+    run_state_machine_as_test(seed(number)(StoreMachine), settings=wanted)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(7200 if FULL else 120)
+def test_the_store_is_what_the_model_says(capsys):
+    """Nothing bad is called good, what is good comes back, and nothing that must stay is removed."""
+    if not FULL:
+        play(1, examples=6, steps=20)
+        return
+    workers = max(os.cpu_count() or 1, 2)
+    begun = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        each = 25
+        pool.starmap(play, [(n, each, STEPS) for n in range(1, EXAMPLES // each + 1)], chunksize=1)
+    with capsys.disabled():
+        print(f"\n{EXAMPLES} examples of {STEPS} steps in {time.monotonic() - begun:.0f} s")

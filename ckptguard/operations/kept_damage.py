@@ -32,14 +32,15 @@ def record_kept_damage(
     else as errors, for then no whole copy is left. Returns the findings, and the incident unless there is one."""
     key = (copy.step, copy.generation)
     with run_lock(run):
+        if read_kept(run, copy.series, *key) != copy:
+            return (), None  # released meanwhile
         history = load_history(run)
         alone = not _in_place(run, history, copy.series, key, manifest)
         findings = kept_findings(wrong, Severity.ERROR if alone else Severity.WARNING)
         before = history.verdict(copy.series, key)
         if before is not None and not set(findings) <= set(before.findings):
             append_verdict(run, _verdict(before, findings, alone=alone))
-        if read_kept(run, copy.series, *key) == copy:
-            put_aside(run, copy)
+        put_aside(run, copy)
     return findings, _incident(run, copy, findings, source)
 
 

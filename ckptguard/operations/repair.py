@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from ckptguard.config import Settings
-from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError
+from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import list_checkpoints, select_checkpoint
@@ -101,7 +101,7 @@ def _repair_all(work: Work, targets: list[_Target], *, named: bool) -> None:
             if named:
                 raise
             work.troubles.append(f"{manifest.path} was not repaired: it is being written")
-        except CouldNotTellError as error:
+        except (CouldNotTellError, SettingsError) as error:
             work.troubles.append(f"{manifest.path} could not be repaired: {error.message}")
 
 

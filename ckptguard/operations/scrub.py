@@ -242,10 +242,10 @@ def _read_kept(work: _Work, due: Due, manifest: Manifest) -> tuple[Outcome, tupl
         again = reread(work.run.records, copy.key(wrong.file), sealed, work.pace, progress=work.progress)
         if again is None:
             work.troubles.append(_twice(wrong))
-        elif read_kept(work.run, due.series, *due.key) != copy:
-            return None  # released meanwhile
         else:
             findings, incident = record_kept_damage(work.run, copy, manifest, [again], source=work.watcher.source)
+            if not findings:
+                return None  # released meanwhile
             if incident is not None:
                 work.watcher.tell(incident_event(work.run, incident))
             return Outcome.BAD, findings

@@ -28,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_good: int = 2  # newest GOOD checkpoints of a series that keep a protected copy
     keep_pending: int = 2  # finished saves of a series that are protected before their verdict
     keep: str = "auto"  # "auto": reflink, link or copy; "link": no bytes of its own; "copy": always its own; "none"
+    on_full: str = "error"  # what a save or restore does where there is no room for it: "error", or "wait" for room
     records: str | None = None  # another place for our records than <run>/_ckptguard
     allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
     trust_globals: tuple[str, ...] = ()  # pickle globals accepted in stray files
@@ -77,6 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f'digest must be "md5" or "blake3", not "{self.digest}"')
         if self.executor not in ("inline", "threads", "processes"):
             raise SettingsError(f'executor must be "inline", "threads" or "processes", not "{self.executor}"')
+        if self.on_full not in ("error", "wait"):
+            raise SettingsError(f'on_full must be "error" or "wait", not "{self.on_full}"')
         if not 0 <= self.workers <= 256:
             raise SettingsError(f"workers must be between 0 and 256, not {self.workers}")
         if not 0 <= self.niceness <= 19:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
 from ckptguard.config import Settings
@@ -9,6 +10,7 @@ from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsErro
 from ckptguard.layouts import Checkpoint, step_from_name
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key
+from ckptguard.operations.room import need_room
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import (
     KeptCopy,
@@ -21,6 +23,7 @@ from ckptguard.records.kept import (
 )
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
+from ckptguard.storage import Storage
 from ckptguard.storage.local_syncs import synced_together
 from ckptguard.storage.protocol import Entry
 from ckptguard.verdict import Outcome, Verdict
@@ -34,7 +37,7 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     A hard link is made only where the name contains the step and the path was never saved again: an in-place writer
     changes a link's content too; with ``keep = "link"`` it is made all the same. A reflink is always preferred to it.
     Where the storage has neither, it is a copy, on an object store by its own means. StorageFullError leaves nothing
-    behind.
+    behind, and comes before the first byte where it can be told that a copy has no room.
     """
     present = read_kept(run, checkpoint.series, checkpoint.step, generation)
     if present is not None or settings.keep == "none":
@@ -52,6 +55,8 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     folder = kept_folder(checkpoint.series, checkpoint.step, generation)
     run.records.remove(folder)  # leftovers of a copy that did not finish
     done = []
+    if how == "copy" or (how == "clone" and _clones_are_copies(storage, records_prefix, folder)):
+        need_room(storage, checkpoint.bytes, f"a kept copy of {checkpoint.path}")
     try:
         with synced_together(run.records.url):  # before the mark, by which alone they count
             for key in checkpoint.files:
@@ -74,6 +79,20 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     except ObjectExistsError:
         return read_kept(run, checkpoint.series, checkpoint.step, generation)
     return copy
+
+
+def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bool:
+    """Whether the storage is known to have no reflinks, tried with a small record of ours."""
+    if storage.root is None:
+        return False
+    sample = f"{records_prefix}{folder}/.tmp-sample"
+    try:
+        return storage.copy(f"{records_prefix}format.json", sample, how="clone") == "copy"
+    except StorageError:
+        return False
+    finally:
+        with contextlib.suppress(StorageError):
+            storage.remove(sample)
 
 
 def release(run: Run, series: str, key: Key) -> None:

@@ -31,6 +31,7 @@ from ckptguard.operations.find_known_good import known_good_candidates
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.replica_places import has_newest, known_bad, open_replicas
+from ckptguard.operations.room import need_room
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
@@ -78,7 +79,8 @@ def restore(
 
     DEST must be absent or empty (SettingsError). A checkpoint without a verdict is verified first. One that is not
     GOOD, or whose bytes are no longer those that were sealed, is RefusedError without `force`. Whatever fails, DEST
-    is left as it was. The nearest whole copy is taken: in place, kept, then in the settings' replicas.
+    is left as it was; where too little space is free (StorageFullError) nothing is written. The nearest whole copy is
+    taken: in place, kept, then in the settings' replicas.
     """
     if "://" in dest:
         raise SettingsError("DEST must be a local folder")
@@ -108,6 +110,8 @@ def _restore(
         name = f"{checkpoint_id(*choice.key)} of {choice.series}"
         with InUse(choice.run, "restore") as in_use:
             in_use.pin(choice.series, choice.key)
+            room = open_storage(dest, must_exist=False)
+            need_room(room, choice.manifest.bytes, f"step {choice.key[0]}", wait=settings.on_full == "wait")
             for source in _sources(choice.run, choice, force=force):
                 restored, why = _restore_from(choice, source, dest, force=force, scanner=scanner, progress=progress)
                 if restored is not None:

@@ -26,6 +26,7 @@ class Gate:
         self._lock = threading.Lock()
         self._over = False
         self._abandoned = False
+        self._waits_for_room = False
 
     def go_on(self) -> None:
         """Abandoned, if nobody waits for this save any more."""
@@ -36,6 +37,15 @@ class Gate:
     def abandoned(self) -> bool:
         """Whether nobody waits for the save any more."""
         return self._abandoned
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether nothing is written for want of space."""
+        return self._waits_for_room
+
+    def tell_whether_it_waits(self, waits: bool) -> None:
+        """The save begins to wait for room, or has it."""
+        self._waits_for_room = waits
 
     def abandon(self) -> bool:
         """Nobody waits for the save any more; False if it is sealed already and counts."""
@@ -75,6 +85,11 @@ class BackgroundSave:
         if self._owner != os.getpid():
             return True  # forked: the thread lives on in the parent only
         return self._over.wait(seconds)
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it has not begun to write, because the storage is full."""
+        return self._gate.waits_for_room
 
     def abandon(self) -> bool:
         """Wait for it no longer, and never let it count; False if it is sealed already."""

@@ -54,6 +54,11 @@ class Planned:
         self._plan = self._planner.finish_plan(last.plan)
         self._metadata = last.metadata
 
+    @property
+    def bytes(self) -> int:
+        """About how many this rank is to write."""
+        return sum(item.tensor_storage_size() or 0 for item in self._plan.items)
+
     def copy_into(self, host: HostCopy) -> None:
         """Write copies of the tensors as they are now. MemoryError if there is no room."""
         resolved = {item.index: self._planner.resolve_data(item) for item in self._plan.items}

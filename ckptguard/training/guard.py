@@ -100,7 +100,7 @@ class TrainingGuard:
         parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)
         self._parts = parts
         self._store: Store = store_for(
-            self._run, parts, self._ranks, save=save, load=load, name=name, allow=self._settings.allow_nonfinite
+            self._run, parts, self._ranks, save=save, load=load, name=name, settings=self._settings
         )
         self._only = OnlyGuard(self._run, self._store.series, self._ranks)
         policy = policy if policy is not None else RollbackPolicy()

@@ -19,6 +19,7 @@ from ckptguard.manifest import File, Manifest
 from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.operations.history import load_history
 from ckptguard.operations.quarantine import mark_suspect, quarantine
+from ckptguard.operations.room import need_room
 from ckptguard.operations.seal import seal_written
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import translated
@@ -30,6 +31,7 @@ from ckptguard.training.parts import Captured, Parts
 from ckptguard.training.remote_save import write_elsewhere
 from ckptguard.training.safetensors_file import fitting, read_file, write_file
 from ckptguard.training.state_json import decode_state, encode_state, to_text
+from ckptguard.training.tensor_bytes import stored_size
 
 _LEFTOVER = "tmp-step-"
 _LEFTOVER_AGE = 900.0  # seconds without a write after which a temporary folder belongs to a killed save
@@ -50,8 +52,10 @@ def write_checkpoint(
     *,
     allow: Sequence[str] = (),
     metrics: Mapping[str, float] | None = None,
+    wait_for_room: bool = False,
 ) -> Manifest:
-    """Write and seal the checkpoint of a step, with its `state_text`; returns its manifest.
+    """Write and seal the checkpoint of a step, with its `state_text`; returns its manifest. Where too little space is
+    free it is StorageFullError before anything is written, or `wait_for_room`.
 
     A name is never overwritten: what lies there is moved to quarantine first. To a storage elsewhere it is streamed,
     and BusyError says that another writer is at it. On any failure (StorageFullError: the disk is full) nothing is
@@ -60,6 +64,10 @@ def write_checkpoint(
     that comes too late the checkpoint is quarantined as SUSPECT.
     """
     gate = gate if gate is not None else Gate()
+    size = len(text) + stored_size(captured.model) + stored_size(captured.others)
+    need_room(
+        run.storage, size, folder_name(step), wait=wait_for_room, go_on=gate.go_on, waits=gate.tell_whether_it_waits
+    )
     if run.storage.root is None:
         manifest = write_elsewhere(run, step, captured, text, gate, allow=allow, metrics=metrics)
         _settle(run, manifest, gate)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptguard.errors import CouldNotTellError, RanksError, SettingsError, SickTrainingError
+from ckptguard.errors import CouldNotTellError, RanksError, SettingsError, SickTrainingError, StorageFullError
 from ckptguard.training.background_save import BackgroundSave
 from ckptguard.training.ranks import OneRank, Ranks
 from ckptguard.training.stores import CopyingStore, Store
@@ -49,8 +49,10 @@ class Saving:
         """Save, once no other save is in flight; returns the checkpoint's path in the run.
 
         Whatever goes wrong is raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong
-        later is told, and if the user `asked` for this save it is kept for `raise_unheard`.
+        later is told, and if the user `asked` for this save it is kept for `raise_unheard`. One before it that found no
+        room yet gives way: training never waits for room behind its back.
         """
+        self._give_way()
         self.drain()
         path = None if blocking else self._begin_behind(step, extra, asked=asked)
         if path is None:
@@ -79,7 +81,7 @@ class Saving:
             return
         self._in_flight = None
         if self._ranks.tell(current.abandon()):
-            self._tell_abandoned(current, seconds)
+            self._tell_abandoned(current, _too_long(seconds))
 
     def close(self, seconds: float) -> None:
         """The same on this rank alone, whatever the others do; never raises."""
@@ -90,13 +92,21 @@ class Saving:
             if current.error is not None:
                 self._failed(current, current.error)
         elif current.abandon():
-            self._tell_abandoned(current, seconds)
+            self._tell_abandoned(current, _too_long(seconds))
 
     def raise_unheard(self) -> None:
         """Raise the failure of a save that the user asked for and that has not been raised yet."""
         self.wait(0)
         if self._unheard:
             raise self._unheard.pop(0)
+
+    def _give_way(self) -> None:
+        current = self._in_flight
+        if current is None or self._ranks.size > 1 or not current.waits_for_room:
+            return
+        if current.abandon():
+            self._in_flight = None
+            self._tell_abandoned(current, StorageFullError("there was no room for it until the next was due", key=""))
 
     def _begin_behind(self, step: int, extra: Mapping[str, Any], *, asked: bool) -> str | None:
         store = self.must_copy()
@@ -120,9 +130,12 @@ class Saving:
         if self._asked:
             self._unheard.append(error)
 
-    def _tell_abandoned(self, save: BackgroundSave, seconds: float | None) -> None:
+    def _tell_abandoned(self, save: BackgroundSave, why: Exception) -> None:
         if self.last == save.step:
             self.last = self._before
         if save.error is None:
-            error = CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed")
-            self._tell(save.step, error)
+            self._tell(save.step, why)
+
+
+def _too_long(seconds: float | None) -> CouldNotTellError:
+    return CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed")

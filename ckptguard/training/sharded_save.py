@@ -17,6 +17,7 @@ from ckptguard.layouts.own import folder_name
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.manifest import File
 from ckptguard.operations.examine import manifest_file
+from ckptguard.operations.room import need_room
 from ckptguard.records.run import Run
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.training.background_save import Gate
@@ -74,6 +75,8 @@ class ShardedSave:
         """Write and seal, over `ranks` that nobody else talks over meanwhile. See `write_checkpoint` for `gate`, which
         counts on rank 0; what is given up on another rank fails."""
         try:
+            size = sum(together(ranks, self._what, lambda: self._planned.bytes))
+            together(ranks, self._what, lambda: need_room(self._run.storage, size, self.path) if self._leads else None)
             told = together(ranks, self._what, lambda: self._write_own(gate))
             sick = [f"rank {rank}: {answer['sick']}" for rank, answer in enumerate(told) if answer["sick"] is not None]
             if sick:

@@ -95,12 +95,12 @@ def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
 
 class OwnStore:
     """Our own layout: hashed while it is written and while it is loaded. NaN and infinity are not loaded, except in
-    masks and in tensors that `allow` matches."""
+    masks and in tensors that `allow` matches. Where there is no room for a save it is an error, or `wait_for_room`."""
 
     hashes_on_load = True
 
-    def __init__(self, run: Run, parts: Parts, *, allow: Sequence[str] = ()) -> None:
-        self._run, self._parts, self._allow = run, parts, allow
+    def __init__(self, run: Run, parts: Parts, *, allow: Sequence[str] = (), wait_for_room: bool = False) -> None:
+        self._run, self._parts, self._allow, self._wait = run, parts, allow, wait_for_room
         self._host = HostCopy()
         self.series = series_of(folder_name(1))
         parts.check()
@@ -111,7 +111,9 @@ class OwnStore:
         captured = self._parts.capture()
         text = state_text(step, captured, extra)
         metrics = extra.get("metrics")
-        return write_checkpoint(self._run, step, captured, text, allow=self._allow, metrics=metrics).path
+        return write_checkpoint(
+            self._run, step, captured, text, allow=self._allow, metrics=metrics, wait_for_room=self._wait
+        ).path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
         """See `CopyingStore`."""
@@ -121,7 +123,7 @@ class OwnStore:
         return Copied(
             path=folder_name(step),
             write=lambda gate: write_checkpoint(
-                self._run, step, copied, text, gate, allow=self._allow, metrics=metrics
+                self._run, step, copied, text, gate, allow=self._allow, metrics=metrics, wait_for_room=self._wait
             ),
         )
 

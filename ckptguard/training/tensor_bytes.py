@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ckptguard.errors import StateError
@@ -38,6 +39,12 @@ def dtype_word(tensor: Any, path: str) -> str:
 def byte_size(tensor: Any) -> int:
     """Bytes that a tensor's elements take, stored without gaps."""
     return int(tensor.numel() * tensor.element_size())
+
+
+def stored_size(tensors: Mapping[str, Any]) -> int:
+    """Bytes of some tensors in a file that holds each once, whatever the number of its names."""
+    places = {(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)): tensor for tensor in tensors.values()}
+    return sum(map(byte_size, places.values()))
 
 
 def in_memory(tensor: Any) -> Any:

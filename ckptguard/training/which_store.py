@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ckptguard.config import Settings
 from ckptguard.records.run import Run
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import GlooRanks, Ranks
@@ -18,9 +19,10 @@ def store_for(
     save: Callable[[str, int], object] | None,
     load: Callable[[str], object] | None,
     name: str,
-    allow: tuple[str, ...],
+    settings: Settings,
 ) -> Store:
     """The user's own files where there is a `save` and a `load`, else our own layout."""
+    allow = settings.allow_nonfinite
     if save is not None and load is not None:
         if ranks.size == 1:
             return UserStore(run, save, load, name)
@@ -31,4 +33,4 @@ def store_for(
         from ckptguard.training.sharded_store import ShardedStore  # only several ranks pay for it
 
         return ShardedStore(run, parts, ranks, allow=allow)
-    return OwnStore(run, parts, allow=allow)
+    return OwnStore(run, parts, allow=allow, wait_for_room=settings.on_full == "wait")

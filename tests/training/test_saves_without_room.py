@@ -1,0 +1,98 @@
+"""A disk without room for the next save: an error before a byte is written, or a wait that training does not feel."""
+
+import os
+import threading
+import types
+
+import pytest
+import torch
+from test_saving import guard_of
+
+from ckptguard.config import Settings
+from ckptguard.errors import StorageFullError
+from ckptguard.operations import room
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+
+
+class Disk:
+    """Says how much is free, and when somebody has waited for more."""
+
+    def __init__(self, monkeypatch):
+        self.free = 10**15
+        self.asked = threading.Event()
+        monkeypatch.setattr(os, "statvfs", self.statvfs)
+        monkeypatch.setattr(room, "_TICK", 0.01)
+
+    def statvfs(self, place):
+        if self.free < 10**6:
+            self.asked.set()
+        return types.SimpleNamespace(f_bavail=self.free, f_frsize=1)
+
+
+WAITS = Settings(settle=0.0, on_full="wait")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_save_without_room_is_refused_before_anything_is_written(tmp_path, monkeypatch, blocking):
+    """By default it is an error with the numbers; nothing is left, nothing was set aside, and the good one restores."""
+    disk = Disk(monkeypatch)
+    guard = guard_of(tmp_path / "run")
+    guard.save(step=10)
+    before = sorted(p.name for p in (tmp_path / "run").iterdir())
+    disk.free = 1000
+
+    def save():
+        guard.save(step=10, blocking=blocking)
+        guard.wait_for_save()
+
+    with pytest.raises(StorageFullError, match=r"step-000000010: it takes \d+ bytes, and 1000 bytes are free"):
+        save()
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == before
+    assert guard.resume() == 10
+
+
+def test_tied_weights_need_their_room_once(tmp_path, monkeypatch):
+    """What is stored once is counted once: a save that fits is not refused."""
+    disk = Disk(monkeypatch)
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300, bias=False), torch.nn.Linear(300, 300, bias=False))
+    model[1].weight = model[0].weight
+    guard = guard_of(tmp_path / "run", model)
+    disk.free = 400_000
+    guard.save(step=1)
+    assert guard.resume() == 1
+
+
+def test_a_save_behind_training_waits_for_room_and_is_sealed_then(tmp_path, monkeypatch):
+    """Training goes on meanwhile."""
+    disk = Disk(monkeypatch)
+    guard = guard_of(tmp_path / "run", settings=WAITS)
+    disk.free = 1000
+    guard.save(step=5, blocking=False)
+    assert disk.asked.wait(30)
+    assert not guard.wait_for_save(0)
+    disk.free = 10**15
+    assert guard.wait_for_save(60)
+    assert guard.resume() == 5
+
+
+def test_the_next_save_takes_the_place_of_one_that_still_waits(tmp_path, monkeypatch):
+    """Training is never held up by a full disk: the older save is given up, and that is on record."""
+    disk = Disk(monkeypatch)
+    with guard_of(tmp_path / "run", settings=WAITS) as guard:
+        guard.save(step=1)
+        disk.free = 1000
+        for step in (2, 3, 4):
+            disk.asked.clear()
+            guard.save(step=step, blocking=False)
+            assert disk.asked.wait(30)
+            in_flight = guard._saving._in_flight
+            while not in_flight.waits_for_room:
+                assert in_flight.wait(0.01) is False
+        disk.free = 10**15
+        assert guard.wait_for_save(60)
+        assert guard.resume() == 4
+    names = sorted(p.name for p in (tmp_path / "run").iterdir() if p.name.startswith("step"))
+    assert names == ["step-000000001", "step-000000004"]
+    told = [incident.reason for incident in list_incidents(open_run(str(tmp_path / "run")))]
+    assert len([reason for reason in told if "no room" in reason]) == 2

@@ -36,8 +36,6 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.retries import Retries
 from ckptguard.verdict import Outcome
 
-READ_BACK = "read back"
-
 
 class Replicated(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint and one replica. `done`: "there", "sent", "would send", "raced" (another process sealed it there
@@ -182,8 +180,9 @@ def wanted_in_replica(run: Run, settings: Settings) -> list[Candidate]:
 def _send(run: Run, target: Run, candidate: Candidate, settings: Settings, scanner: Scanner, pace: Pace) -> Replicated:
     mirror_beside(run, target, candidate.manifest)
     delivery = send_checkpoint(run, target, candidate, settings, scanner=scanner, pace=pace)
-    verified = READ_BACK if delivery.done == "sent" else None
-    return _replicated(candidate, delivery.done, sent=delivery.sent, verified=verified, message=delivery.message)
+    return _replicated(
+        candidate, delivery.done, sent=delivery.sent, verified=delivery.verified, message=delivery.message
+    )
 
 
 def _replicated(

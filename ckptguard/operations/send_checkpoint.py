@@ -42,10 +42,18 @@ from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, read_record
 from ckptguard.scan import Scanner
 from ckptguard.storage import Storage
+from ckptguard.storage.etags import ExpectedTag
+from ckptguard.storage.remote_upload import part_size
 from ckptguard.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance
 from ckptguard.version import __version__
 
 CHECK = "replica"
+READ_BACK, CHECKSUM, BOTH = "read back", "the store's checksum", "read back or the store's checksum"
+_ARRIVED = {
+    READ_BACK: "every byte was read back from here and is as it was sealed",
+    CHECKSUM: "the store's own checksum (ETag) of every file is that of the bytes that were sealed",
+    BOTH: "every file was read back, or the store's own checksum (ETag) of it is that of the bytes that were sealed",
+}
 _FILES_AT_ONCE = 3
 _TRIES = 2  # a source that reads whole after all; a store that kept something else than was sent
 
@@ -56,6 +64,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
     done: str
     sent: int = 0
+    verified: str | None = None  # `READ_BACK` or `CHECKSUM`, where it was done now
     message: str | None = None
 
 
@@ -73,6 +82,7 @@ class _Work:
     prefix: str
     places: list[tuple[Storage, str]] = field(default_factory=list)  # where whole copies of it are, best first
     sent: int = 0
+    vouched: set[str] = field(default_factory=set)  # files of which the store's own checksum is what it should be
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -115,7 +125,7 @@ def send_checkpoint(
     if there is not None and not work.sent and standing is not None and standing.outcome is Outcome.GOOD:
         return Delivery(done="there")
     _give_verdict(work, load_history(source), sealed_before=there is not None and not aside)
-    return Delivery(done="sent", sent=work.sent)
+    return Delivery(done="sent", sent=work.sent, verified=_how(work))
 
 
 def has_arrived(target: History, candidate: Candidate) -> bool:
@@ -178,7 +188,7 @@ def _send_one(work: _Work, file: File) -> str | None:
         damaged = _send_from_any_place(work, key, file)
         if damaged is not None:
             return damaged
-        wrong = _wrong_there(work, key, file)
+        wrong = None if key in work.vouched else _wrong_there(work, key, file)
     if wrong is None:
         return None
     if wrong:
@@ -225,8 +235,10 @@ def _send_from_any_place(work: _Work, key: str, file: File) -> str | None:
     wrong = f"no copy of {file.path} is there any more"
     for storage, prefix in list(work.places):
         for _ in range(_TRIES):
+            asks = work.settings.replica_verify == "checksum" and work.storage.root is None
+            tag = ExpectedTag(part_size) if asks else None
             try:
-                found = send_file(storage, prefix + file.path, work.storage, key, file, work.pace)
+                found = send_file(storage, prefix + file.path, work.storage, key, file, work.pace, tag)
             except (ObjectMissingError, ChangedWhileReadError) as error:
                 wrong = error.message
                 break
@@ -234,6 +246,8 @@ def _send_from_any_place(work: _Work, key: str, file: File) -> str | None:
                 return None  # another process sends the same; what is there is read back like our own
             if found is None:
                 work.sent += file.size
+                if tag is not None and tag.is_that(work.storage.stat(key).etag):
+                    work.vouched.add(key)
                 return None
             wrong = found
             if _is_damaged(work, storage, prefix):
@@ -310,16 +324,22 @@ def _mark_kept(target: Run, manifest: Manifest, key: Key) -> None:
         pass  # by a process that was killed, or that races with this one: the same files
 
 
+def _how(work: _Work) -> str:
+    """How the bytes were found to be right there; of a mixture, what most can be relied on for all."""
+    return (
+        CHECKSUM if len(work.vouched) == len(work.candidate.manifest.files) else READ_BACK if not work.vouched else BOTH
+    )
+
+
 def _give_verdict(work: _Work, history: History, *, sealed_before: bool) -> None:
     """What the source's verdict now says of the bytes that were sent, and how they arrived."""
     key, manifest = work.candidate.key, work.candidate.manifest
-    arrived = Finding(
-        check=CHECK, severity=Severity.NOTICE, message="every byte was read back from here and is as it was sealed"
-    )
+    arrived = Finding(check=CHECK, severity=Severity.NOTICE, message=_ARRIVED[_how(work)])
     before = history.verdict(manifest.series, key)
     if before is None:
         raise CouldNotTellError(f"the verdict on {work.candidate.answer.path} is gone")
-    verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back="bytes")
+    how = "checksum" if work.vouched else "bytes"
+    verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back=how)
     if sealed_before and verdict.outcome is Outcome.GOOD:
         entries = [work.storage.stat(file.path) for file in manifest.files]
         verdict = msgspec.structs.replace(verdict, seen=tuple((e.key, *e.signature) for e in entries))

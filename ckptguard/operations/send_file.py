@@ -14,6 +14,7 @@ from ckptguard.manifest import File
 from ckptguard.scan import Progress
 from ckptguard.scan.rate import Rate
 from ckptguard.storage import Reader, Storage
+from ckptguard.storage.etags import ExpectedTag
 
 BLOCK = 4 << 20
 _AHEAD = 4  # blocks of a remote object that are asked for at once
@@ -44,9 +45,18 @@ class Pace:
             self._hold()
 
 
-def send_file(source: Storage, source_key: str, target: Storage, target_key: str, file: File, pace: Pace) -> str | None:
+def send_file(
+    source: Storage,
+    source_key: str,
+    target: Storage,
+    target_key: str,
+    file: File,
+    pace: Pace,
+    tag: ExpectedTag | None = None,
+) -> str | None:
     """Put a copy of a sealed file under a free key. What is wrong with the source's bytes, and then nothing was put
-    there; None if they are what was sealed. ObjectExistsError if the key is taken; ChangedWhileReadError."""
+    there; None if they are what was sealed. ObjectExistsError if the key is taken; ChangedWhileReadError.
+    `tag` takes the bytes, too."""
     from ckptguard.scan.sealed_stream import SealedStream
 
     stream = SealedStream(file)
@@ -56,6 +66,8 @@ def send_file(source: Storage, source_key: str, target: Storage, target_key: str
         with target.upload(target_key) as upload:
             for block in _blocks(reader, source.root is None, pace):
                 stream.add(block)
+                if tag is not None:
+                    tag.add(block)
                 upload.write(block)
             reader.check_unchanged()
             wrong = stream.wrong()

@@ -18,6 +18,11 @@ SMALLEST_PART = 8 << 20  # S3 refuses parts below 5 MiB
 _PARTS_OF_A_SIZE = 1000  # stores end at 10 000 parts: every thousand, parts get twice as large
 
 
+def part_size(number: int) -> int:
+    """How many bytes the part of this number has, counted from 0; the last one may be shorter."""
+    return SMALLEST_PART << (number // _PARTS_OF_A_SIZE)
+
+
 class RemoteUpload:
     """An `Upload`: one put for what fits into one part, else parts that are joined at the commit."""
 
@@ -90,7 +95,7 @@ class RemoteUpload:
         self.abort()
 
     def _part_size(self) -> int:
-        return SMALLEST_PART << (self._count // _PARTS_OF_A_SIZE)
+        return part_size(self._count)
 
     def _send(self) -> None:
         data = bytes(self._buffer)

@@ -20,6 +20,7 @@ from ckptguard.operations.replicate import replicate
 from ckptguard.operations.restore import restore
 from ckptguard.operations.start_from_replica import start_from_replica
 from ckptguard.records.run import open_run
+from ckptguard.storage.etags import ExpectedTag
 from ckptguard.verdict import Outcome
 
 # Replicates, and kills itself when so many blocks have passed.
@@ -61,6 +62,26 @@ def test_a_replica_in_a_bucket(root, two, moto, tmp_path):
     assert restore(replica, QUICK, str(tmp_path / "out")).step == 200
     assert start_from_replica(replica, str(root), QUICK).id == "200.1"
     assert set(verify_all(open_run(str(root))).values()) == {Outcome.GOOD}
+
+
+def test_the_stores_own_checksum_may_be_enough(root, run, moto, tmp_path):
+    """Asked for, S3's ETags of a small file, of one part exactly and of several are compared instead of reading back;
+    a store that has none is read back, and so is what S3 does not vouch for."""
+    for name, length in (("a-1", 1 << 10), ("b-2", 8 << 20), ("c-3", (17 << 20) + 4)):
+        header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (length - 128, length - 128)
+        header = header.ljust(120)
+        (root / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(length - 128))
+    reconcile(run, QUICK, Watch())
+    settings = QUICK.changed(replica_verify="checksum")
+    done = replicate(run, settings, f"s3://{S3_BUCKETS[0]}/sums/{tmp_path.name}")
+    assert [c.verified for c in done.checkpoints] == ["the store's checksum"] * 3
+    assert set(verify_all(open_run(done.url)).values()) == {Outcome.GOOD}
+    done = replicate(run, settings, f"memory://sums/{tmp_path.name}")
+    assert [c.verified for c in done.checkpoints] == ["read back"] * 3
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ExpectedTag, "is_that", lambda self, tag: False)
+        done = replicate(run, settings, f"s3://{S3_BUCKETS[0]}/sums-2/{tmp_path.name}")
+    assert [c.verified for c in done.checkpoints] == ["read back"] * 3
 
 
 def test_killed_in_the_middle_and_run_again(two, moto, tmp_path):

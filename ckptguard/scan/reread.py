@@ -10,9 +10,7 @@ import msgspec
 
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.manifest import File
-from ckptguard.scan.lane import BLOCK, REMOTE_BLOCK
 from ckptguard.scan.rate import Rate
-from ckptguard.scan.sealed_stream import SealedStream
 from ckptguard.storage.protocol import Storage
 
 _TICK = 0.1  # seconds after which someone who waits for its turn looks whether it is still wanted
@@ -67,6 +65,10 @@ def reread(
 
     Raises what says nothing about the bytes: CouldNotTellError and its kinds, ReadingStopped. Nothing is parsed.
     """
+    # Not above: a daemon that reads nothing again needs none of it.
+    from ckptguard.scan.lane import BLOCK, REMOTE_BLOCK
+    from ckptguard.scan.sealed_stream import SealedStream
+
     pace = pace or Pace()
     try:
         entry = storage.stat(key)

@@ -3,6 +3,7 @@ tensor bytes: whoever loads it verifies it."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from ckptguard.errors import NoKnownGoodError, ObjectMissingError
 from ckptguard.known_good import Standing, choose_known_good
 from ckptguard.manifest import Manifest
-from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.history import History, Key, histories_by_step
 from ckptguard.operations.keep import is_good, kept_matches
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.run import Run
@@ -43,15 +44,25 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     copy: KeptCopy | None
 
 
+class Copies(enum.Enum):
+    """Whether the kept copy is looked for."""
+
+    ALL = "all"
+    IF_NEEDED = "if needed"  # only of what is not in place
+
+
 def find_known_good(run: Run, *, before_step: int | None = None, series: str | None = None) -> KnownGood:
     """The newest GOOD checkpoint, not SUSPECT, that is present. `before_step` is exclusive.
 
     Without `series` the highest step of all series wins. NoKnownGoodError if there is none.
     """
-    found = known_good_candidates(run, load_history(run), before_step=before_step, series=series, most=1)
-    if not found:
-        raise none_found(run, before_step)
-    return found[0].answer
+    for history in histories_by_step(run, before_step=before_step):
+        found = known_good_candidates(
+            run, history, before_step=before_step, series=series, most=1, copies=Copies.IF_NEEDED
+        )
+        if found:
+            return found[0].answer
+    raise none_found(run, before_step)
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
@@ -70,13 +81,14 @@ def known_good_candidates(
     series: str | None = None,
     exclude: Collection[str] = (),
     most: int | None = None,
+    copies: Copies = Copies.ALL,
 ) -> list[Candidate]:
     """Known-good checkpoints, best first: highest step, then newest generation."""
     names = history.names if series is None else {series: history.names.get(series, [])}
     found: list[Candidate] = []
     for name, standing in choose_known_good(names, before_step=before_step, exclude=exclude):
         good = is_good(history, name, (standing.step, standing.generation))
-        candidate = _candidate(run, history, name, standing) if good else None
+        candidate = _candidate(run, history, name, standing, copies) if good else None
         if candidate is not None:
             found.append(candidate)
             if most is not None and len(found) >= most:
@@ -84,7 +96,7 @@ def known_good_candidates(
     return found
 
 
-def _candidate(run: Run, history: History, series: str, standing: Standing) -> Candidate | None:
+def _candidate(run: Run, history: History, series: str, standing: Standing, copies: Copies) -> Candidate | None:
     key = (standing.step, standing.generation)
     verdict, manifest = history.verdict(series, key), history.manifest(series, key)
     if verdict is None or manifest is None:
@@ -95,7 +107,8 @@ def _candidate(run: Run, history: History, series: str, standing: Standing) -> C
         and history.current_if_readable(series, standing.step, manifest.path) == key
         and all(_has_size(run, f.path, f.size) for f in manifest.files)
     )
-    copy = read_kept(run, series, *key)
+    asked = history.may_be_kept(series, key) and (copies is Copies.ALL or not in_place)
+    copy = read_kept(run, series, *key) if asked else None
     if copy is not None and not kept_matches(run, copy, manifest):
         copy = None
     if not in_place and copy is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 
 from ckptguard.errors import RecordsError
@@ -10,6 +10,7 @@ from ckptguard.known_good import Standing, ever_good, standings
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id
 from ckptguard.records.ledger import latest_verdict, ledger_names
+from ckptguard.records.listed import steps_on_record
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.quarantine import quarantined_generations, read_quarantined
 from ckptguard.records.run import Run
@@ -32,6 +33,7 @@ class History:
     _manifests: dict[tuple[str, int | None, int], Manifest | None] = field(default_factory=dict)
     _verdicts: dict[tuple[str, int | None, int], Verdict | None] = field(default_factory=dict)
     _ever_good: dict[str, set[Key]] = field(default_factory=dict)
+    _kept: dict[str, set[Key]] | None = None
 
     def standings(self, series: str) -> dict[Key, Standing]:
         """The current standing of each generation of a series, by names alone."""
@@ -44,6 +46,10 @@ class History:
         if series not in self._sealed:
             self._sealed[series] = dict.fromkeys(sealed_generations(self.run, series))
         return self._sealed[series].keys()
+
+    def may_be_kept(self, series: str, key: Key) -> bool:
+        """Whether there can be a kept copy, as far as that is known without asking for it."""
+        return self._kept is None or key in self._kept.get(series, ())
 
     def manifest(self, series: str, key: Key) -> Manifest | None:
         """A manifest, or None; one that cannot be read does not exist."""
@@ -165,6 +171,20 @@ class History:
                 verdict = self.verdict(series, key)
                 return manifest, verdict.facts if verdict is not None and not verdict.place_damaged else None
         return None
+
+
+def histories_by_step(run: Run, *, before_step: int | None = None) -> Iterator[History]:
+    """The history of each step that has verdicts by itself, highest first: for who wants the newest of very many. One
+    listing of names, and then what is asked for."""
+    for found in steps_on_record(run, before_step=before_step):
+        series = {*found.names, *found.sealed, *found.quarantined}
+        yield History(
+            run=run,
+            names=found.names,
+            quarantined=found.quarantined,
+            _sealed={name: dict.fromkeys(found.sealed.get(name, ())) for name in series},
+            _kept=found.kept,
+        )
 
 
 def load_history(run: Run) -> History:

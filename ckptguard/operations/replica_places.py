@@ -10,7 +10,14 @@ import msgspec
 from ckptguard.config import Settings
 from ckptguard.errors import CouldNotTellError, NotFoundError
 from ckptguard.known_good import choose_known_good
-from ckptguard.operations.find_known_good import REPLICA, Candidate, KnownGood, known_good_candidates, none_found
+from ckptguard.operations.find_known_good import (
+    REPLICA,
+    Candidate,
+    KnownGood,
+    find_known_good,
+    known_good_candidates,
+    none_found,
+)
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import is_good
 from ckptguard.operations.replicate import Replica, open_replica, replica_urls, standing, wanted_in_replica
@@ -79,12 +86,12 @@ def find_known_good_anywhere(
 ) -> KnownGood:
     """The newest known-good checkpoint, in its nearest place: in the run, as a kept copy, in a replica. Replicas are
     asked only if the run has lost what is on record as good. NoKnownGoodError if there is none anywhere."""
+    if not settings.replicas:
+        return find_known_good(run, before_step=before_step, series=series)
     history = load_history(run)
     own = known_good_candidates(run, history, before_step=before_step, series=series, most=1)
     best = own[0] if own else None
-    if best is not None and (
-        not settings.replicas or has_newest(history, best.answer.series, best.key, before_step=before_step, only=series)
-    ):
+    if best is not None and has_newest(history, best.answer.series, best.key, before_step=before_step, only=series):
         return best.answer
     for replica in open_replicas(run, settings):
         try:

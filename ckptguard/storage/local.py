@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.names import escape
@@ -23,6 +23,7 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOC
 _BLOCK = 4 << 20
 
 Parts = list[str]  # inside the class, `list` is the method
+Entries = list[Entry]
 
 
 class LocalStorage:
@@ -45,16 +46,23 @@ class LocalStorage:
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
     ) -> list[Entry]:
+        return sorted(self._walk(prefix, recursive=recursive, enter=enter), key=lambda entry: entry.key)
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        return [entry.key for entry in self._walk(prefix, recursive=True, bare=True)]
+
+    def _walk(
+        self, prefix: str, *, recursive: bool, enter: Callable[[str], bool] | None = None, bare: bool = False
+    ) -> Entries:
         with translated(prefix, self._root):
             try:
                 with folders.folder_of(self._root, parts_of(prefix)) as folder:
-                    found = folders.walk(folder, prefix, self._root, recursive=recursive, enter=enter)
+                    return folders.walk(folder, prefix, self._root, recursive=recursive, enter=enter, bare=bare)
             except (FileNotFoundError, NotADirectoryError):
                 if not prefix:
                     raise
                 os.close(folders.open_root(self._root))  # an absent root is an error, an absent folder is not
                 return []
-        return sorted(found, key=lambda entry: entry.key)
 
     def stat(self, key: str) -> Entry:
         with translated(key, self._root):

@@ -104,9 +104,30 @@ def _entries(folder: int, key: str) -> list[Entry]:
     return found
 
 
-def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Callable[[str], bool] | None) -> list[Entry]:
-    """All entries below an open folder, unsorted. A folder that vanishes meanwhile is left out; one that cannot be
-    read is an error that names it below `where`, because a failed listing must never read as "nothing here"."""
+def _bare_entries(folder: int, key: str) -> list[Entry]:
+    """The same without a question for each of them: only names, and which are folders."""
+    with os.scandir(folder) as names:
+        return [
+            Entry(
+                key=join(key, item.name if is_encodable(item.name) else escape(item.name)),
+                kind="folder" if item.is_dir(follow_symlinks=False) and is_encodable(item.name) else "other",
+            )
+            for item in names
+        ]
+
+
+def walk(
+    folder: int,
+    key: str,
+    where: str,
+    *,
+    recursive: bool,
+    enter: Callable[[str], bool] | None,
+    bare: bool = False,
+) -> list[Entry]:
+    """All entries below an open folder, unsorted; `bare`: of files no more than their names. A folder
+    that vanishes meanwhile is left out; one that cannot be read is an error that names it below `where`, because a
+    failed listing must never read as "nothing here"."""
     found: list[Entry] = []
     stack: list[tuple[int, list[Entry]]] = []
 
@@ -120,7 +141,7 @@ def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Callable[
         except PermissionError as error:
             raise storage_error(error, key, where) from error
         try:
-            listed = _entries(descriptor, key)
+            listed = _bare_entries(descriptor, key) if bare else _entries(descriptor, key)
         except BaseException:
             os.close(descriptor)
             raise

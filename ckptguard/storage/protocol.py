@@ -7,7 +7,7 @@ these methods: a foreign exception is an implementation's bug.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import msgspec
@@ -114,6 +114,9 @@ class Storage(Protocol):
         (an object store may list what lies below anyway, but must not return it). Not recursive: one level,
         folders included. Never a cached answer.
         """
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        """The keys that a recursive listing has, in any order: for those who want to know nothing else of so many."""
 
     def stat(self, key: str) -> Entry:
         """The entry of a file, link or folder; ObjectMissingError if there is none."""

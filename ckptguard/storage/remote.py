@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError, TransientError
@@ -130,6 +130,9 @@ class RemoteStorage:
                 else:
                     found.append(entry)
         return found
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        return [entry.key for entry in self.list(prefix, recursive=True)]
 
     def stat(self, key: str) -> Entry:
         with translated(key, self._url):

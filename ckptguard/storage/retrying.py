@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, TransientError
@@ -38,6 +38,9 @@ class RetryingStorage:
 
     def list(self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None) -> Entries:
         return self.retries.run(prefix, lambda: self.inner.list(prefix, recursive=recursive, enter=enter))
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        return self.retries.run(prefix, lambda: self.inner.names(prefix))
 
     def stat(self, key: str) -> Entry:
         return self.retries.run(key, lambda: self.inner.stat(key))

@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
@@ -66,6 +66,9 @@ class SftpStorage:
                     else:
                         found.append(entry)
         return sorted(found, key=lambda entry: entry.key)
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        return [entry.key for entry in self.list(prefix, recursive=True)]
 
     def stat(self, key: str) -> Entry:
         with translated(key, self._url):

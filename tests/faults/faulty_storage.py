@@ -15,7 +15,7 @@ import enum
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 from unittest import mock
 
@@ -127,6 +127,9 @@ class FaultyStorage:
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
     ) -> list[Entry]:
         return self._do("list", prefix, lambda: self.inner.list(prefix, recursive=recursive, enter=enter))
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        return [entry.key for entry in self.list(prefix, recursive=True)]
 
     def stat(self, key: str) -> Entry:
         return self._do("stat", key, lambda: self.inner.stat(key))

@@ -21,7 +21,7 @@ from ckptguard.operations.keep import put_aside
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.point_back import point_back
-from ckptguard.operations.quarantine import move_aside, quarantine_checkpoint
+from ckptguard.operations.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.seal import seal_written
 from ckptguard.operations.verify import verify_checkpoint
@@ -98,6 +98,7 @@ def roll_back(
                         move_aside(run, checkpoint, chosen.key)
                     else:
                         quarantine_checkpoint(run, history, checkpoint, reason=reason)
+                _suspect_copies(run, history, chosen, reason)
                 publish()
             point_back(run, chosen.manifest.path, {c.path for c in list_checkpoints(run)})
         answer = chosen.answer
@@ -219,6 +220,14 @@ def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
         if (checkpoint.step is not None and checkpoint.step > step) or in_the_way:
             newer.append(checkpoint)
     return sorted(newer, key=lambda c: -(c.step or 0))
+
+
+def _suspect_copies(run: Run, history: History, chosen: Candidate, reason: str) -> None:
+    """What is newer and was rotated away has no place to be moved from; its kept copy is as suspect."""
+    series, step = chosen.answer.series, chosen.key[0] or 0
+    for candidate in known_good_candidates(run, history, series=series):
+        if (candidate.key[0] or 0) > step:
+            mark_suspect(run, history, series, candidate.key, reason)
 
 
 def _arrived(run: Run, settings: Settings, chosen: Candidate, scanner: Scanner) -> KnownGood:

@@ -72,6 +72,8 @@ POLICIES = st.builds(
     drop_failed=st.booleans(),
 )
 OPERATIONS = ["pass", "verify", "prune", "restore", "scrub", "repair", "replicate", "roll back"]
+Words = tuple[int, Policy, float, int | None]  # a step, a policy, a time of grace, where to go back to
+WORDS = st.tuples(STEPS, POLICIES, st.sampled_from([-1.0, 86400.0]), st.sampled_from([None, 300, 500]))
 _SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _runs = itertools.count()
 
@@ -266,9 +268,7 @@ class StoreMachine(RuleBasedStateMachine):
         whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
         with self.passing():
             try:
-                done = roll_back(
-                    run, TINY, reason="loss", before_step=before_step, check_writing=False, scanner=inline
-                )
+                done = roll_back(run, TINY, reason="loss", before_step=before_step, check_writing=False, scanner=inline)
             except NoKnownGoodError:
                 assert not [key for key in whole if before_step is None or key[0] < before_step]
                 return
@@ -292,8 +292,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def replicated(self) -> None:
-        """The good ones lie elsewhere, too."""
-        whole = [c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)]
+        """The good ones lie elsewhere, too; except one that was saved anew and has no verdict since, until it has."""
+        found_here = candidates(self.run_of())
+        whole = [c.key for c in found_here if not c.in_place or self.whole_in_place(c.key[0])]
+        whole = [c.key for c in found_here if c.key in whole and self.whole_anywhere(c)]
         with self.passing():
             done = replicate(self.run_of(), TINY, self.replica, scanner=inline)
         assert done.trouble is None
@@ -321,27 +323,34 @@ class StoreMachine(RuleBasedStateMachine):
 
     # What comes between.
 
-    @rule(number=st.integers(1, 250), data=st.data())
-    def killed(self, number: int, data: st.DataObject) -> None:
+    @rule(number=st.integers(1, 250), name=st.sampled_from(OPERATIONS), words=WORDS)
+    def killed(self, number: int, name: str, words: Words) -> None:
         """An operation dies before its n-th call of the storage."""
-        name = data.draw(st.sampled_from(OPERATIONS), "operation")
         stay = self.must_stay()
         before = {step: files_below(self.url, name_of(step)) for step in stay}
-        with self.passing(sure=False), mock.patch.object(pins, "this_process", _gone):
-            with contextlib.suppress(Killed, CkptguardError), at_call(number, _die, again=True):
-                self.do(name, data)
+        with (
+            self.passing(sure=False),
+            mock.patch.object(pins, "this_process", _gone),
+            contextlib.suppress(Killed, CkptguardError),
+            at_call(number, _die, again=True),
+        ):
+            self.do(name, words)
         if name != "roll back":
             for step in stay:
                 assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
         else:
             self.half &= {s for s in ALL if files_below(self.url, name_of(s))}
 
-    @rule(number=st.integers(1, 250), data=st.data())
-    def raced(self, number: int, data: st.DataObject) -> None:
+    @rule(
+        number=st.integers(1, 250),
+        name=st.sampled_from(OPERATIONS[:-1]),
+        other=st.sampled_from(["pass", "verify", "prune", "scrub", "repair", "save", "delete"]),
+        words=WORDS,
+        others=WORDS,
+    )
+    def raced(self, number: int, name: str, other: str, words: Words, others: Words) -> None:
         """Between two calls of an operation, the trainer or another process does something."""
-        name = data.draw(st.sampled_from(OPERATIONS[:-1]), "operation")
-        other = data.draw(st.sampled_from(["pass", "verify", "prune", "save", "delete"]), "between")
-        step = data.draw(STEPS, "step")
+        step = others[0]
 
         def between() -> None:
             with self.sealing():
@@ -351,22 +360,22 @@ class StoreMachine(RuleBasedStateMachine):
                     self.rotated(step)
                 else:
                     with contextlib.suppress(CkptguardError):
-                        self.do(other, data)
+                        self.do(other, others)
 
         stay = self.must_stay() - ({step} if other in ("save", "delete") else set())
         before = {step: files_below(self.url, name_of(step)) for step in stay}
         with self.passing(sure=False), contextlib.suppress(CkptguardError), at_call(number, between):
-            self.do(name, data)
+            self.do(name, words)
         for step in stay:
             assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
 
-    def do(self, name: str, data: st.DataObject) -> None:
+    def do(self, name: str, words: Words) -> None:
         """One operation, whatever comes out."""
-        run = self.run_of()
+        run, (step, policy, grace, before) = self.run_of(), words
         if name == "pass":
             reconcile(run, TINY, Watch(), scanner=inline, assume_quiet=True)
         elif name == "verify":
-            checkpoint = find_checkpoint(run, name_of(data.draw(STEPS, "verified")))
+            checkpoint = find_checkpoint(run, name_of(step))
             if checkpoint is not None:
                 verify_checkpoint(run, checkpoint, TINY, scanner=inline)
         elif name == "scrub":
@@ -376,7 +385,7 @@ class StoreMachine(RuleBasedStateMachine):
         elif name == "replicate":
             replicate(run, TINY, self.replica, scanner=inline)
         elif name == "prune":
-            prune(run, data.draw(POLICIES, "policy"), grace=data.draw(st.sampled_from([-1.0, 86400.0]), "grace"))
+            prune(run, policy, grace=grace)
         elif name == "restore":
             out = os.path.join(self.scratch, "dropped")
             try:
@@ -384,7 +393,6 @@ class StoreMachine(RuleBasedStateMachine):
             finally:
                 shutil.rmtree(out, ignore_errors=True)
         else:
-            before = data.draw(st.sampled_from([None, 300, 500]), "before")
             roll_back(run, TINY, reason="loss", before_step=before, check_writing=False, scanner=inline)
 
     # What must hold.
@@ -482,9 +490,9 @@ class StoreMachine(RuleBasedStateMachine):
     def whole_anywhere(self, candidate: Any) -> bool:
         """Whether the bytes of a known-good one are whole, in place or kept."""
         contents = self.sealed[candidate.key]
-        if self.current(candidate.key[0]) == candidate.key:
-            if files_below(self.url, name_of(candidate.key[0])) in contents:
-                return True
+        here = files_below(self.url, name_of(candidate.key[0]))
+        if here in contents and self.current(candidate.key[0]) == candidate.key:
+            return True
         copy = candidate.copy
         return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in contents
 
@@ -506,10 +514,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def newest_are_kept(self) -> None:
         """The newest two good ones that lie in place have a copy."""
-        good = sorted((k for k, o in self.outcomes.items() if o is Outcome.GOOD), reverse=True)
+        good = [c.key for c in candidates(self.run_of())]
         for key in good[: TINY.keep_good]:
             if self.whole_in_place(key[0]) and self.current(key[0]) == key and self.untrashed(key[0]):
                 assert read_kept(self.run_of(), SERIES, *key) is not None, f"{key} has no copy"
-
-
-

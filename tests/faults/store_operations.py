@@ -92,7 +92,7 @@ def _scrub(run: Run, stage: Stage) -> None:
 @dataclass(frozen=True)
 class Operation:
     """One thing that a store does. `pending`: it needs a save without a verdict; `known`: the steps that may be
-    known-good when it is over (a rollback takes an older one where it cannot read); `removes`: the steps of which nothing
+    known-good when it is over (a rollback takes an older one where it cannot read); `removes`: those of which nothing
     may be left."""
 
     act: Callable[[Run, Stage], object]

@@ -115,7 +115,7 @@ def test_two_daemons_on_one_run(tmp_path):
                 daemon.stdin.write("\n")
                 daemon.stdin.flush()
             for daemon in daemons:
-                checked, gone, *troubles = daemon.stdout.readline().rstrip("\n").split("\t")
+                _, gone, *troubles = daemon.stdout.readline().rstrip("\n").split("\t")
                 assert troubles == [], turn
                 pruned.update(gone.split())
             run = open_run(str(root))

@@ -7,7 +7,6 @@ import itertools
 import os
 import secrets
 import shutil
-from pathlib import Path
 
 import pytest
 from faulty_storage import Fault, Faults, injected

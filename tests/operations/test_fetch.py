@@ -1,0 +1,92 @@
+"""Copying a stored object to a local file: whole, in bounded memory, or an error that names what failed."""
+
+import errno
+import os
+import threading
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ckptguard.errors import StorageFullError, TransientError
+from ckptguard.operations import fetch
+from ckptguard.operations.fetch import fetch_file
+from ckptguard.storage import open_storage
+from ckptguard.storage.remote_reader import RemoteReader
+
+CHUNK = 1 << 16
+DATA = os.urandom(20 * CHUNK + 11)
+
+
+@pytest.fixture(params=["memory", "local"])
+def stored(request, tmp_path, monkeypatch):
+    """A storage that holds the data under "a", read in small chunks."""
+    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    monkeypatch.setattr(fetch, "_BLOCK", CHUNK)
+    if request.param == "memory":
+        MemoryFileSystem().pipe_file("/fetched/a", DATA)
+        return open_storage("memory://fetched")
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "a").write_bytes(DATA)
+    return open_storage(tmp_path / "from")
+
+
+def test_the_copy_has_every_byte_and_progress_counts_them(stored, tmp_path):
+    """Chunks that come in any order land where they belong; folders are made."""
+    done = []
+    fetch_file(stored, "a", str(tmp_path / "x" / "y" / "b"), done.append)
+    assert (tmp_path / "x" / "y" / "b").read_bytes() == DATA
+    assert sum(done) == len(DATA)
+
+
+def test_few_chunks_are_in_memory(tmp_path, monkeypatch):
+    """As many as there are requests at once."""
+    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    MemoryFileSystem().pipe_file("/fetched/a", DATA)
+    lock, held, most = threading.Lock(), 0, 0
+    real = RemoteReader.read
+
+    def read(self, offset, length):
+        nonlocal held, most
+        with lock:
+            held += length
+            most = max(most, held)
+        return real(self, offset, length)
+
+    def done(length):
+        nonlocal held
+        with lock:
+            held -= length
+
+    monkeypatch.setattr(RemoteReader, "read", read)
+    fetch_file(open_storage("memory://fetched"), "a", str(tmp_path / "b"), done)
+    assert most <= fetch.IN_FLIGHT * CHUNK
+
+
+def test_a_read_that_fails_ends_it(tmp_path, monkeypatch):
+    """The error is the storage's; nobody reads on."""
+    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    MemoryFileSystem().pipe_file("/fetched/a", DATA)
+    storage = open_storage("memory://fetched").inner
+    read, real = [], RemoteReader.read
+
+    def fail(self, offset, length):
+        read.append(offset)
+        if offset == 3 * CHUNK:
+            raise TransientError("503", key="a")
+        return real(self, offset, length)
+
+    monkeypatch.setattr(RemoteReader, "read", fail)
+    with pytest.raises(TransientError):
+        fetch_file(storage, "a", str(tmp_path / "b"))
+    assert threading.active_count() == len([t for t in threading.enumerate() if "ckptguard-fetch" not in t.name])
+
+
+def test_a_full_disk_is_told_by_its_name(stored, tmp_path, monkeypatch):
+    """Whichever chunk meets it."""
+
+    def pwrite(descriptor, data, offset):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(StorageFullError, match="no space left"):
+        fetch_file(stored, "a", str(tmp_path / "b"))

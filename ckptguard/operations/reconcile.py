@@ -38,6 +38,7 @@ from ckptguard.operations.unchanged import looks_unchanged
 from ckptguard.operations.verify import Resave, verify_checkpoint
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import Run
+from ckptguard.records.scrubs import Where
 from ckptguard.scan import Scanner, scan_files
 from ckptguard.verdict import Outcome
 
@@ -83,6 +84,7 @@ class Watch:
 
     samples: dict[str, _Sample] = field(default_factory=dict)
     collected: bool = False  # leftovers of killed processes were looked for
+    hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and until when to wait
     prune_at: float = 0.0  # monotonic: when pruning is due although nothing new was verified
 
     def prune_is_due(self) -> bool:
@@ -160,7 +162,7 @@ def reconcile(
     troubles += _settle_kept(run, checkpoints, settings)
     pruned: tuple[str, ...] = ()
     if checked or watch.prune_is_due():
-        mended = mend(run, settings, scanner=scanner)
+        mended = mend(run, settings, watch.hopeless, scanner=scanner)
         checked += mended.checked
         pruned, why_not = prune_by_settings(run, settings)
         troubles += [*mended.could_not_tell, *why_not]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -20,9 +21,11 @@ from ckptguard.operations.repair_work import RepairedFile, Work
 from ckptguard.operations.report import Checked
 from ckptguard.records.kept import list_set_aside, read_kept, read_set_aside
 from ckptguard.records.run import Run
-from ckptguard.records.scrubs import IN_PLACE, KEPT
+from ckptguard.records.scrubs import IN_PLACE, KEPT, Where
 from ckptguard.scan import Scanner, scan_files
 from ckptguard.verdict import Outcome
+
+_AGAIN = 86400.0  # seconds until a daemon tries again what could not be repaired
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,10 +73,14 @@ def repair(
     )
 
 
-def mend(run: Run, settings: Settings, *, scanner: Scanner) -> Repaired:
+def mend(run: Run, settings: Settings, hopeless: dict[Where, float], *, scanner: Scanner) -> Repaired:
     """What is repaired without being asked for: kept copies, which are ours; repairs that were cut short; and with
-    ``repair = true`` what is damaged in place. Trouble is told in the answer."""
-    work = Work(run, settings, scanner, dry_run=False)
+    ``repair = true`` what is damaged in place. Trouble is told in the answer. What could not be repaired is noted in
+    `hopeless`, and is not read over and over."""
+    now = time.monotonic()
+    for where in [where for where, until in hopeless.items() if now >= until]:
+        del hopeless[where]
+    work = Work(run, settings, scanner, dry_run=False, hopeless=hopeless)
     try:
         with run_lock(run):
             _repair_damaged(work, _damaged_places(run, load_history(run)) if settings.repair else [])
@@ -95,14 +102,20 @@ def _repair_damaged(work: Work, places: list[_Target]) -> None:
 def _repair_all(work: Work, targets: list[_Target], *, named: bool) -> None:
     repairs: dict[str, Callable[[Work, str, Key, Manifest], None]] = {IN_PLACE: repair_place, KEPT: repair_kept}
     for place, series, key, manifest in targets:
+        where, before = (series, key, place), (len(work.files), len(work.troubles))
+        if where in work.hopeless and not work.staged:
+            continue
         try:
             repairs[place](work, series, key, manifest)
+            if any(not file.repaired for file in work.files[before[0] :]) or len(work.troubles) > before[1]:
+                work.hopeless[where] = time.monotonic() + _AGAIN
         except BusyError:
             if named:
                 raise
             work.troubles.append(f"{manifest.path} was not repaired: it is being written")
         except (CouldNotTellError, SettingsError) as error:
             work.troubles.append(f"{manifest.path} could not be repaired: {error.message}")
+            work.hopeless[where] = time.monotonic() + _AGAIN
 
 
 def _finish(work: Work) -> None:
@@ -127,6 +140,7 @@ def _finish(work: Work) -> None:
         if storage is run.storage
     ]
     _repair_all(work, targets, named=False)
+    work.staged = []
     if all(seen_now(run.storage, file) is not None for _, _, _, manifest in targets for file in _paths(manifest)):
         for storage, folder in folders:
             storage.remove(folder)

@@ -25,6 +25,7 @@ from ckptguard.operations.report import Checked
 from ckptguard.records.incidents import list_incidents, update_incident
 from ckptguard.records.lineage import plain_url
 from ckptguard.records.run import Run
+from ckptguard.records.scrubs import Where
 from ckptguard.scan import Scanner
 
 CHECK = "repair"
@@ -47,12 +48,14 @@ class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Work:
-    """One repair: what it may do, and what it did so far. `staged`: what a killed one had staged already."""
+    """One repair: what it may do, and what it did so far. `hopeless`: what is not
+    tried (again), and until when. `staged`: what a killed one had staged already."""
 
     run: Run
     settings: Settings
     scanner: Scanner
     dry_run: bool
+    hopeless: dict[Where, float] = field(default_factory=dict)
     staged: list[Source] = field(default_factory=list)
     opened: list[Source] | None = None
     files: list[RepairedFile] = field(default_factory=list)

@@ -176,6 +176,30 @@ def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
     assert ("200.1", Outcome.GOOD) in {(c.id, c.outcome) for c in done.checked}
 
 
+def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
+    """What has no source is read by one reconciliation and not by the next ones; what is damaged later is repaired."""
+    import ckptguard.operations.repair_kept as module
+
+    run = guarded(root)
+    for place in (root, root / KEPT):
+        rot(place / SECOND)
+    scrub(run, QUICK)
+    watch, settings, read = Watch(), QUICK.changed(keep="copy", repair=True), []
+    real = module.reread
+    monkeypatch.setattr(module, "reread", lambda *args, **kwargs: read.append(args[1]) or real(*args, **kwargs))
+    reconcile(run, settings, watch)
+    assert read
+    read.clear()
+    watch.prune_at = 0.0
+    reconcile(run, settings, watch)
+    assert read == []
+    rot(root / "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors")
+    scrub(run, QUICK)
+    watch.prune_at = 0.0
+    reconcile(run, settings, watch)
+    assert read_kept(run, "sharded-#", 100, 1) is not None
+
+
 def test_what_never_was_good_is_not_repaired(root):
     """Damage in a poisoned checkpoint: its sealed bytes help nobody."""
     run = guarded(root, steps=(100,))

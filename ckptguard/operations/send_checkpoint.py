@@ -31,6 +31,7 @@ from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import sealed_outcome
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.quarantine import quarantine
+from ckptguard.operations.room import need_room
 from ckptguard.operations.send_file import Pace, read_back, send_file
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.record_text import decode_checked
@@ -115,6 +116,7 @@ def send_checkpoint(
     storage = target.records if aside else target.storage
     prefix = kept_folder(series, *key) + "/" if aside else ""
     work = _Work(source, target, candidate, settings, scanner, pace, storage, prefix, places=_places(source, candidate))
+    _need_room(work)
     wrong = _send_files(work)
     if wrong is not None:
         return Delivery(done="damaged", sent=work.sent, message=wrong)
@@ -158,6 +160,19 @@ def _places(source: Run, candidate: Candidate) -> list[tuple[Storage, str]]:
     if candidate.copy is not None:
         places.append((source.records, candidate.copy.folder + "/"))
     return places
+
+
+def _need_room(work: _Work) -> None:
+    """StorageFullError, before the first byte, unless what is not there yet fits."""
+    if work.storage.free_space() is None:
+        return
+    missing = 0
+    for file in work.candidate.manifest.files:
+        try:
+            missing += file.size if work.storage.stat(work.prefix + file.path).size != file.size else 0
+        except ObjectMissingError:
+            missing += file.size
+    need_room(work.storage, missing, f"the replica of {work.candidate.answer.path}")
 
 
 def _send_files(work: _Work) -> str | None:

@@ -11,10 +11,17 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ckptguard.config import Settings
-from ckptguard.errors import CkptguardError, CouldNotTellError, RecordsError, SettingsError, StoppedError
+from ckptguard.errors import (
+    CkptguardError,
+    CouldNotTellError,
+    ObjectMissingError,
+    RecordsError,
+    SettingsError,
+    StoppedError,
+)
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
-from ckptguard.operations.history import Key, load_history
+from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.holds import pins_of
 from ckptguard.operations.keep import is_good
 from ckptguard.operations.mirror_records import (
@@ -26,9 +33,11 @@ from ckptguard.operations.mirror_records import (
 )
 from ckptguard.operations.send_checkpoint import has_arrived, send_checkpoint
 from ckptguard.operations.send_file import Pace
+from ckptguard.records.kept import read_kept
 from ckptguard.records.moments import seconds_of, this_moment
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, open_run
+from ckptguard.records.trash import list_trashed
 from ckptguard.retention import Present, decide
 from ckptguard.scan import Progress, Scanner, scan_files
 from ckptguard.storage import normalise_url
@@ -100,7 +109,7 @@ def replicate(
             for candidate in wanted:
                 place = (candidate.answer.series, candidate.key)
                 try:
-                    if place in arrived or has_arrived(history, candidate):
+                    if place in arrived or (has_arrived(history, candidate) and not _is_lost(history, candidate)):
                         arrived.add(place)
                         done.append(_replicated(candidate, "there"))
                     elif dry_run:
@@ -177,9 +186,23 @@ def wanted_in_replica(run: Run, settings: Settings) -> list[Candidate]:
     return [c for c in candidates if c.answer.path in kept]
 
 
+def _is_lost(target: History, candidate: Candidate) -> bool:
+    """Whether a replica holds a checkpoint by its records only: its files are damaged or gone, and nobody pruned it."""
+    series, key = candidate.answer.series, candidate.key
+    verdict = target.verdict(series, key)
+    if verdict is None or verdict.outcome is not Outcome.GOOD:
+        return verdict is not None and verdict.place_damaged and verdict.content is Outcome.GOOD
+    if read_kept(target.run, series, *key) is not None or (series, *key) in list_trashed(target.run):
+        return False
+    try:
+        return any(target.run.storage.stat(f.path).size != f.size for f in candidate.manifest.files)
+    except ObjectMissingError:
+        return True
+
+
 def _send(run: Run, target: Run, candidate: Candidate, settings: Settings, scanner: Scanner, pace: Pace) -> Replicated:
     mirror_beside(run, target, candidate.manifest)
-    delivery = send_checkpoint(run, target, candidate, settings, scanner=scanner, pace=pace)
+    delivery = send_checkpoint(run, target, candidate, settings, scanner=scanner, pace=pace, heal=True)
     return _replicated(
         candidate, delivery.done, sent=delivery.sent, verified=delivery.verified, message=delivery.message
     )

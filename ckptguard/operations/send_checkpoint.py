@@ -178,7 +178,7 @@ def _need_room(work: _Work) -> None:
 def _send_files(work: _Work) -> str | None:
     """Have every file there, read back; what is wrong with the source, if it is damaged."""
     files = sorted(work.candidate.manifest.files, key=lambda f: -f.size)
-    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files)), thread_name_prefix="ckptguard-send") as threads:
+    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files) or 1), thread_name_prefix="ckptguard-send") as threads:
         sending = [threads.submit(_send_one, work, file) for file in files]
         try:
             wait(sending, return_when=FIRST_EXCEPTION)

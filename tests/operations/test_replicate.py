@@ -13,6 +13,7 @@ from ckptguard.errors import SettingsError
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.replica_places import find_known_good_anywhere
 from ckptguard.operations.replicate import replicate
@@ -22,6 +23,7 @@ from ckptguard.operations.start_from_replica import regain, start_from_replica
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.lineage import begin_lineage, join_lineage
 from ckptguard.records.run import open_run
+from ckptguard.retention_policy import Policy
 from ckptguard.verdict import Outcome
 
 
@@ -75,6 +77,33 @@ def test_what_is_there_is_not_sent_again(three, place):
     replicate(three, QUICK, place)
     again = replicate(three, QUICK, place)
     assert {(c.done, c.sent) for c in again.checkpoints} == {("there", 0)}
+
+
+def test_what_a_replica_has_lost_is_sent_again(root, three, place):
+    """Files that are gone, or that verifying the replica found damaged: those bytes stay, aside."""
+    reconcile(three, QUICK, Watch())
+    replicate(three, QUICK, place)
+    there = type(root)(place)
+    (there / "net-300.pt").unlink()
+    flip(there / "net-200.pt")
+    assert verify_all(open_run(place))["net-200.pt"] is Outcome.BAD
+    done = replicate(three, QUICK, place)
+    assert [c.done for c in done.checkpoints] == ["sent", "sent", "there"]
+    assert (done.behind, done.trouble) == (0, None)
+    assert find_known_good(open_run(place)).id == "300.1"
+    assert (there / "net-200.pt").read_bytes() == (root / "net-200.pt").read_bytes()
+    assert list(there.glob("_ckptguard/quarantine/*/*.damaged-*/net-200.pt"))
+    assert set(verify_all(open_run(place)).values()) == {Outcome.GOOD}
+
+
+def test_what_was_pruned_in_the_replica_stays_away(three, place):
+    """Also while it lies in the trash there."""
+    reconcile(three, QUICK, Watch())
+    replicate(three, QUICK, place)
+    removed = prune(open_run(place), Policy(keep_last=2, keep_good=2), grace=1e6).removed
+    assert [d.checkpoint.id for d in removed] == ["100.1"]
+    assert [c.done for c in replicate(three, QUICK, place).checkpoints] == ["there"] * 3
+    assert set(files_of(open_run(place))) == {"net-200.pt", "net-300.pt"}
 
 
 def test_a_dry_run_writes_nothing(three, place):
@@ -215,7 +244,8 @@ def test_two_at_once(root, run, place):
         for thread in threads:
             thread.join()
         words = [[c.done for c in a.checkpoints] for a in answers]
-        assert len(answers) == 4 and {w for a in words for w in a} <= {"sent", "raced", "there"}, answers
+        assert len(answers) == 4
+        assert {w for a in words for w in a} <= {"sent", "raced", "there"}, answers
         assert files_of(open_run(url)) == files_of(run)
         assert find_known_good(open_run(url)).id == "200.1"
 

@@ -12,6 +12,7 @@ from ckptguard.errors import SettingsError, StorageFullError
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.keep import keep_checkpoint
 from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.replicate import replicate
 from ckptguard.operations.restore import restore
 from ckptguard.operations.room import need_room
 from ckptguard.operations.verify_target import verify_target
@@ -116,3 +117,19 @@ def test_the_setting_is_one_of_two_words():
     assert Settings(on_full="wait").on_full == "wait"
     with pytest.raises(SettingsError, match="on_full"):
         Settings(on_full="hope")
+
+
+def test_a_replica_without_room_gets_nothing(tmp_path, free):
+    """It is told with the numbers, and what was sent before needs no room again."""
+    run, place = tmp_path / "run", tmp_path / "replica"
+    write_safetensors(run, 10, 1)
+    verify_target(str(run), QUICK)
+    free[:] = [100]
+    done = replicate(open_run(str(run)), QUICK, str(place))
+    assert [c.done for c in done.checkpoints] == ["failed"]
+    assert "no space left for the replica of" in done.checkpoints[0].message
+    assert not list(place.rglob("*.safetensors"))
+    free[:] = [10**9]
+    assert [c.done for c in replicate(open_run(str(run)), QUICK, str(place)).checkpoints] == ["sent"]
+    free[:] = [100]
+    assert [c.done for c in replicate(open_run(str(run)), QUICK, str(place)).checkpoints] == ["there"]

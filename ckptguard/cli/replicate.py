@@ -10,6 +10,7 @@ from ckptguard.cli.command import Command, Place, json_option, settings_from, se
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble
 from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.rates import parse_rate
 from ckptguard.names import escape
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.command("replicate", cls=Command, codes=CODES, short_help="Copy good checkpoints to other places.")
 @click.argument("run", type=Place())
 @click.option("--to", "urls", multiple=True, type=Place(), metavar="URL", help="Instead of the settings' replicas.")
-@click.option("--rate", type=click.FloatRange(min=2**16), metavar="BYTES", help="Bytes a second, at most.")
+@click.option("--rate", metavar="RATE", help="Bytes a second to read and send at most: 100MB, 50MiB.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
 @json_option
 @settings_options
 def command(
     run: str,
     urls: tuple[str, ...],
-    rate: float | None,
+    rate: str | None,
     dry_run: bool,
     as_json: bool,
     config: str | None,
@@ -45,7 +46,8 @@ def command(
     from ckptguard.operations.replicate import replica_urls, replicate
     from ckptguard.records.run import open_run
 
-    settings = settings_from(config, records, replicas=urls, replica_rate=rate)
+    fastest = None if rate is None else parse_rate(rate)
+    settings = settings_from(config, records, replicas=urls, replica_rate=fastest)
     opened = open_run(run, records=settings.records, patterns=settings.patterns)
     places = replica_urls(opened.url, settings)
     if not places:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import click
@@ -11,14 +10,12 @@ from ckptguard.cli.command import Command, Place, json_option, settings_from, se
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble
 from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.rates import parse_rate
 
 if TYPE_CHECKING:
     from ckptguard.operations.scrub import Scrubbed
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
-_RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<binary>i?)B?(/s)?")
-_UNITS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
-_LEAST_RATE = 2**16
 _HOOK_SECONDS = 65.0
 
 
@@ -57,7 +54,7 @@ def command(
 
     part = None if subset is None else parse_subset(subset)
     duration, age = (None if span is None else parse_span(span) for span in (max_duration, max_age))
-    bytes_a_second = None if rate is None else _rate(rate)
+    bytes_a_second = None if rate is None else parse_rate(rate)
     settings = settings_from(config, records)
     opened = open_run(run, records=settings.records, patterns=settings.patterns)
     hooks = Hooks(settings, _log)
@@ -100,16 +97,6 @@ def _show(done: Scrubbed) -> None:
     total = size(sum(one.bytes for one in done.places))
     left = f"; time was up, {done.left} left" if done.stopped else ""
     say(f"read {len(done.places)} again ({total}){left}")
-
-
-def _rate(text: str) -> float:
-    match = _RATE.fullmatch(text)
-    amount = 0.0
-    if match is not None:
-        amount = float(match["amount"]) * (1024 if match["binary"] else 1000) ** _UNITS[match["unit"]]
-    if not _LEAST_RATE <= amount < 1e15:
-        raise click.BadParameter(f"{text!r} is no rate of 65536 bytes a second or more", param_hint="--rate")
-    return amount
 
 
 def _log(event: str, *, level: str = "info", **fields: object) -> None:

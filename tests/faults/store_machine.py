@@ -12,13 +12,15 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import fsspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from store_crashes import Killed, at_call, die, gone
+from store_model import ALL, Key, StoreModel
 from tiny_run import (
     SERIES,
     TINY,
@@ -53,17 +55,11 @@ from ckptguard.operations.roll_back import roll_back
 from ckptguard.operations.scrub import Watcher, scrub
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records import pins
-from ckptguard.records.kept import read_kept
-from ckptguard.records.owners import Owner, this_process
 from ckptguard.records.run import open_run
 from ckptguard.retention_policy import Policy
-from ckptguard.storage.remote import RemoteStorage
 from ckptguard.verdict import Outcome
 
-Key = tuple[int, int]
-ALL = range(100, 1000, 100)
 STEPS = st.sampled_from(ALL)
-CALLS = ("list", "stat", "open", "create", "upload", "copy", "move", "remove")
 POLICIES = st.builds(
     Policy,
     keep_last=st.sampled_from([None, 1, 2, 4]),
@@ -78,41 +74,7 @@ _SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _runs = itertools.count()
 
 
-class Killed(BaseException):
-    """The process is gone: nothing of it runs on."""
-
-
-@contextlib.contextmanager
-def at_call(number: int, act: Callable[[], None], *, again: bool = False) -> Iterator[None]:
-    """Do something right before the n-th call of a storage, once, or from then on."""
-    left = [number]
-
-    def counted(real: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0 or (left[0] < 0 and again):
-                act()
-            return real(*args, **kwargs)
-
-        return call
-
-    with contextlib.ExitStack() as patches:
-        for name in CALLS:
-            patches.enter_context(mock.patch.object(RemoteStorage, name, counted(getattr(RemoteStorage, name))))
-        yield
-
-
-def _die() -> None:
-    raise Killed
-
-
-def _gone() -> Owner:
-    """A process like this one that has ended."""
-    found = this_process()
-    return Owner(host=found.host, boot_id=found.boot_id, pid=2**30, namespace=found.namespace, started="1")
-
-
-class StoreMachine(RuleBasedStateMachine):
+class StoreMachine(StoreModel, RuleBasedStateMachine):
     """Operations on a run in memory as rules; what must always hold as invariants."""
 
     @initialize()
@@ -330,9 +292,9 @@ class StoreMachine(RuleBasedStateMachine):
         before = {step: files_below(self.url, name_of(step)) for step in stay}
         with (
             self.passing(sure=False),
-            mock.patch.object(pins, "this_process", _gone),
+            mock.patch.object(pins, "this_process", gone),
             contextlib.suppress(Killed, CkptguardError),
-            at_call(number, _die, again=True),
+            at_call(number, die, again=True),
         ):
             self.do(name, words)
         if name != "roll back":
@@ -416,105 +378,3 @@ class StoreMachine(RuleBasedStateMachine):
         assert expected is not None, said
         assert said.id == f"{expected[0]}.{expected[1]}", (said, expected)
         assert said.path.endswith(name_of(expected[0]))
-
-    def known_good(self, history: Any) -> Key | None:
-        """By the model: the newest GOOD generation that is in place with its size, or has a kept copy."""
-        for key in sorted((k for k, o in self.outcomes.items() if o in (Outcome.GOOD, Outcome.BAD)), reverse=True):
-            if self.outcomes[key] is Outcome.GOOD and self.current(key[0]) == key and self.has_sizes(key):
-                return key
-            copy = read_kept(history.run, SERIES, *key)
-            if copy is not None and any(c.key == key for c in candidates(history.run)):
-                here = files_below(self.url, f"_ckptguard/{copy.checkpoint_key}")
-                assert {n: len(d) for n, d in here.items()} == {n: len(d) for n, d in self.sealed[key][0].items()}
-                return key
-        return None
-
-    @contextlib.contextmanager
-    def passing(self, *, sure: bool = True) -> Iterator[None]:
-        """An operation runs: afterwards the model takes over what it sealed and judged, and holds it against what the
-        model knows of the bytes."""
-        before = {step: self.verdict_due(step) for step in ALL}
-        with self.sealing():
-            yield
-        history = load_history(self.run_of())
-        for key, standing in history.standings(SERIES).items():
-            was, outcome = self.outcomes.get(key), standing.outcome
-            if was is outcome:
-                continue
-            if outcome is Outcome.GOOD:
-                assert key in self.sealed, key
-                assert was is not Outcome.SUSPECT, f"suspicion of {key} was lifted"
-            if outcome is Outcome.BAD and sure:
-                assert before[key[0]] is not Outcome.GOOD or key[0] in self.half, f"{key} is whole, and BAD"
-            self.outcomes[key] = outcome
-
-    @contextlib.contextmanager
-    def sealing(self) -> Iterator[None]:
-        """What is sealed meanwhile had one of the contents that lay there before or after."""
-        before = {step: files_below(self.url, name_of(step)) for step in ALL}
-        yield
-        after = {step: files_below(self.url, name_of(step)) for step in ALL}
-        for key in load_history(self.run_of()).sealed(SERIES):
-            if key not in self.sealed:
-                quiet = [before[key[0]], after[key[0]]]
-                self.sealed[key] = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
-                assert self.sealed[key], f"{key} was sealed, and never lay there"
-
-    # What the model knows.
-
-    def run_of(self) -> Any:
-        """The run, opened as any process opens it."""
-        return open_run(self.url)
-
-    def current(self, step: int) -> Key | None:
-        """The generation whose content should lie in place: the newest that was sealed, unless one of its number or
-        above was quarantined."""
-        history = load_history(self.run_of())
-        return history.current(SERIES, step, name_of(step))
-
-    def contents(self, step: int) -> list[Content]:
-        """What was ever sealed under a step."""
-        return [content for key, found in self.sealed.items() if key[0] == step for content in found]
-
-    def has_sizes(self, key: Key) -> bool:
-        """Whether what lies in place has the names and sizes that were sealed."""
-        here = files_below(self.url, name_of(key[0]))
-        sizes = {name: len(data) for name, data in self.sealed[key][0].items()}
-        return sizes.items() <= {name: len(data) for name, data in here.items()}.items()
-
-    def whole_in_place(self, step: int) -> bool:
-        """Whether what lies in place is what was sealed."""
-        key = self.current(step)
-        return key is not None and files_below(self.url, name_of(step)) in self.sealed[key]
-
-    def whole_anywhere(self, candidate: Any) -> bool:
-        """Whether the bytes of a known-good one are whole, in place or kept."""
-        contents = self.sealed[candidate.key]
-        here = files_below(self.url, name_of(candidate.key[0]))
-        if here in contents and self.current(candidate.key[0]) == candidate.key:
-            return True
-        copy = candidate.copy
-        return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in contents
-
-    def verdict_due(self, step: int) -> Outcome | None:
-        """GOOD where what lies in place is as it was sealed."""
-        return Outcome.GOOD if self.whole_in_place(step) else None
-
-    def must_stay(self) -> set[int]:
-        """The steps that no policy may remove: pinned, among the newest two good ones, or older than a pending one."""
-        seen = look(self.run_of()).present
-        good = sorted((p.step for p in seen if p.outcome is Outcome.GOOD and p.step is not None), reverse=True)
-        pending = max((p.step or 0 for p in seen if p.outcome is Outcome.PENDING), default=0)
-        held = {p.step for p in seen if (p.step, p.generation) in self.pinned}
-        return {s for s in {p.step for p in seen} if s is not None and (s in good[:2] or s <= pending or s in held)}
-
-    def untrashed(self, step: int) -> bool:
-        """Whether the checkpoint in place counts."""
-        return any(p.step == step for p in look(self.run_of()).present)
-
-    def newest_are_kept(self) -> None:
-        """The newest two good ones that lie in place have a copy."""
-        good = [c.key for c in candidates(self.run_of())]
-        for key in good[: TINY.keep_good]:
-            if self.whole_in_place(key[0]) and self.current(key[0]) == key and self.untrashed(key[0]):
-                assert read_kept(self.run_of(), SERIES, *key) is not None, f"{key} has no copy"

@@ -34,7 +34,7 @@ def play(number: int, examples: int, steps: int) -> None:
 def test_the_store_is_what_the_model_says(capsys):
     """Nothing bad is called good, what is good comes back, and nothing that must stay is removed."""
     if not FULL:
-        play(1, examples=6, steps=20)
+        play(1, examples=5, steps=15)
         return
     workers = max(os.cpu_count() or 1, 2)
     begun = time.monotonic()

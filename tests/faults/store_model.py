@@ -1,0 +1,131 @@
+"""What a model of dicts knows of a store: see `store_machine.py`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tiny_run import SERIES, TINY, Content, candidates, files_below, name_of
+
+from ckptguard.operations.history import load_history
+from ckptguard.operations.present import look
+from ckptguard.records.kept import read_kept
+from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
+
+Key = tuple[int, int]
+ALL = range(100, 1000, 100)
+
+
+class StoreModel:
+    """Which content was sealed under which generation, which verdicts were given, and what follows from it. `half` are
+    steps whose save in place did not finish."""
+
+    url: str
+    sealed: dict[Key, list[Content]]
+    outcomes: dict[Key, Outcome]
+    pinned: set[Key]
+    half: set[int]
+
+    def known_good(self, history: Any) -> Key | None:
+        """By the model: the newest GOOD generation that is in place with its size, or has a kept copy."""
+        for key in sorted((k for k, o in self.outcomes.items() if o in (Outcome.GOOD, Outcome.BAD)), reverse=True):
+            if self.outcomes[key] is Outcome.GOOD and self.current(key[0]) == key and self.has_sizes(key):
+                return key
+            copy = read_kept(history.run, SERIES, *key)
+            if copy is not None and any(c.key == key for c in candidates(history.run)):
+                here = files_below(self.url, f"_ckptguard/{copy.checkpoint_key}")
+                assert {n: len(d) for n, d in here.items()} == {n: len(d) for n, d in self.sealed[key][0].items()}
+                return key
+        return None
+
+    @contextlib.contextmanager
+    def passing(self, *, sure: bool = True) -> Iterator[None]:
+        """An operation runs: afterwards the model takes over what it sealed and judged, and holds it against what the
+        model knows of the bytes."""
+        before = {step: self.verdict_due(step) for step in ALL}
+        with self.sealing():
+            yield
+        history = load_history(self.run_of())
+        for key, standing in history.standings(SERIES).items():
+            was, outcome = self.outcomes.get(key), standing.outcome
+            if was is outcome:
+                continue
+            if outcome is Outcome.GOOD:
+                assert key in self.sealed, key
+                assert was is not Outcome.SUSPECT, f"suspicion of {key} was lifted"
+            if outcome is Outcome.BAD and sure:
+                assert before[key[0]] is not Outcome.GOOD or key[0] in self.half, f"{key} is whole, and BAD"
+            self.outcomes[key] = outcome
+
+    @contextlib.contextmanager
+    def sealing(self) -> Iterator[None]:
+        """What is sealed meanwhile had one of the contents that lay there before or after."""
+        before = {step: files_below(self.url, name_of(step)) for step in ALL}
+        yield
+        after = {step: files_below(self.url, name_of(step)) for step in ALL}
+        for key in load_history(self.run_of()).sealed(SERIES):
+            if key not in self.sealed:
+                quiet = [before[key[0]], after[key[0]]]
+                self.sealed[key] = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
+                assert self.sealed[key], f"{key} was sealed, and never lay there"
+
+    # What the model knows.
+
+    def run_of(self) -> Any:
+        """The run, opened as any process opens it."""
+        return open_run(self.url)
+
+    def current(self, step: int) -> Key | None:
+        """The generation whose content should lie in place: the newest that was sealed, unless one of its number or
+        above was quarantined."""
+        history = load_history(self.run_of())
+        return history.current(SERIES, step, name_of(step))
+
+    def contents(self, step: int) -> list[Content]:
+        """What was ever sealed under a step."""
+        return [content for key, found in self.sealed.items() if key[0] == step for content in found]
+
+    def has_sizes(self, key: Key) -> bool:
+        """Whether what lies in place has the names and sizes that were sealed."""
+        here = files_below(self.url, name_of(key[0]))
+        sizes = {name: len(data) for name, data in self.sealed[key][0].items()}
+        return sizes.items() <= {name: len(data) for name, data in here.items()}.items()
+
+    def whole_in_place(self, step: int) -> bool:
+        """Whether what lies in place is what was sealed."""
+        key = self.current(step)
+        return key is not None and files_below(self.url, name_of(step)) in self.sealed[key]
+
+    def whole_anywhere(self, candidate: Any) -> bool:
+        """Whether the bytes of a known-good one are whole, in place or kept."""
+        contents = self.sealed[candidate.key]
+        here = files_below(self.url, name_of(candidate.key[0]))
+        if here in contents and self.current(candidate.key[0]) == candidate.key:
+            return True
+        copy = candidate.copy
+        return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in contents
+
+    def verdict_due(self, step: int) -> Outcome | None:
+        """GOOD where what lies in place is as it was sealed."""
+        return Outcome.GOOD if self.whole_in_place(step) else None
+
+    def must_stay(self) -> set[int]:
+        """The steps that no policy may remove: pinned, among the newest two good ones, or older than a pending one."""
+        seen = look(self.run_of()).present
+        good = sorted((p.step for p in seen if p.outcome is Outcome.GOOD and p.step is not None), reverse=True)
+        pending = max((p.step or 0 for p in seen if p.outcome is Outcome.PENDING), default=0)
+        held = {p.step for p in seen if (p.step, p.generation) in self.pinned}
+        return {s for s in {p.step for p in seen} if s is not None and (s in good[:2] or s <= pending or s in held)}
+
+    def untrashed(self, step: int) -> bool:
+        """Whether the checkpoint in place counts."""
+        return any(p.step == step for p in look(self.run_of()).present)
+
+    def newest_are_kept(self) -> None:
+        """The newest two good ones that lie in place have a copy."""
+        good = [c.key for c in candidates(self.run_of())]
+        for key in good[: TINY.keep_good]:
+            if self.whole_in_place(key[0]) and self.current(key[0]) == key and self.untrashed(key[0]):
+                assert read_kept(self.run_of(), SERIES, *key) is not None, f"{key} has no copy"

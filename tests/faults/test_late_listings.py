@@ -53,8 +53,6 @@ def test_nothing_live_is_collected(url, seed, tmp_path):
     with wrapped(late):
         for step in range(100, 100 * ROUNDS + 1, 100):
             saved[step] = save(url, step, step)
-            for name in saved[step] if url in stores else ():
-                stores[url]._shows_later(f"{name_of(step)}/{name}")
             for _ in range(chance.randint(1, 3)):
                 act = chance.choice(["pass", "pass", "prune", "replicate", "restore"])
                 run, out = open_run(url), tmp_path / f"out-{secrets.token_hex(4)}"

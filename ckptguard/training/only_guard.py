@@ -21,8 +21,8 @@ class OnlyGuard:
         self._begun: bool | None = None
 
     def begin(self, *, loops: bool) -> None:
-        """To be called by all ranks. SettingsError (RanksError on other ranks than 0) if another process of this machine
-        trains already; a warning if one may."""
+        """To be called by all ranks. SettingsError (on ranks other than 0 RanksError) if another process of this
+        machine trains already; a warning if one may."""
         if self._begun is not None and (self._begun or not loops):
             return
         if self._ranks.size == 1:

@@ -13,7 +13,7 @@ from faulty_storage import Fault, Faults, injected
 from store_operations import OPERATIONS, Stage, build
 from tiny_run import TINY, WEIGHTS, Content, candidates, clone, cycle, files_below, forget, inline, leftovers, name_of
 
-from ckptguard.errors import CkptguardError
+from ckptguard.errors import CkptguardError, RecordsError
 from ckptguard.operations.history import load_history
 from ckptguard.operations.replicate import replicate
 from ckptguard.operations.restore import restore
@@ -93,7 +93,13 @@ def arrived_wrong(stage: Stage, saved: dict[int, Content], fault: Fault) -> list
         return []
     wrong = []
     for moment in ("at once", "sent again"):
-        there = open_run(stage.replica, must_exist=False)
+        try:
+            there = open_run(stage.replica, must_exist=False)
+        except RecordsError:  # the store lied about the first record, and says so until it is written again
+            assert moment == "at once", "sent again, and still nobody can open it"
+            assert fault in (Fault.WRONG_BYTES, Fault.TRUNCATED)
+            replicate(open_run(stage.url), TINY, stage.replica, scanner=inline)
+            continue
         for found in candidates(there):
             if found.in_place and files_below(stage.replica, name_of(found.key[0])) != saved[found.key[0]]:
                 wrong.append(f"{moment}: {found.answer.id} is good in the replica, and damaged")

@@ -111,7 +111,10 @@ class RemoteUpload:
                 self._threads = ThreadPoolExecutor(self._parts.parallel, thread_name_prefix="ckptguard-upload")
             while len(self._under_way) >= self._parts.parallel:
                 self._wait()
-            self._under_way.add(self._threads.submit(self._put, self._parts, number, data))
+            try:
+                self._under_way.add(self._threads.submit(self._put, self._parts, number, data))
+            except RuntimeError:  # the interpreter is ending: executors take no more work, but a save may be under way
+                self._put(self._parts, number, data)
 
     def _put(self, parts: Parts, number: int, data: bytes) -> None:
         # A file that is held open takes its bytes once; a part under a number may be put again.

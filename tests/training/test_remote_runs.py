@@ -285,6 +285,28 @@ def test_what_a_killed_save_left_is_collected(store, moto):
     assert guard.resume() == 2
 
 
+LEFT = """
+import sys, torch
+sys.path[:0] = {path!r}
+from ckptguard.storage.options import use_options
+use_options({options!r})
+import ckptguard
+from fixtures_runs import QUICK
+guard = ckptguard.TrainingGuard({url!r}, model=torch.nn.Linear(4096, 1200), daemon="off", settings=QUICK)
+guard.save(step=1, blocking=False)
+"""
+
+
+def test_a_save_in_flight_when_the_interpreter_ends_is_finished(store, moto):
+    """Executors take no more work by then; the parts are sent all the same."""
+    options = {store.rpartition("/")[0]: moto.options}
+    script = LEFT.format(path=sys.path, options=options, url=store)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert verify_target(store, QUICK).outcome is Outcome.GOOD
+    assert stored(store) == ["step-000000001/model.safetensors", "step-000000001/state.json"]
+
+
 def test_what_nobody_claimed_is_never_collected(url):
     """A checkpoint that was copied here without its records is somebody's, whatever its age."""
     storage = open_run(url, must_exist=False).storage

@@ -299,20 +299,28 @@ def _good_without_copy(
     run: Run, history: History, checkpoints: list[Checkpoint], settings: Settings
 ) -> list[tuple[Checkpoint, Key]]:
     wanted = []
+    listed = set(list_kept(run))
     for series in {c.series for c in checkpoints}:
+        in_place: dict[int | None, list[Checkpoint]] = {}
+        for checkpoint in checkpoints:
+            if checkpoint.series == series:
+                in_place.setdefault(checkpoint.step, []).append(checkpoint)
         good = sorted(
             (k for k, s in history.standings(series).items() if s.outcome is Outcome.GOOD and k[0] is not None),
             reverse=True,
         )
-        for key in good[: settings.keep_good]:
-            for checkpoint in checkpoints:
-                here = checkpoint.series == series and checkpoint.step == key[0]
-                if (
-                    here
-                    and history.current_if_readable(series, key[0], checkpoint.path) == key
-                    and not read_kept(run, series, *key)
-                ):
+        left = settings.keep_good
+        for key in good:  # of which many may be gone: only those that are somewhere count
+            if left <= 0:
+                break
+            if (series, *key) in listed and read_kept(run, series, *key) is not None:
+                left -= 1
+                continue
+            for checkpoint in in_place.get(key[0], ()):
+                if history.current_if_readable(series, key[0], checkpoint.path) == key:
                     wanted.append((checkpoint, key))
+                    left -= 1
+                    break
     return wanted
 
 

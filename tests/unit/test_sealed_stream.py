@@ -11,13 +11,13 @@ from ckptguard.scan.sealed_stream import SealedStream
 DATA = bytes(range(256)) * 8
 
 
-def sealed(*places, size=len(DATA)):
+def sealed(*places):
     """A file of these spans over `DATA`."""
     spans = tuple(Span(at, length, blake3(DATA[at : at + length]).hexdigest()) for at, length in places)
     inside = {n for at, length in places for n in range(at, at + length)}
     envelope = blake3(bytes(b for n, b in enumerate(DATA) if n not in inside)).hexdigest()
     tensors = tuple(Tensor(f"t{n}", "U8", (s.length,), n, "model") for n, s in enumerate(spans))
-    return File(path="f", size=size, format="safetensors", envelope=envelope, spans=spans, tensors=tensors)
+    return File(path="f", size=len(DATA), format="safetensors", envelope=envelope, spans=spans, tensors=tensors)
 
 
 SHAPES = [(), ((0, 2048),), ((8, 100), (108, 1000)), ((0, 0), (8, 0), (8, 10), (2048, 0)), ((5, 7), (2000, 48))]

@@ -40,8 +40,9 @@ def record_kept_damage(
         before = history.verdict(copy.series, key)
         if before is not None and not set(findings) <= set(before.findings):
             append_verdict(run, _verdict(before, findings, alone=alone))
+        incident = _incident(run, copy, findings, source)  # before anybody can repair it, who closes it
         put_aside(run, copy)
-    return findings, _incident(run, copy, findings, source)
+    return findings, incident
 
 
 def kept_findings(wrong: Sequence[Wrong], severity: Severity) -> tuple[Finding, ...]:

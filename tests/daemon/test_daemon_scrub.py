@@ -18,6 +18,14 @@ def scrub_of(daemon: DaemonProcess) -> dict[str, Any]:
     return found
 
 
+def content(path: Path) -> bytes | None:
+    """The bytes of a file; None while it is exchanged."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
 def test_rot_is_found_told_and_repaired(run: Path, start: Starter) -> None:
     """A bit rots in place and another in a kept copy: the verdict turns BAD, incidents are open, the copy is repaired
     from its place, and with `repair` the place from its copy."""
@@ -32,8 +40,8 @@ def test_rot_is_found_told_and_repaired(run: Path, start: Starter) -> None:
     flip_bit(kept)
     daemon.logged("verified", step=100, outcome="bad")
     daemon.logged("scrubbed", id="200.1", place="kept", outcome="bad")
-    until(lambda: (run / "net-100.safetensors").read_bytes() == good or None, "the repair of the place")
-    until(lambda: kept.read_bytes() == (run / "net-200.safetensors").read_bytes() or None, "that of the kept copy")
+    until(lambda: content(run / "net-100.safetensors") == good, "the repair of the place")
+    until(lambda: content(kept) == content(run / "net-200.safetensors"), "that of the kept copy")
 
     def closed() -> bool:
         found = list_incidents(open_run(str(run)))

@@ -317,11 +317,20 @@ def _good_without_copy(
                 left -= 1
                 continue
             for checkpoint in in_place.get(key[0], ()):
-                if history.current_if_readable(series, key[0], checkpoint.path) == key:
+                if history.current_if_readable(series, key[0], checkpoint.path) == key and _is_as_sealed(
+                    history, checkpoint, key
+                ):
                     wanted.append((checkpoint, key))
                     left -= 1
                     break
     return wanted
+
+
+def _is_as_sealed(history: History, checkpoint: Checkpoint, key: Key) -> bool:
+    """Whether its files look as they did when they were judged: another content would be no copy of it."""
+    manifest = history.manifest(checkpoint.series, key)
+    verdict = history.verdict(checkpoint.series, key)
+    return manifest is not None and verdict is not None and looks_unchanged(checkpoint, manifest, verdict)
 
 
 def _waiting(checkpoint: Checkpoint, why: str) -> Waiting:

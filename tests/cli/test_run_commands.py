@@ -20,10 +20,10 @@ def test_known_good_prints_the_path_alone(invoke, verified):
 
 
 def test_known_good_document(document, verified):
-    """The document has exactly the contract's keys, and --before-step is exclusive."""
+    """The document has the contract's keys and where the checkpoint lies, and --before-step is exclusive."""
     code, found = document("known-good", verified, "--before-step", 300)
     assert code == 0
-    assert list(found)[2:] == ["path", "series", "step", "id", "kept", "verified_at", "reason"]
+    assert list(found)[2:] == ["path", "series", "step", "id", "kept", "place", "verified_at", "reason"]
     assert (found["step"], found["id"], found["path"]) == (200, "200.1", str(verified / "net-200.pt"))
 
 

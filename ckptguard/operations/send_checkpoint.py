@@ -120,7 +120,9 @@ def send_checkpoint(
     wrong = _send_files(work)
     if wrong is not None:
         return Delivery(done="damaged", sent=work.sent, message=wrong)
-    first = _commit(work, aside=aside, occupied=occupant is not None) if there is None else None
+    first = (
+        _commit(work, aside=aside, occupied=occupant is not None and occupant[1] < key[1]) if there is None else None
+    )
     if first is not None:
         return Delivery(done="raced", sent=work.sent, message=first)
     standing = history.standings(series).get(key)

@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from store_machine import StoreMachine
 
+from ckptguard.operations.find_known_good import find_known_good
+from ckptguard.records.run import open_run
+
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 EXAMPLES, STEPS = 2000, 50
 
@@ -43,3 +46,18 @@ def test_the_store_is_what_the_model_says(capsys):
         pool.starmap(play, [(n, each, STEPS) for n in range(1, EXAMPLES // each + 1)], chunksize=1)
     with capsys.disabled():
         print(f"\n{EXAMPLES} examples of {STEPS} steps in {time.monotonic() - begun:.0f} s")
+
+
+def test_a_replica_keeps_the_newer_of_two_contents():
+    """Of a step that was saved again, the older content never takes the newer one's place in a replica."""
+    machine = StoreMachine()
+    machine.begin()
+    try:
+        for _ in range(3):
+            machine.saved(300, whole=True)
+            machine.a_pass()
+            machine.replicated()
+            there = open_run(machine.replica, must_exist=False)
+            assert find_known_good(there).id == find_known_good(open_run(machine.url)).id
+    finally:
+        machine.teardown()

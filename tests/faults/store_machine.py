@@ -145,6 +145,8 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         """Whether rot there can be told from what was saved: what was never read has nothing to be held against, and
         one copy of each is left."""
         top, _, rest = key.partition("/")
+        if top.startswith("tmp-"):
+            return False
         if top != "_ckptguard":
             step = int(top.removeprefix("model-"))
             return self.current(step) is not None and files_below(self.url, top) in self.contents(step)

@@ -123,7 +123,7 @@ def is_somewhere(url, step, content):
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(7200 if FULL else 120)
+@pytest.mark.timeout(7200 if FULL else 300)
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_at_each_step_nothing_is_lost(name, templates, killed, tmp_path, capsys):
     """Each step is killed before and after it; in the short form every ninth."""

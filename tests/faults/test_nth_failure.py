@@ -112,7 +112,7 @@ def arrived_wrong(stage: Stage, saved: dict[int, Content], fault: Fault) -> list
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(7200 if FULL else 120)
+@pytest.mark.timeout(7200 if FULL else 300)
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_fails_nothing_is_lost(name, kind, templates, tmp_path, capsys):

@@ -33,7 +33,7 @@ def play(number: int, examples: int, steps: int) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(7200 if FULL else 120)
+@pytest.mark.timeout(7200 if FULL else 300)
 def test_the_store_is_what_the_model_says(capsys):
     """Nothing bad is called good, what is good comes back, and nothing that must stay is removed."""
     if not FULL:

@@ -56,7 +56,9 @@ class StoreModel:
                 assert key in self.sealed, key
                 assert was is not Outcome.SUSPECT, f"suspicion of {key} was lifted"
             if outcome is Outcome.BAD and sure:
-                assert before[key[0]] is not Outcome.GOOD or key[0] in self.half, f"{key} is whole, and BAD"
+                assert before[key[0]] is not Outcome.GOOD or key[0] in self.half, (
+                    f"{key} is whole, and BAD: {history.verdict(SERIES, key)}"
+                )
             self.outcomes[key] = outcome
 
     @contextlib.contextmanager

@@ -44,7 +44,8 @@ class StoreModel:
     def passing(self, *, sure: bool = True) -> Iterator[None]:
         """An operation runs: afterwards the model takes over what it sealed and judged, and holds it against what the
         model knows of the bytes."""
-        before = {step: self.verdict_due(step) for step in ALL}
+        lay = {step: self.current(step) for step in ALL}
+        whole = {key for key in self.sealed if self.is_whole(key, lay[key[0]])}
         with self.sealing():
             yield
         history = load_history(self.run_of())
@@ -56,7 +57,8 @@ class StoreModel:
                 assert key in self.sealed, key
                 assert was is not Outcome.SUSPECT, f"suspicion of {key} was lifted"
             if outcome is Outcome.BAD and sure:
-                assert before[key[0]] is not Outcome.GOOD or key[0] in self.half, (
+                seen = lay[key[0]] if was is None else key  # what is sealed now lay there as the one before
+                assert seen not in whole or key[0] in self.half, (
                     f"{key} is whole, and BAD: {history.verdict(SERIES, key)}"
                 )
             self.outcomes[key] = outcome
@@ -109,9 +111,13 @@ class StoreModel:
         copy = candidate.copy
         return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in contents
 
-    def verdict_due(self, step: int) -> Outcome | None:
-        """GOOD where what lies in place is as it was sealed."""
-        return Outcome.GOOD if self.whole_in_place(step) else None
+    def is_whole(self, key: Key, current: Key | None) -> bool:
+        """Whether a generation's bytes are as they were sealed: in place where it is the current one, else kept, for
+        what was saved over has no other place."""
+        if key == current:
+            return self.whole_in_place(key[0])
+        copy = read_kept(self.run_of(), SERIES, *key)
+        return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in self.sealed[key]
 
     def must_stay(self) -> set[int]:
         """The steps that no policy may remove: pinned, among the newest two good ones, or older than a pending one."""

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from store_machine import StoreMachine
+from tiny_run import SERIES, WEIGHTS, name_of, rot
 
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.records.run import open_run
+from ckptguard.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 EXAMPLES, STEPS = 2000, 50
@@ -59,5 +61,22 @@ def test_a_replica_keeps_the_newer_of_two_contents():
             machine.replicated()
             there = open_run(machine.replica, must_exist=False)
             assert find_known_good(there).id == find_known_good(open_run(machine.url)).id
+    finally:
+        machine.teardown()
+
+
+def test_the_copy_of_what_was_saved_over_is_the_last_of_it():
+    """Rot in the only copy of an older generation makes that one BAD, however whole the newer one in place is."""
+    machine = StoreMachine()
+    machine.begin()
+    try:
+        machine.saved(300, whole=True)
+        machine.a_pass()
+        for generation, outcome in ((2, Outcome.GOOD), (1, Outcome.BAD)):
+            rot(machine.url, f"_ckptguard/kept/{SERIES}/000000000300.{generation}/{name_of(300)}/{WEIGHTS}")
+            machine.scrubbed_and_repaired()
+            assert machine.outcomes[300, generation] is outcome
+            assert machine.current(300) == (300, 2)
+            assert machine.whole_in_place(300)
     finally:
         machine.teardown()

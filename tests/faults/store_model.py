@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from blake3 import blake3
 from tiny_run import SERIES, TINY, Content, candidates, files_below, name_of
 
+from ckptguard.manifest import Manifest
 from ckptguard.operations.history import load_history
 from ckptguard.operations.present import look
 from ckptguard.records.kept import read_kept
@@ -16,6 +18,20 @@ from ckptguard.verdict import Outcome
 
 Key = tuple[int, int]
 ALL = range(100, 1000, 100)
+
+
+def names(manifest: Manifest, content: Content) -> bool:
+    """Whether these are the bytes that a manifest names."""
+    for file in manifest.files:
+        data = rest = content.get(file.path.rpartition("/")[2], b"")
+        for span in reversed(file.spans):
+            end = span.offset + span.length
+            if blake3(data[span.offset : end]).hexdigest() != span.blake3:
+                return False
+            rest = rest[: span.offset] + rest[end:]
+        if len(data) != file.size or blake3(rest).hexdigest() != file.envelope:
+            return False
+    return True
 
 
 class StoreModel:
@@ -65,14 +81,16 @@ class StoreModel:
 
     @contextlib.contextmanager
     def sealing(self) -> Iterator[None]:
-        """What is sealed meanwhile had one of the contents that lay there before or after."""
+        """What is sealed meanwhile is one of the contents that lay there before or after: the one that it names."""
         before = {step: files_below(self.url, name_of(step)) for step in ALL}
         yield
         after = {step: files_below(self.url, name_of(step)) for step in ALL}
-        for key in load_history(self.run_of()).sealed(SERIES):
+        history = load_history(self.run_of())
+        for key in history.sealed(SERIES):
             if key not in self.sealed:
-                quiet = [before[key[0]], after[key[0]]]
-                self.sealed[key] = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
+                quiet, manifest = [before[key[0]], after[key[0]]], history.manifest(SERIES, key)
+                found = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
+                self.sealed[key] = [c for c in found if manifest is not None and names(manifest, c)]
                 assert self.sealed[key], f"{key} was sealed, and never lay there"
 
     # What the model knows.

@@ -88,7 +88,7 @@ class RemoteStorage:
     def _everything(self, prefix: str, enter: Callable[[str], bool] | None) -> Entries:
         """All below a prefix by one flat listing."""
         path = self._path(prefix)
-        listed = self._fs.find(path, detail=True)
+        listed = self._fs.find(self._cut_above(path) or path, detail=True)
         entered = {prefix: True}
 
         def wanted(folder: str) -> bool:
@@ -259,6 +259,8 @@ class RemoteStorage:
     def _level(self, folder: str) -> Entries | None:
         """One level, or None where there is nothing (a store cannot tell an empty folder from an absent one)."""
         path = self._path(folder)
+        if self._cut_above(path) is not None:
+            return _one_level(folder, self._everything(folder, None)) or None
         try:
             listed = self._fs.ls(path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -266,7 +268,9 @@ class RemoteStorage:
         own = self._fs._strip_protocol(path).rstrip("/")
         found = []
         for info in listed:
-            name = self._fs._strip_protocol(info["name"]).rstrip("/")
+            whole = info["name"].rstrip("/")
+            stripped = self._fs._strip_protocol(whole).rstrip("/")
+            name = whole if whole.startswith(stripped) else stripped
             if name == own:
                 continue  # a folder's own marker object, or a file that was listed as a folder
             last = name.rpartition("/")[2]
@@ -275,6 +279,12 @@ class RemoteStorage:
             else:
                 found.append(Entry(key=join(folder, _part(last)), kind="other"))
         return found or (None if not self._fs.isdir(path) else [])
+
+    def _cut_above(self, path: str) -> str | None:
+        """The folder around what is left of a path that the file system's own functions cut short (adlfs does at a
+        "#", except for single objects): only from there it can be listed. None if they do not."""
+        left = self._fs._strip_protocol(path).rstrip("/")
+        return left.rpartition("/")[0] if left != path and path.startswith(left) else None
 
     def _root_must_exist(self) -> None:
         if not self._present(""):
@@ -285,7 +295,7 @@ class RemoteStorage:
         try:
             entry = entry_of(key, self._fs.info(self._path(key)))
         except FileNotFoundError:
-            return []
+            return self._everything(key, None) if self._cut_above(self._path(key)) is not None else []
         if entry.kind != "folder":
             return [entry]
         return self._everything(key, None) if self._flat else self._by_levels(key, True, None)
@@ -370,6 +380,16 @@ class RemoteStorage:
 
     def _exclusive(self) -> contextlib.AbstractContextManager[object]:
         return _MEMORY_LOCK if self._in_memory else contextlib.nullcontext()
+
+
+def _one_level(folder: str, below: Entries) -> Entries:
+    """The entries right under a folder, from all that lie below it."""
+    found: dict[str, Entry] = {}
+    for entry in below:
+        first, deeper, _ = entry.key.removeprefix(folder + "/").partition("/")
+        key = join(folder, first)
+        found[key] = Entry(key=key, kind="folder") if deeper else entry
+    return [*found.values()]
 
 
 def _part(name: str) -> str:

@@ -21,7 +21,7 @@ from ckptguard.storage.failures import storage_error, translated
 from ckptguard.storage.keys import is_plain, join, parts_of
 from ckptguard.storage.parts import Parts, parts_for, protocols
 from ckptguard.storage.protocol import Capabilities, Entry
-from ckptguard.storage.remote_entries import entry_of
+from ckptguard.storage.remote_entries import entry_of, one_level
 from ckptguard.storage.remote_reader import RemoteReader
 from ckptguard.storage.remote_upload import RemoteUpload
 from ckptguard.storage.retries import Retries
@@ -136,7 +136,11 @@ class RemoteStorage:
 
     def stat(self, key: str) -> Entry:
         with translated(key, self._url):
-            return entry_of(key, self._fs.info(self._path(key)))
+            if self._cut_above(self._path(key)) is None:
+                return entry_of(key, self._fs.info(self._path(key)))
+            if not self._present(key):
+                raise FileNotFoundError(key)
+            return Entry(key=key, kind="folder")
 
     def open(self, key: str) -> RemoteReader:
         entry = self.stat(key)
@@ -148,7 +152,7 @@ class RemoteStorage:
         """See `Storage.create`. An answer can get lost between a store and us, so where the store reports a conflict
         the object is read back, and the same bytes count as ours: what must have one winner needs a nonce in it."""
         with translated(key, self._url), self._exclusive():
-            path = self._path(key)
+            path = self._object_path(key)
             if not self._store_is_conditional() and self._fs.exists(path):
                 raise FileExistsError(key)
             try:
@@ -163,7 +167,7 @@ class RemoteStorage:
                     raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key) from error
 
     def upload(self, key: str, *, replace: bool = False) -> RemoteUpload:
-        path = self._path(key)
+        path = self._object_path(key)
 
         def refuse_taken() -> None:
             try:
@@ -248,6 +252,12 @@ class RemoteStorage:
             raise DeniedError(f"{escape(self._url)} cannot hold the name {escape(key)}", key=key)
         return "/".join([self._base, *parts]) if parts else self._base
 
+    def _object_path(self, key: str) -> str:
+        path = self._path(key)
+        if self._cut_above(path) is not None:
+            raise DeniedError(f"{escape(self._url)} cannot hold an object named {escape(key)}", key=key)
+        return path
+
     def _refuse_root(self, key: str) -> None:
         if not key:
             raise DeniedError(f"{escape(self._url)}: the root itself cannot be used so", key=key)
@@ -260,7 +270,7 @@ class RemoteStorage:
         """One level, or None where there is nothing (a store cannot tell an empty folder from an absent one)."""
         path = self._path(folder)
         if self._cut_above(path) is not None:
-            return _one_level(folder, self._everything(folder, None)) or None
+            return one_level(folder, self._everything(folder, None)) or None
         try:
             listed = self._fs.ls(path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
@@ -281,8 +291,8 @@ class RemoteStorage:
         return found or (None if not self._fs.isdir(path) else [])
 
     def _cut_above(self, path: str) -> str | None:
-        """The folder around what is left of a path that the file system's own functions cut short (adlfs does at a
-        "#", except for single objects): only from there it can be listed. None if they do not."""
+        """The folder around what is left of a path that the file system's own functions cut short (adlfs drops a "#"
+        at the end of a folder's): only from there it can be listed. None if they do not."""
         left = self._fs._strip_protocol(path).rstrip("/")
         return left.rpartition("/")[0] if left != path and path.startswith(left) else None
 
@@ -292,15 +302,19 @@ class RemoteStorage:
 
     def _below(self, key: str) -> Entries:
         """Every object at or below a key."""
+        if self._cut_above(self._path(key)) is not None:
+            return self._everything(key, None)
         try:
             entry = entry_of(key, self._fs.info(self._path(key)))
         except FileNotFoundError:
-            return self._everything(key, None) if self._cut_above(self._path(key)) is not None else []
+            return []
         if entry.kind != "folder":
             return [entry]
         return self._everything(key, None) if self._flat else self._by_levels(key, True, None)
 
     def _present(self, key: str) -> bool:
+        if self._cut_above(self._path(key)) is not None:
+            return bool(self._everything(key, None))
         try:
             self._fs.info(self._path(key))
         except FileNotFoundError:
@@ -327,7 +341,7 @@ class RemoteStorage:
         self._retries.run(target, attempt)
 
     def _copy_object(self, entry: Entry, target: str) -> None:
-        path = self._path(target)
+        path = self._object_path(target)
         if self._present(target):
             raise ObjectExistsError(f"{escape(self._url)}/{escape(target)}: exists already", key=target)
         try:
@@ -380,16 +394,6 @@ class RemoteStorage:
 
     def _exclusive(self) -> contextlib.AbstractContextManager[object]:
         return _MEMORY_LOCK if self._in_memory else contextlib.nullcontext()
-
-
-def _one_level(folder: str, below: Entries) -> Entries:
-    """The entries right under a folder, from all that lie below it."""
-    found: dict[str, Entry] = {}
-    for entry in below:
-        first, deeper, _ = entry.key.removeprefix(folder + "/").partition("/")
-        key = join(folder, first)
-        found[key] = Entry(key=key, kind="folder") if deeper else entry
-    return [*found.values()]
 
 
 def _part(name: str) -> str:

@@ -25,6 +25,16 @@ def entry_of(key: str, info: dict[str, Any]) -> Entry:
     return Entry(key=key, kind=kind, size=int(info.get("size") or 0), mtime_ns=time, etag=etag)
 
 
+def one_level(folder: str, below: list[Entry]) -> list[Entry]:
+    """The entries right under a folder, from all files that lie below it."""
+    found: dict[str, Entry] = {}
+    for entry in below:
+        first, deeper, _ = entry.key.removeprefix(folder + "/").partition("/")
+        key = f"{folder}/{first}"
+        found[key] = Entry(key=key, kind="folder") if deeper else entry
+    return [*found.values()]
+
+
 def _nanoseconds(time: object) -> int | None:
     if isinstance(time, datetime.datetime):
         time = time.timestamp()

@@ -19,7 +19,21 @@ from ckptguard.storage.options import options_for
 from ckptguard.storage.redaction import secrets_in
 
 ODD = (
-    *("a b", " ", "a ", "[x]*?", "{a,b}", "new\nline", "tab\t", "größe-重み-🙂", "-rf", "#%41", "%2F", "a+b", "a&b=c"),
+    *(
+        "a b",
+        " ",
+        "a ",
+        "[x]*?",
+        "{a,b}",
+        "new\nline",
+        "tab\t",
+        "größe-重み-🙂",
+        "-rf",
+        "#%41",
+        "%2F",
+        "a+b",
+        "a&b=c",
+    ),
     *(".hidden", "...", "a::b", "q?x=1", "~", "semi;colon", "'\"", "back\\slash", "$HOME", "é", "\x7f"),
 )
 
@@ -118,6 +132,19 @@ class NameLaws:
         storage.remove("d0")
         self.put_raw(storage, "x", b"1")
         assert [e.key for e in storage.list()] == ["x"]
+
+    def test_a_folder_named_like_a_series(self, storage: Storage) -> None:
+        """The records of a series lie in a folder whose name may end in a number sign."""
+        for key in ("m/step-#/1", "m/step-#/a/2", "m/step-/3"):
+            storage.create(key, b"1")
+        assert [(e.key, e.kind) for e in storage.list("m")] == [("m/step-", "folder"), ("m/step-#", "folder")]
+        assert [e.key for e in storage.list("m/step-#")] == ["m/step-#/1", "m/step-#/a"]
+        assert [e.key for e in storage.list("m/step-#", recursive=True)] == ["m/step-#/1", "m/step-#/a/2"]
+        assert storage.stat("m/step-#").kind == "folder"
+        storage.move("m/step-#", "moved-#")
+        assert [e.key for e in storage.list(recursive=True)] == ["m/step-/3", "moved-#/1", "moved-#/a/2"]
+        storage.remove("moved-#")
+        assert [e.key for e in storage.list(recursive=True)] == ["m/step-/3"]
 
     def test_odd_names(self, storage: Storage) -> None:
         """Every character of Unicode but NUL and the slash is only a part of a name, of a file or of a folder."""

@@ -291,8 +291,7 @@ class RemoteStorage:
         return found or (None if not self._fs.isdir(path) else [])
 
     def _cut_above(self, path: str) -> str | None:
-        """The folder around what is left of a path that the file system's own functions cut short (adlfs drops a "#"
-        at the end of a folder's): only from there it can be listed. None if they do not."""
+        """The folder around a path that adlfs would cut short (it drops a "#" at the end); None for all others."""
         left = self._fs._strip_protocol(path).rstrip("/")
         return left.rpartition("/")[0] if left != path and path.startswith(left) else None
 

@@ -45,6 +45,8 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+# A thread that ends as in a killed process says so by SystemExit, which a late look of pytest's takes for a failure.
+@pytest.mark.filterwarnings("ignore:Exception in thread ckptguard-save:pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
     """One fault and its circumstances, all drawn from the seed."""

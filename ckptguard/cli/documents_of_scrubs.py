@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING
 
 from ckptguard.cli.documents import Document, checked_fields, document, finding_fields
+from ckptguard.records.clock import utc_text
 
 if TYPE_CHECKING:
     from ckptguard.operations.repair import Repaired
@@ -34,7 +34,7 @@ def scrub_document(target: str, done: Scrubbed) -> Document:
             "path": done.next.path,
             "id": done.next.id,
             "place": done.next.place,
-            "last_read_at": moment_text(done.next.last),
+            "last_read_at": None if done.next.last is None else utc_text(done.next.last),
         }
     return document(
         "scrub",
@@ -57,10 +57,3 @@ def repair_document(target: str, done: Repaired) -> Document:
         checkpoints=[checked_fields(c) for c in done.checked],
         could_not_tell=done.could_not_tell,
     )
-
-
-def moment_text(seconds: float | None) -> str | None:
-    """Seconds since 1970 as records state a time."""
-    if seconds is None:
-        return None
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

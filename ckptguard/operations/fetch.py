@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -10,10 +9,10 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from ckptguard.errors import DeniedError, StorageFullError
 from ckptguard.scan import Progress
 from ckptguard.storage import Reader, Storage
+from ckptguard.storage.failures import FULL
 from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
 
 _BLOCK = 4 << 20  # from a local disk, where one reader is enough
-_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def fetch_file(storage: Storage, key: str, target: str, progress: Progress | None = None) -> None:
@@ -28,7 +27,7 @@ def fetch_file(storage: Storage, key: str, target: str, progress: Progress | Non
             _copy(reader, out.fileno(), progress, at_once=1 if storage.root is not None else IN_FLIGHT)
             os.fsync(out.fileno())
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise StorageFullError(f"no space left for {target}", key=target) from error
         raise DeniedError(f"{target} cannot be written: {error.strerror}", key=target) from error
 

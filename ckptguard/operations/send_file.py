@@ -3,11 +3,11 @@ read back from there."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from ckptguard.errors import StoppedError
 from ckptguard.manifest import File
@@ -15,6 +15,7 @@ from ckptguard.scan import Progress
 from ckptguard.scan.rate import Rate
 from ckptguard.storage import Reader, Storage
 from ckptguard.storage.etags import ExpectedTag
+from ckptguard.storage.read_ahead import ReadAhead
 
 BLOCK = 4 << 20
 _AHEAD = 4  # blocks of a remote object that are asked for at once
@@ -94,23 +95,13 @@ def read_back(storage: Storage, key: str, file: File, pace: Pace) -> str | None:
 def _blocks(reader: Reader, remote: bool, pace: Pace) -> Iterator[bytes]:
     """All blocks of a file in order; of a remote one, some are asked for ahead of their turn."""
     size, key = reader.entry.size, reader.entry.key
-    places = ((at, min(BLOCK, size - at)) for at in range(0, size, BLOCK))
-    if not remote or size <= BLOCK:
-        for at, length in places:
-            yield reader.read(at, length)
+    with contextlib.ExitStack() as held:
+        source = reader
+        if remote and size > BLOCK:
+            threads = held.enter_context(ThreadPoolExecutor(_AHEAD, thread_name_prefix="ckptguard-read"))
+            source = held.enter_context(ReadAhead(reader, threads, chunk=BLOCK, in_flight=lambda: _AHEAD))
+        for at in range(0, size, BLOCK):
+            length = min(BLOCK, size - at)
+            yield source.read(at, length)
             pace.passed(length, key)
             reader.done_with(at, length)
-        return
-    with ThreadPoolExecutor(_AHEAD, thread_name_prefix="ckptguard-read") as threads:
-        asked: deque[tuple[int, Future[bytes]]] = deque()
-        try:
-            for at, length in places:
-                asked.append((length, threads.submit(reader.read, at, length)))
-                if len(asked) == _AHEAD:
-                    yield asked[0][1].result()
-                    pace.passed(asked.popleft()[0], key)
-            while asked:
-                yield asked[0][1].result()
-                pace.passed(asked.popleft()[0], key)
-        finally:
-            threads.shutdown(wait=True, cancel_futures=True)

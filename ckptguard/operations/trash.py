@@ -8,13 +8,13 @@ under the run's lock before anything else is removed.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import uuid
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
 from ckptguard.operations.history import Key
+from ckptguard.records.clock import utc_text
 from ckptguard.records.moments import Moment, seconds_of, surely_passed, this_moment
 from ckptguard.records.run import Run
 from ckptguard.records.trash import (
@@ -43,7 +43,7 @@ def throw_away(run: Run, checkpoint: Checkpoint, key: Key) -> bool:
         files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),
         signature=tuple((e.key, *e.signature) for e in checkpoint.entries),
         bytes=checkpoint.bytes,
-        removed_at=datetime.datetime.fromtimestamp(now.wall, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        removed_at=utc_text(now.wall),
         host=now.host,
         boot_id=now.boot_id,
         uptime=now.uptime,

@@ -13,7 +13,7 @@ import msgspec
 from ckptguard.errors import CkptguardError, CouldNotTellError
 from ckptguard.names import is_temporary, parse_id, record_name, series_folder, series_from_folder
 from ckptguard.record_text import decode_record
-from ckptguard.records.clock import utc_now
+from ckptguard.records.clock import utc_now, utc_text
 from ckptguard.records.moments import Moment, seconds_of, surely_passed, this_moment
 from ckptguard.records.owners import Owner, has_ended, is_here, this_process
 from ckptguard.records.run import Run, create_record, list_records, read_record
@@ -54,7 +54,7 @@ def pin_checkpoint(
     """Pin a generation, whether or not it is there, until the pin is released or has lasted. StorageError."""
     until = None
     if lasts is not None:
-        until = (datetime.datetime.now(datetime.UTC) + lasts).strftime("%Y-%m-%dT%H:%M:%SZ")
+        until = utc_text((datetime.datetime.now(datetime.UTC) + lasts).timestamp())
     pin = Pin(
         series=series,
         step=key[0],

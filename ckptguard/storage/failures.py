@@ -22,7 +22,7 @@ from ckptguard.storage.redaction import redacted
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PASSING = {
     *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.ESTALE, errno.EPIPE),
     *(errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ENOTCONN),
@@ -65,7 +65,7 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
         return ObjectExistsError(f"{place}: exists already", key=key)
     if isinstance(error, PermissionError) or code in _DENIED or status in _HTTP_DENIED or names & _DENIED_NAMES:
         return _denied(error, code if code in _DENIED else None, key, place)
-    if code in _FULL or status in _HTTP_FULL:
+    if code in FULL or status in _HTTP_FULL:
         full = code in (errno.ENOSPC, None)
         why = "no space left on device" if full else f"no space left ({os.strerror(code or 0).lower()})"
         return StorageFullError(f"{place}: {why}", key=key, hint="free some space and try again")

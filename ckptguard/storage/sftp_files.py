@@ -7,74 +7,41 @@ import errno
 import os
 import secrets
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, ObjectMissingError, TransientError
+from ckptguard.errors import ObjectExistsError
 from ckptguard.names import escape
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry
+from ckptguard.storage.ranged_reader import RangedReader
 from ckptguard.storage.sftp_session import SftpSession
 
 _UNSUPPORTED = errno.EOPNOTSUPP
 
 
-class SftpReader:
+class SftpReader(RangedReader):
     """A `Reader` over one handle, opened again after a lost connection or a fork (if the file is still the same)."""
 
     def __init__(
         self, session: SftpSession, path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
     ) -> None:
-        self._session, self._path, self._entry, self._where, self._stat_now = session, path, entry, where, stat_now
+        super().__init__(entry, where, stat_now)
+        self._session, self._path = session, path
         self._generation = -1
         self._handle: Any = None
         with translated(entry.key, where):
             self._opened()
         self.check_unchanged()
 
-    @property
-    def entry(self) -> Entry:
-        return self._entry
-
-    def read(self, offset: int, length: int) -> bytes:
-        key = self._entry.key
-        if offset + length > self._entry.size:
-            raise ChangedWhileReadError(f"{escape(key)} ends earlier than expected", key=key)
-        if length == 0:
-            return b""
-        with translated(key, self._where):
-            handle = self._opened()
-            data = self._session.run(lambda _: handle.read(length, offset))
-        if len(data) != length:
-            self.check_unchanged()
-            raise TransientError(f"{escape(key)}: asked for {length} bytes, got {len(data)}", key=key)
-        return bytes(data)
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self.read(offset, len(buffer))
-
-    def check_unchanged(self) -> None:
-        key = self._entry.key
-        try:
-            present = self._stat_now(key)
-        except ObjectMissingError as error:
-            raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
-        if present.kind != "file" or present.signature != self._entry.signature:
-            raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key)
-
-    def done_with(self, offset: int, length: int) -> None:
-        """Nothing is cached here."""
+    def _answer(self, offset: int, length: int) -> bytes:
+        handle = self._opened()
+        return cast("bytes", self._session.run(lambda _: handle.read(length, offset)))
 
     def close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None and self._generation == self._session.generation:
             with contextlib.suppress(OSError):
                 self._session.run(lambda _: handle.close())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _opened(self) -> Any:
         if self._handle is None or self._generation != self._session.generation:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from ckptguard.errors import (
 )
 from ckptguard.operations.find_known_good import KnownGood
 from ckptguard.operations.survey import CheckpointState
+from ckptguard.records.clock import utc_text
 from ckptguard.records.incidents import Incident
 from ckptguard.records.presence import DaemonRecord
 from ckptguard.version import __version__
@@ -109,8 +109,7 @@ def _scrub_fields(scrub: ScrubState) -> Document:
 def _place_fields(place: PlaceAt | None) -> Document | None:
     if place is None:
         return None
-    at = None if place.at is None else datetime.datetime.fromtimestamp(place.at, datetime.UTC)
-    text = None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    text = None if place.at is None else utc_text(place.at)
     return {"path": place.path, "id": place.id, "place": place.place, "at": text}
 
 

@@ -10,7 +10,7 @@ import torch
 from test_saving import guard_of
 
 SCRIPT = """
-import sys, threading
+import os, sys, threading
 sys.path[:0] = {paths!r}
 import torch
 from test_saving import guard_of
@@ -26,13 +26,13 @@ with torch.no_grad():
 guard.save(step=2, blocking=False)
 with torch.no_grad():
     model.weight.fill_(3)
-print("called", flush=True)
+os.write(1, b"called\\n")  # print would mix the lines of two threads
 {after}
 """
 STUCK = """
 real, stuck = own_layout.{name}, threading.Event()
 def never(*args, **options):
-    print("stuck", flush=True)
+    os.write(1, b"stuck\\n")
     stuck.wait()
 own_layout.{name} = never
 """

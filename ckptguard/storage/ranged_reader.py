@@ -1,0 +1,67 @@
+"""What the readers of remote storages have in common: nothing is cached, and a short answer is never data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, TransientError
+from ckptguard.names import escape
+from ckptguard.storage.failures import translated
+from ckptguard.storage.protocol import Entry
+
+
+class RangedReader(ABC):
+    """A `Reader` by requests for ranges of one object; `stat_now` tells whether it still is the one that was opened."""
+
+    def __init__(self, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
+        self._entry, self._where, self._stat_now = entry, where, stat_now
+
+    @abstractmethod
+    def _answer(self, offset: int, length: int) -> bytes:
+        """What the storage answers, which may be too short. FileNotFoundError if the object is gone."""
+
+    @property
+    def entry(self) -> Entry:
+        return self._entry
+
+    def read(self, offset: int, length: int) -> bytes:
+        key = self._entry.key
+        if offset + length > self._entry.size:
+            raise ChangedWhileReadError(f"{escape(key)} ends earlier than expected", key=key)
+        if length == 0:
+            return b""
+        with translated(key, self._where):
+            try:
+                data = self._answer(offset, length)
+            except FileNotFoundError as error:
+                raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
+        if len(data) != length:
+            self.check_unchanged()  # else it is the answer that was cut, and not the object
+            raise TransientError(f"{escape(key)}: asked for {length} bytes, got {len(data)}", key=key)
+        return bytes(data)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        buffer[:] = self.read(offset, len(buffer))
+
+    def check_unchanged(self) -> None:
+        key = self._entry.key
+        try:
+            present = self._stat_now(key)
+        except ObjectMissingError as error:
+            raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
+        if present.kind != "file" or present.signature != self._entry.signature:
+            raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key)
+
+    def done_with(self, offset: int, length: int) -> None:  # noqa: B027
+        """Nothing is cached here."""
+
+    def close(self) -> None:  # noqa: B027
+        """There is no handle."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -10,6 +10,7 @@ import msgspec
 
 from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError
+from ckptguard.known_good import choose_known_good
 from ckptguard.layouts import LAYOUTS, Checkpoint, tops
 from ckptguard.manifest import File, Manifest
 from ckptguard.names import parse_id
@@ -17,7 +18,7 @@ from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates
 from ckptguard.operations.history import History, load_history
-from ckptguard.operations.keep import put_aside
+from ckptguard.operations.keep import is_good, put_aside
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.point_back import point_back
@@ -98,7 +99,7 @@ def roll_back(
                         move_aside(run, checkpoint, chosen.key)
                     else:
                         quarantine_checkpoint(run, history, checkpoint, reason=reason)
-                _suspect_copies(run, history, chosen, reason)
+                _suspect_copies(run, history, chosen, before_step, reason)
                 publish()
             point_back(run, chosen.manifest.path, {c.path for c in list_checkpoints(run)})
         answer = chosen.answer
@@ -222,12 +223,17 @@ def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
     return sorted(newer, key=lambda c: -(c.step or 0))
 
 
-def _suspect_copies(run: Run, history: History, chosen: Candidate, reason: str) -> None:
-    """What is newer and was rotated away has no place to be moved from; its kept copy is as suspect."""
+def _suspect_copies(run: Run, history: History, chosen: Candidate, before_step: int | None, reason: str) -> None:
+    """What is newer and was rotated away has no place to be moved from; its kept copy is as suspect. So is what a
+    replica may hold of what was saved from `before_step` on."""
     series, step = chosen.answer.series, chosen.key[0] or 0
-    for candidate in known_good_candidates(run, history, series=series):
-        if (candidate.key[0] or 0) > step:
-            mark_suspect(run, history, series, candidate.key, reason)
+    suspects = {c.key for c in known_good_candidates(run, history, series=series) if (c.key[0] or 0) > step}
+    if before_step is not None:
+        on_record = choose_known_good({series: history.names.get(series, ())})
+        suspects |= {(s.step, s.generation) for _, s in on_record if (s.step or 0) >= before_step}
+    for key in sorted(suspects, key=lambda k: (k[0] or 0, k[1])):
+        if is_good(history, series, key):
+            mark_suspect(run, history, series, key, reason)
 
 
 def _arrived(run: Run, settings: Settings, chosen: Candidate, scanner: Scanner) -> KnownGood:

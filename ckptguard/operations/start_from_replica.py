@@ -79,6 +79,7 @@ def bring_back(
     *,
     series: str | None = None,
     step: int | None = None,
+    before_step: int | None = None,
     scanner: Scanner = scan_files,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
@@ -86,7 +87,7 @@ def bring_back(
     """The same for a run of the replica's lineage, or one without records. Older good ones stand in for one that is
     found damaged."""
     history = load_history(target)
-    candidates = replica_candidates(replica, history, series=series)
+    candidates = replica_candidates(replica, history, before_step=before_step, series=series)
     candidates = [c for c in candidates if step is None or c.key[0] == step]
     if not candidates:
         raise NoKnownGoodError(f"{replica.url} has no known-good checkpoint" + ("" if step is None else f" {step}"))
@@ -128,6 +129,21 @@ def regain(run: Run, settings: Settings, *, series: str | None = None) -> Starte
             there = replica_candidates(replica, history, series=series)
             if there and (not own or order_of(there[0]) > order_of(own[0])):
                 return bring_back(replica, run, settings, series=series)
+        except CkptguardError as error:
+            _log.warning("nothing could be brought back from %s: %s", replica.url, error.message)
+    return None
+
+
+def regain_before(
+    run: Run, settings: Settings, *, before_step: int, series: str, stop: threading.Event | None = None
+) -> Started | None:
+    """Bring back a known-good checkpoint from before a step, for a run that has none left: the newest of the nearest
+    replica that has one whole. None if none has. StoppedError if `stop` was set before it was there."""
+    for replica in open_replicas(run, settings):
+        try:
+            return bring_back(replica, run, settings, series=series, before_step=before_step, stop=stop)
+        except StoppedError:
+            raise
         except CkptguardError as error:
             _log.warning("nothing could be brought back from %s: %s", replica.url, error.message)
     return None

@@ -60,7 +60,7 @@ class TrainingGuard:
     left out (never the last one). One that fails is logged and recorded as an incident when it happens. Of several
     ranks each copies what it writes; `steps` waits for its last save, because a process group may end after it.
     A checkpoint whose names do not all fit is refused, unless `strict` is off. `deadline`: seconds that the daemon may
-    take to verify what is pending before this process does. `replicas`: where copies lie too, also to resume from.
+    take to verify what is pending before this process does. `replicas`: where copies lie too.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class TrainingGuard:
             self._store,
             policy,
             ask_seconds=ask_seconds,
+            fetch_seconds=rank_timeout / 2 if self._ranks.size > 1 else None,
             evidence=self._evidence.gather,
         )
-        self._looping, self._loops = False, 0
-        self._resumed = False
+        self._looping, self._loops, self._resumed = False, 0, False
         self._save_every = 1
         starts = daemon == "auto" and self._ranks.rank == 0
         self._child: ChildDaemon | None = ensure_daemon(self._run, self._settings) if starts else None

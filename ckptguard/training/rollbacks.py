@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,8 @@ class WentBack:
 
 class Rollbacks:
     """Goes back and remembers it. `ask_seconds`: how long the daemon may take to verify what is pending; None: it is
-    not asked. `evidence(onset, cause)` is what can be said for the incident's report; it must not raise."""
+    not asked. `fetch_seconds`: how long a checkpoint may take to come from a replica; None: as long as it takes.
+    `evidence(onset, cause)` is what can be said for the incident's report; it must not raise."""
 
     def __init__(
         self,
@@ -48,10 +50,11 @@ class Rollbacks:
         policy: RollbackPolicy,
         *,
         ask_seconds: float | None,
+        fetch_seconds: float | None = None,
         evidence: Callable[[int | None, str], Details] | None = None,
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
-        self._ask_seconds = ask_seconds
+        self._ask_seconds, self._fetch_seconds = ask_seconds, fetch_seconds
         self.evidence = evidence
         self._past: list[PastRollback] = []
         self._owed = Owed(run, store.series)
@@ -125,6 +128,8 @@ class Rollbacks:
         try:
             return self._find_and_load(decision, onset, reason)
         except (NoKnownGoodError, CouldNotTellError) as error:
+            if self._settings.replicas and self._fetch(onset):
+                return go_back(self._run, self._settings, self._store, before_step=onset, reason=reason)
             # Where nothing can be written no verdict can be on record; what is on storage may be good all the same.
             loaded = load_unrecorded(self._run, self._settings, self._store, before_step=onset)
             if loaded is None:
@@ -135,6 +140,26 @@ class Rollbacks:
                 error.message,
             )
             return loaded
+
+    def _fetch(self, onset: int) -> bool:
+        """Whether a good checkpoint from before the onset came from a replica, in time: other ranks wait for it."""
+        from ckptguard.operations.start_from_replica import regain_before  # only those with replicas pay for it
+
+        stop = threading.Event()
+        timer = threading.Timer(self._fetch_seconds or 0.0, stop.set)
+        timer.daemon = True
+        if self._fetch_seconds is not None:
+            timer.start()
+        try:
+            back = regain_before(self._run, self._settings, before_step=onset, series=self._store.series, stop=stop)
+        except CkptguardError as error:
+            _log.error("no checkpoint came from a replica: %s", error.message)
+            return False
+        finally:
+            timer.cancel()
+        if back is not None:
+            _log.warning("%s has no good checkpoint left; %s came from %s", self._run.url, back.id, back.source)
+        return back is not None
 
     def _find_and_load(self, decision: Decision, onset: int, reason: str) -> Loaded:
         before = decision.before_step

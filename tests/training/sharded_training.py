@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,8 @@ from torch import nn
 import ckptguard
 from ckptguard.config import Settings
 from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.replicate import replicate
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
@@ -125,7 +129,8 @@ def load_into_another(folder: str, step: int, strict: bool) -> object:
 
 
 def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, object]:
-    """A guarded training; at step 6 something happens, on rank 1 only."""
+    """A guarded training; at step 6 something happens, on rank 1 only. "lost": before that, what was saved is lost, and
+    lies in a replica alone."""
     model, optimizer, scheduler = make(kind)
     happened, steps = dist.get_rank() != 1, []
     data = [torch.full((8, 6), float(i)).sin() + torch.arange(8.0)[:, None] for i in range(16)]
@@ -139,6 +144,7 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
         check_every=1,
         rank_timeout=20,
         policy=ckptguard.RollbackPolicy(skip=False),
+        replicas=f"{folder}-replica" if trouble == "lost" else (),
     )
     try:
         for step, batch in guard.steps(data, total=total, save_every=2):
@@ -148,6 +154,8 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
             optimizer.step()
             optimizer.zero_grad()
             scheduler.step()
+            if step == 5 and trouble == "lost" and dist.get_rank() == 0:
+                lose(folder)
             if step == 6 and not happened:
                 happened = True
                 harm(model, trouble)
@@ -155,6 +163,16 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
         return {"steps": steps, "digest": digest(model, optimizer)}
     except ckptguard.CkptguardError as error:
         return {"steps": steps, "error": error.kind, "message": error.message}
+
+
+def lose(folder: str) -> None:
+    """Have the good checkpoints of a run in a replica, and nowhere else."""
+    run, settings = open_run(folder), Settings(settle=0)
+    reconcile(run, settings, Watch())
+    if os.path.isdir(f"{folder}/step-000000004"):
+        replicate(run, settings, f"{folder}-replica")
+    for path in (*Path(folder).glob("step-*"), Path(folder, "_ckptguard", "kept")):
+        shutil.rmtree(path)
 
 
 def harm(model: nn.Module, trouble: str) -> None:
@@ -169,7 +187,7 @@ def harm(model: nn.Module, trouble: str) -> None:
     with torch.no_grad():
         if trouble == "nan buffer":
             next(b for name, b in model.named_buffers() if name.endswith("running_mean"))[0] = torch.nan
-        if trouble == "nan weight":
+        if trouble in ("nan weight", "lost"):
             weight = next(model.parameters())
             (weight.to_local() if hasattr(weight, "to_local") else weight).view(-1)[0] = torch.nan
 

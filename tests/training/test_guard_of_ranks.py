@@ -20,9 +20,10 @@ def undisturbed(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize(("kind", "trouble"), [("ddp", "nan buffer"), ("ddp", "nan weight"), ("fsdp2", "nan weight")])
+@pytest.mark.parametrize(("kind", "trouble"), [("ddp", "nan buffer"), ("ddp", "lost"), ("fsdp2", "nan weight")])
 def test_sickness_of_one_rank_takes_all_back(kind, trouble, undisturbed, tmp_path):
-    """NaN on rank 1 alone: both go back to step 4 and end bit for bit where an undisturbed training ends."""
+    """NaN on rank 1 alone: both go back to step 4 and end bit for bit where an undisturbed training ends; also when
+    rank 0 has to fetch it from a replica."""
     ended = run_ranks(guarded, kind, str(tmp_path / "run"), 9, trouble)
     for code, answer, err in ended:
         assert code == 0, err

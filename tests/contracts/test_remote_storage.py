@@ -56,7 +56,7 @@ class TestMemoryStorage(StorageContract):
     def test_a_lost_answer_is_read_back(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         """A put that was stored and then reported as a conflict counts as ours: its bytes are ours."""
         remote = below(storage)
-        monkeypatch.setattr(remote, "_in_memory", False)
+        monkeypatch.setattr(remote._root, "in_memory", False)
         real = remote._fs.pipe_file
 
         def lost(path: str, data: bytes, mode: str = "overwrite") -> None:
@@ -87,8 +87,8 @@ def forgetful(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> RemoteStorag
     """The same store, but one that ignores `mode="create"`."""
     remote = below(storage)
     real = remote._fs.pipe_file
-    monkeypatch.setattr(remote, "_in_memory", False)
-    monkeypatch.setattr(remote, "_conditional", None)
+    monkeypatch.setattr(remote._root, "in_memory", False)
+    monkeypatch.setattr(remote._conditional, "_of_objects", None)
     monkeypatch.setattr(remote._fs, "pipe_file", lambda path, data, mode="overwrite": real(path, data))
     return remote
 

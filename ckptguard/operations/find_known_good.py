@@ -14,6 +14,7 @@ from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key, histories_by_step
 from ckptguard.operations.keep import is_good, kept_matches
 from ckptguard.records.kept import KeptCopy, read_kept
+from ckptguard.records.listed import ListedSteps
 from ckptguard.records.run import Run
 from ckptguard.verdict import Outcome
 
@@ -51,12 +52,15 @@ class Copies(enum.Enum):
     IF_NEEDED = "if needed"  # only of what is not in place
 
 
-def find_known_good(run: Run, *, before_step: int | None = None, series: str | None = None) -> KnownGood:
+def find_known_good(
+    run: Run, *, before_step: int | None = None, series: str | None = None, listed: ListedSteps | None = None
+) -> KnownGood:
     """The newest GOOD checkpoint, not SUSPECT, that is present. `before_step` is exclusive.
 
-    Without `series` the highest step of all series wins. NoKnownGoodError if there is none.
+    Without `series` the highest step of all series wins. NoKnownGoodError if there is none. `listed`: the names in the
+    records, if they are known; all else is asked of storage.
     """
-    for history in histories_by_step(run, before_step=before_step):
+    for history in histories_by_step(run, before_step=before_step, listed=listed):
         found = known_good_candidates(
             run, history, before_step=before_step, series=series, most=1, copies=Copies.IF_NEEDED
         )

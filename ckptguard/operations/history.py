@@ -10,7 +10,7 @@ from ckptguard.known_good import Standing, ever_good, standings
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id
 from ckptguard.records.ledger import latest_verdict, ledger_names
-from ckptguard.records.listed import steps_on_record
+from ckptguard.records.listed import ListedSteps, list_steps
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.quarantine import quarantined_generations, read_quarantined
 from ckptguard.records.run import Run
@@ -173,10 +173,13 @@ class History:
         return None
 
 
-def histories_by_step(run: Run, *, before_step: int | None = None) -> Iterator[History]:
+def histories_by_step(
+    run: Run, *, before_step: int | None = None, listed: ListedSteps | None = None
+) -> Iterator[History]:
     """The history of each step that has verdicts by itself, highest first: for who wants the newest of very many. One
-    listing of names, and then what is asked for."""
-    for found in steps_on_record(run, before_step=before_step):
+    listing of names, if it is not there already, and then what is asked for."""
+    steps = list_steps(run) if listed is None else listed
+    for found in steps.below(before_step):
         series = {*found.names, *found.sealed, *found.quarantined}
         yield History(
             run=run,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from ckptguard.errors import ObjectMissingError
-from ckptguard.names import STEP_DIGITS, parse_id, series_from_folder
+from ckptguard.names import MAX_STEP, STEP_DIGITS, parse_id, series_from_folder
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 
+FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
+_COUNTED = tuple(f"{folder}/" for folder in FOLDERS)
 Key = tuple[int | None, int]
 
 
@@ -28,35 +31,62 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[str, set[Key]]
 
 
-def steps_on_record(run: Run, *, before_step: int | None = None) -> Iterator[StepRecords]:
-    """The steps that have verdicts, highest first; `before_step` is exclusive. Empty entries are not told from others:
-    whoever reads one finds that it does not exist."""
-    try:
-        listed = run.records.names()
-    except ObjectMissingError:
-        return
-    by_step: defaultdict[str, list[str]] = defaultdict(list)
-    for key in listed:
-        at = key.find("/", key.find("/") + 1) + 1  # behind the series
-        by_step[key[at : at + STEP_DIGITS]].append(key)
-    limit = None if before_step is None else f"{before_step:0{STEP_DIGITS}d}"
-    for step in sorted(by_step, reverse=True):
-        if len(step) == STEP_DIGITS and step.isdigit() and (limit is None or step < limit):
-            found = _of_one_step(by_step[step])
+class ListedSteps:
+    """One listing, put in order. It is never changed, and may be used by several threads."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        by_step: defaultdict[str, list[str]] = defaultdict(list)
+        for key in keys:
+            by_step[_step(key)].append(key)
+        steps = sorted(step for step in by_step if len(step) == STEP_DIGITS and step.isdigit())
+        self._keys = [
+            key for step in steps for key in by_step[step] if key.startswith(_COUNTED) and key.count("/") == 2
+        ]
+
+    def __len__(self) -> int:
+        """How many names there are."""
+        return len(self._keys)
+
+    def below(self, before_step: int | None = None) -> Iterator[StepRecords]:
+        """The steps that have verdicts, highest first; `before_step` is exclusive. Empty entries are not told from
+        others: whoever reads one finds that it does not exist."""
+        end = len(self._keys)
+        if before_step is not None and before_step <= MAX_STEP:
+            end = bisect_left(self._keys, f"{before_step:0{STEP_DIGITS}d}", key=_step)
+        while end:
+            begin = end - 1
+            step = _step(self._keys[begin])
+            while begin and _step(self._keys[begin - 1]) == step:
+                begin -= 1
+            found = _of_one_step(self._keys[begin:end])
             if found.names:
                 yield found
+            end = begin
 
 
-def _of_one_step(keys: list[str]) -> StepRecords:
+def list_steps(run: Run) -> ListedSteps:
+    """All names in the records as they are now, by one listing."""
+    try:
+        return ListedSteps(run.records.names())
+    except ObjectMissingError:
+        return ListedSteps(())
+
+
+def _step(key: str) -> str:
+    at = key.find("/", key.find("/") + 1) + 1  # behind the series
+    return key[at : at + STEP_DIGITS]
+
+
+def _of_one_step(keys: Iterable[str]) -> StepRecords:
     records = StepRecords(names={}, sealed={}, quarantined={}, kept={})
     marks = {MANIFESTS: records.sealed, QUARANTINE: records.quarantined, KEPT: records.kept}
     for key in keys:
-        top, folder, name = key.split("/", 2)
+        top, folder, name = key.split("/")
         series = series_from_folder(folder)
         if top == LEDGER:
             records.names.setdefault(series, []).append(name)
             continue
         parsed = parse_id(name.removesuffix(".json")) if name.endswith(".json") else None
-        if parsed is not None and top in marks:
+        if parsed is not None:
             marks[top].setdefault(series, set()).add(parsed)
     return records

@@ -11,6 +11,7 @@ from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsErr
 from ckptguard.names import escape
 from ckptguard.storage import local_folders as folders
 from ckptguard.storage.failures import translated
+from ckptguard.storage.folder_times import folder_times_tell
 from ckptguard.storage.keys import parts_of
 from ckptguard.storage.local_reader import LocalReader, entry_of
 from ckptguard.storage.local_syncs import sync
@@ -98,6 +99,7 @@ class LocalStorage:
             server_copy=False,
             etags=False,
             any_name=True,
+            folder_times=folder_times_tell(self._root),
         )
 
     def free_space(self) -> int | None:

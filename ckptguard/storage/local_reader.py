@@ -15,11 +15,18 @@ from ckptguard.storage.protocol import Entry
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
-def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry:
-    """The entry for what lstat or fstat said."""
+def entry_of(key: str, info: os.stat_result, target: str | None = None, *, device: int | None = None) -> Entry:
+    """The entry for what lstat or fstat said; `device`: of the folder that it is listed in."""
     kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
-    size = info.st_size if kind == "file" else 0
-    return Entry(key=key, kind=kind, size=size, mtime_ns=info.st_mtime_ns, inode=info.st_ino, target=target)
+    return Entry(
+        key=key,
+        kind=kind,
+        size=info.st_size if kind == "file" else 0,
+        mtime_ns=info.st_mtime_ns,
+        inode=info.st_ino,
+        target=target,
+        ctime_ns=info.st_ctime_ns if kind == "folder" and info.st_dev == device else None,
+    )
 
 
 class LocalReader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import uuid
@@ -21,6 +22,7 @@ from ckptguard.errors import (
     ObjectMissingError,
     RefusedError,
     SettingsError,
+    StorageFullError,
 )
 from ckptguard.layouts import tops
 from ckptguard.manifest import Manifest
@@ -41,6 +43,8 @@ from ckptguard.records.trash import list_trashed, trash_folder
 from ckptguard.scan import Progress, Scanner, scan_files
 from ckptguard.storage import Storage, open_storage
 from ckptguard.verdict import Outcome
+
+_log = logging.getLogger("ckptguard")
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +84,8 @@ def restore(
     DEST must be absent or empty (SettingsError). A checkpoint without a verdict is verified first. One that is not
     GOOD, or whose bytes are no longer those that were sealed, is RefusedError without `force`. Whatever fails, DEST
     is left as it was; where too little space is free (StorageFullError) nothing is written. The nearest whole copy is
-    taken: in place, kept, then in the settings' replicas.
+    taken: in place, kept, then in the settings' replicas. Without `step` an older good one stands in for what turns out
+    damaged or unreadable, and a warning says so. Damage in place is recorded.
     """
     if "://" in dest:
         raise SettingsError("DEST must be a local folder")
@@ -105,23 +110,49 @@ def _restore(
     progress: Progress | None,
 ) -> Restored:
     wrong = "no whole copy of it is there"
-    name = ""
+    name, unsure = "", None
     for choice in _choices_anywhere(run, settings, step, force=force, scanner=scanner):
-        name = f"{checkpoint_id(*choice.key)} of {choice.series}"
+        if name:
+            _log.warning("%s could not be restored: %s; trying %s", name, wrong, _name(choice))
+        name, tried = _name(choice), set[_Source]()
         with InUse(choice.run, "restore") as in_use:
             in_use.pin(choice.series, choice.key)
             room = open_storage(dest, must_exist=False)
             need_room(room, choice.manifest.bytes, f"step {choice.key[0]}", wait=settings.on_full == "wait")
-            for source in _sources(choice.run, choice, force=force):
-                restored, why = _restore_from(choice, source, dest, force=force, scanner=scanner, progress=progress)
+            # Where it lies is looked up after it was pinned, and again: what moved it meanwhile moves it no more.
+            while source := next((s for s in _sources(choice, force=force) if s not in tried), None):
+                tried.add(source)
+                try:
+                    restored, wrong = _restore_from(
+                        choice, source, dest, force=force, scanner=scanner, progress=progress
+                    )
+                except CouldNotTellError as error:
+                    if isinstance(error, StorageFullError) or getattr(error, "key", "").startswith(dest):
+                        raise
+                    restored, wrong, unsure = None, error.message, error
                 if restored is not None:
                     return restored
-                wrong = why
+                if source.storage_is_run:
+                    _record_damage(choice, settings, scanner)
+    if unsure is not None:
+        raise unsure
     raise RefusedError(
         f"{name} is damaged: {wrong}",
         outcome=Outcome.BAD.value,
         hint="restore another step, or use --force for the damaged bytes",
     )
+
+
+def _name(choice: _Choice) -> str:
+    return f"{checkpoint_id(*choice.key)} of {choice.series} in {choice.run.url}"
+
+
+def _record_damage(choice: _Choice, settings: Settings, scanner: Scanner) -> None:
+    """What lies in place was not what was sealed: it is read once more, and gets its verdict."""
+    with contextlib.suppress(CouldNotTellError):
+        checkpoint = find_checkpoint(choice.run, choice.manifest.path)
+        if checkpoint is not None:
+            verify_checkpoint(choice.run, checkpoint, settings, scanner=scanner, md5=False)
 
 
 def _restore_from(
@@ -157,9 +188,6 @@ class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     key: Key
     manifest: Manifest
     outcome: Outcome
-    in_place: bool
-    quarantined: bool
-    trashed: bool
 
 
 def _choices_anywhere(
@@ -229,31 +257,24 @@ def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, sca
 
 
 def _choice(history: History, series: str, key: Key, manifest: Manifest, outcome: Outcome) -> _Choice:
-    return _Choice(
-        run=history.run,
-        series=series,
-        key=key,
-        manifest=manifest,
-        outcome=outcome,
-        in_place=history.current_if_readable(series, key[0], manifest.path) == key,
-        quarantined=key in history.quarantined.get(series, ()),
-        trashed=(series, *key) in list_trashed(history.run),
-    )
+    return _Choice(run=history.run, series=series, key=key, manifest=manifest, outcome=outcome)
 
 
-def _sources(run: Run, choice: _Choice, *, force: bool) -> list[_Source]:
-    sources = []
-    if choice.in_place and find_checkpoint(run, choice.manifest.path) is not None:
+def _sources(choice: _Choice, *, force: bool) -> list[_Source]:
+    """Where it lies now."""
+    run, series, key = choice.run, choice.series, choice.key
+    history, sources = load_history(run), []
+    in_place = history.current_if_readable(series, key[0], choice.manifest.path) == key
+    if in_place and find_checkpoint(run, choice.manifest.path) is not None:
         sources.append(_Source(storage_is_run=True, prefix="", kept=False))
-    copy = read_kept(run, choice.series, *choice.key)
+    copy = read_kept(run, series, *key)
     if copy is not None:
         sources.append(_Source(storage_is_run=False, prefix=copy.folder + "/", kept=True))
-    if choice.quarantined:
-        folder = f"{QUARANTINE}/{series_folder(choice.series)}/{record_name(*choice.key)}/"
+    if key in history.quarantined.get(series, ()):
+        folder = f"{QUARANTINE}/{series_folder(series)}/{record_name(*key)}/"
         sources.append(_Source(storage_is_run=False, prefix=folder, kept=False))
-    if choice.trashed:
-        folder = trash_folder(choice.series, *choice.key) + "/"
-        sources.append(_Source(storage_is_run=False, prefix=folder, kept=False))
+    if (series, *key) in list_trashed(run):
+        sources.append(_Source(storage_is_run=False, prefix=trash_folder(series, *key) + "/", kept=False))
     # With force the damaged bytes themselves may be what is wanted, but a whole copy comes first.
     return sources if not force else sorted(sources, key=lambda s: not s.kept)
 

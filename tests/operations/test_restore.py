@@ -2,16 +2,22 @@
 
 import os
 import shutil
+import threading
 
 import pytest
 import torch
 from fixtures_runs import QUICK, state_dict, write_sharded, write_torch
 from test_roll_back import flip
 
-from ckptguard.errors import NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StorageFullError
+from ckptguard.errors import DeniedError, NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StorageFullError
+from ckptguard.operations import prune as prune_module
 from ckptguard.operations import restore as module
+from ckptguard.operations.history import load_history
+from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.restore import restore
+from ckptguard.retention_policy import Policy
+from ckptguard.verdict import Outcome
 
 
 def test_the_known_good_comes_out_byte_for_byte(root, three, tmp_path):
@@ -110,3 +116,73 @@ def test_a_kept_copy_that_rotted_is_not_handed_out(root, three, tmp_path):
     assert not (tmp_path / "out").exists()
     assert restore(three, QUICK, str(tmp_path / "out")).id == "200.1"
     assert (tmp_path / "out" / "net-200.pt").read_bytes() == before
+
+
+def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path, caplog):
+    """The newest rotted since its verdict, and its kept copy is a link to it: 200 comes out, a warning says why, and
+    the damage is on record."""
+    before = (root / "net-200.pt").read_bytes()
+    reconcile(three, QUICK, Watch())
+    flip(root / "net-300.pt")
+    done = restore(three, QUICK, str(tmp_path / "out"))
+    assert (done.id, (tmp_path / "out" / "net-200.pt").read_bytes()) == ("200.1", before)
+    assert "300.1" in caplog.text
+    assert "trying 200.1" in caplog.text
+    assert load_history(three).standings("net-#.pt")[300, 1].outcome is Outcome.BAD
+
+
+def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, monkeypatch):
+    """An I/O error says nothing about the bytes: nothing is recorded, and with the step named it is the error."""
+    reconcile(three, QUICK.changed(keep="none"), Watch())
+    real = module.fetch_file
+
+    def fetch(storage, key, target, progress=None):
+        if "300" in key:
+            raise DeniedError("the disk says no", key=key)
+        real(storage, key, target, progress)
+
+    monkeypatch.setattr(module, "fetch_file", fetch)
+    assert restore(three, QUICK, str(tmp_path / "out")).id == "200.1"
+    assert load_history(three).standings("net-#.pt")[300, 1].outcome is Outcome.GOOD
+    with pytest.raises(DeniedError):
+        restore(three, QUICK, str(tmp_path / "again"), step=300)
+
+
+def test_what_a_prune_takes_before_it_is_pinned_comes_from_the_trash(three, tmp_path, monkeypatch):
+    """It was chosen where it lay, and lies in the trash by the time it is pinned."""
+    reconcile(three, QUICK.changed(keep="none"), Watch())
+
+    class Late(module.InUse):
+        def pin(self, series, key):
+            prune(three, Policy(keep_last=1, keep_good=1), grace=3600.0)
+            super().pin(series, key)
+
+    monkeypatch.setattr(module, "InUse", Late)
+    assert restore(three, QUICK, str(tmp_path / "out"), step=100).id == "100.1"
+
+
+def test_what_a_prune_takes_after_it_was_found_comes_from_the_trash(root, three, tmp_path, monkeypatch):
+    """The prune had looked at the pins just before there was one, and moves it after the restore saw it in place."""
+    before = (root / "net-100.pt").read_bytes()
+    reconcile(three, QUICK.changed(keep="none"), Watch())
+    looked, seen = threading.Event(), threading.Event()
+    real_throw, real_sources = prune_module.throw_away, module._sources
+
+    def throw_away(*arguments):
+        looked.set()
+        assert seen.wait(60)
+        return real_throw(*arguments)
+
+    def sources(choice, *, force):
+        found = real_sources(choice, force=force)
+        seen.set()
+        pruning.join(60)
+        return found
+
+    monkeypatch.setattr(prune_module, "throw_away", throw_away)
+    monkeypatch.setattr(module, "_sources", sources)
+    pruning = threading.Thread(target=prune, args=(three, Policy(keep_last=2, keep_good=1)), kwargs={"grace": 3600.0})
+    pruning.start()
+    assert looked.wait(60)
+    restored = restore(three, QUICK, str(tmp_path / "out"), step=100)
+    assert (restored.id, (tmp_path / "out" / "net-100.pt").read_bytes()) == ("100.1", before)

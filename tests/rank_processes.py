@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from forked import Forked
 
 _CHILD = """
 import importlib, json, sys, datetime
@@ -28,27 +29,19 @@ __import__("os")._exit(0)  # a group whose peers were killed cannot be taken dow
 def run_ranks(function: Any, *arguments: Any, ranks: int = 2, timeout: float = 100) -> list[tuple[int, Any, str]]:
     """Call ``function(*arguments)`` in every rank: (exit code, what it returned, standard error) of each."""
     folder = str(Path(sys.modules[function.__module__].__file__ or "").parent)
-    path = os.pathsep.join([folder, str(Path(folder).parent), os.environ.get("PYTHONPATH", "")])
+    path = (folder, str(Path(folder).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
     meeting = os.path.join(tempfile.mkdtemp(), "meeting")
     told = [function.__module__, function.__name__, json.dumps(arguments), meeting]
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *told, str(rank), str(ranks)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
+    children: list[Forked] = []
     ended = []
     try:
+        children += [Forked(_CHILD, *told, rank, ranks, path=path) for rank in range(ranks)]
         for child in children:
-            out, err = child.communicate(timeout=timeout)
+            out, err = child.communicate(timeout)
             answers = [line for line in out.splitlines() if line.startswith("ANSWER")]
             ended.append((child.returncode, json.loads(answers[-1][6:]) if answers else None, err))
     finally:
         for child in children:
-            child.kill()
+            child.close()
         shutil.rmtree(os.path.dirname(meeting), ignore_errors=True)
     return ended

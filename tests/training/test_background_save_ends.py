@@ -2,20 +2,19 @@
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 from test_saving import guard_of
 
 SCRIPT = """
 import os, sys, threading
-sys.path[:0] = {paths!r}
 import torch
 from test_saving import guard_of
 from ckptguard.training import background_save, own_layout
-model = torch.nn.Linear(2000, 2000)
+model = torch.nn.Linear(1000, 1000)
 guard = guard_of({run!r}, model)
 with torch.no_grad():
     model.weight.fill_(1)
@@ -41,14 +40,13 @@ own_layout.{name} = never
 def script(tmp_path, before="", after=""):
     """A training in a process of its own: two saves, the second one behind it."""
     here = Path(__file__).parent
-    paths = [str(here), str(here.parent)]
-    text = SCRIPT.format(paths=paths, run=str(tmp_path / "run"), before=before, after=after)
-    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    text = SCRIPT.format(run=str(tmp_path / "run"), before=before, after=after)
+    return Forked(text, path=(str(here), str(here.parent)), piped=True)
 
 
 def resumed(tmp_path):
     """(step, weight) that a new process would go on with."""
-    model = torch.nn.Linear(2000, 2000)
+    model = torch.nn.Linear(1000, 1000)
     step = guard_of(tmp_path / "run", model).resume()
     return step, model.weight.unique().tolist()
 

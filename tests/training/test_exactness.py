@@ -1,12 +1,11 @@
 """Going back and coming back: bit for bit the run that never failed."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures_runs import QUICK
+from forked import Forked
 from tiny_training import Training, assert_same
 
 import ckptguard
@@ -70,10 +69,8 @@ def test_a_resume_in_another_object_continues_bit_for_bit(tmp_path):
 
 def test_a_resume_in_a_fresh_process_continues_bit_for_bit(tmp_path):
     """The same across processes, one of which is killed between two saves."""
-    script = tmp_path / "go.py"
-    script.write_text(
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n"
-        "import os, torch\n"
+    script = (
+        "import os, sys, torch\n"
         "from test_exactness import train\n"
         "from tiny_training import Training\n"
         "kill = int(sys.argv[2])\n"
@@ -81,8 +78,10 @@ def test_a_resume_in_a_fresh_process_continues_bit_for_bit(tmp_path):
         f"train(training, {str(tmp_path / 'run')!r}, at={{kill: lambda g: os._exit(9)}})\n"
         f"torch.save((training.tensors(), training.losses), {str(tmp_path / 'end.pt')!r})\n"
     )
-    assert subprocess.run([sys.executable, script, "7", "11"], check=False).returncode == 9
-    assert subprocess.run([sys.executable, script, "3", "99"], check=False).returncode == 0
+    path = (str(Path(__file__).parent), str(Path(__file__).parents[1]))
+    for arguments, code in (((7, 11), 9), ((3, 99), 0)):
+        with Forked(script, *arguments, path=path) as process:
+            assert process.wait() == code
     whole = Training()
     train(whole, tmp_path / "whole")
     tensors, losses = torch.load(tmp_path / "end.pt")

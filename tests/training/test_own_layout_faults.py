@@ -5,12 +5,12 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures_runs import QUICK
+from forked import Forked
 
 import ckptguard
 from ckptguard.operations.reconcile import Watch, reconcile
@@ -23,9 +23,9 @@ from ckptguard.verdict import Outcome
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 12
 
 # A saver that forks a child for each save, so that torch is imported once for many kills.
-SAVER = f"""
+PATH = (str(Path(__file__).parent), str(Path(__file__).parents[1]))
+SAVER = """
 import os, sys
-sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
 from test_own_layout_faults import guard_of, model_of
 import ckptguard.training.own_layout, blake3
 print("ready", flush=True)
@@ -34,7 +34,7 @@ for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
         guard = guard_of(root, model_of(int(step)))
-        os.write(1, f"{{os.getpid()}}\\n".encode())
+        os.write(1, f"{os.getpid()}\\n".encode())
         guard.save(step=int(step))
         os.write(1, b"saved\\n")
         os._exit(0)
@@ -74,20 +74,19 @@ def test_killed_at_any_moment_it_resumes_at_a_whole_checkpoint(tmp_path):
     run = tmp_path / "run"
     guard_of(run, model_of(1)).save(step=1)
     newest = 1
-    with subprocess.Popen([sys.executable, "-c", SAVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as saver:
-        assert saver.stdout.readline() == b"ready\n"
+    with Forked(SAVER, path=PATH, piped=True) as saver:
+        assert saver.stdout.readline() == "ready\n"
         for step in range(2, 2 + KILLS):
             saver.stdin.write(f"{run} {step}\n".encode())
-            saver.stdin.flush()
             pid = int(saver.stdout.readline())
             with_delay = choose.random() * 0.06
             signal_after(pid, with_delay)
             said = [saver.stdout.readline()]
-            while said[-1] != b"gone\n":
+            while said[-1] != "gone\n":
                 said.append(saver.stdout.readline())
             model = model_of(0)
             found = guard_of(run, model).resume()
-            assert found in ((step,) if b"saved\n" in said else (newest, step))
+            assert found in ((step,) if "saved\n" in said else (newest, step))
             assert holds(model, found)
             newest = found
             for path in list(run.glob("tmp-*")):
@@ -135,7 +134,6 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     run = tmp_path / "run"
     guard_of(run, model_of(1)).save(step=1)
     script = (
-        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}\n"
         "import resource\n"
         "from test_own_layout_faults import guard_of, model_of\n"
         "from ckptguard.errors import StorageFullError\n"
@@ -146,8 +144,10 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
         "except StorageFullError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert "no space left" in done.stdout
+    process = Forked(script, path=PATH)
+    said, trouble = process.communicate()
+    assert process.returncode == 0, trouble
+    assert "no space left" in said
     assert [p.name for p in run.iterdir() if p.name != "_ckptguard"] == ["step-000000001"]
     model = model_of(0)
     assert guard_of(run, model).resume() == 1

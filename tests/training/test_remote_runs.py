@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import uuid
@@ -10,6 +9,7 @@ import uuid
 import pytest
 import torch
 from fixtures_runs import QUICK
+from forked import Forked
 from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS
 from tiny_training import Training
 
@@ -269,8 +269,9 @@ def test_what_a_killed_save_left_is_collected(store, moto):
     """Unfinished uploads show in no listing, but the claim tells of them; the checkpoint before is untouched."""
     bucket, _, folder = store.removeprefix("s3://").partition("/")
     script = KILLED.format(path=sys.path, options={f"s3://{bucket}": moto.options}, url=store)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    process = Forked(script)
+    _, trouble = process.communicate(120)
+    assert process.returncode == -signal.SIGKILL, trouble
 
     def uploads():
         return moto.client().list_multipart_uploads(Bucket=bucket, Prefix=folder).get("Uploads", [])
@@ -301,8 +302,9 @@ def test_a_save_in_flight_when_the_interpreter_ends_is_finished(store, moto):
     """Executors take no more work by then; the parts are sent all the same."""
     options = {store.rpartition("/")[0]: moto.options}
     script = LEFT.format(path=sys.path, options=options, url=store)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr.decode()) == (0, "")
+    process = Forked(script)
+    _, trouble = process.communicate(120)
+    assert (process.returncode, trouble) == (0, "")
     assert verify_target(store, QUICK).outcome is Outcome.GOOD
     assert stored(store) == ["step-000000001/model.safetensors", "step-000000001/state.json"]
 

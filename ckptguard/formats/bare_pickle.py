@@ -82,4 +82,4 @@ def read(reader: Reader, path: str) -> Structure:
     )
 
 
-FORMAT = Format(name="pickle", matches=matches, read=read, holds_tensors=False)
+FORMAT = Format(name="pickle", matches=matches, read=read)

@@ -45,4 +45,4 @@ def _broken(message: str) -> Structure:
     return Structure(format=FORMAT.name, problems=(Problem(message=message),))
 
 
-FORMAT = Format(name="config_json", matches=matches, read=read, holds_tensors=False)
+FORMAT = Format(name="config_json", matches=matches, read=read)

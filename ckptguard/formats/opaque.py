@@ -37,4 +37,4 @@ def _read_opaque(reader: Reader, path: str) -> Structure:
 
 
 UNRECOGNISED = Format(name="unrecognised", matches=_matches_unrecognised, read=_read_unrecognised)
-FORMAT = Format(name="opaque", matches=lambda path, head: True, read=_read_opaque, holds_tensors=False)
+FORMAT = Format(name="opaque", matches=lambda path, head: True, read=_read_opaque)

@@ -28,4 +28,4 @@ def read(reader: Reader, path: str) -> Structure:
     return Structure(format=FORMAT.name, metadata={"points_to": name} if plain else {})
 
 
-FORMAT = Format(name="pointer", matches=matches, read=read, holds_tensors=False)
+FORMAT = Format(name="pointer", matches=matches, read=read)

@@ -111,13 +111,11 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table of formats.
 
     `matches(path, head)` looks at the file's name and first bytes. `read(reader, path)` returns a Structure for
-    any bytes whatever, and raises only what the reader raises. `holds_tensors` says whether such files carry state
-    that a checkpoint cannot do without. `read_beside(reader, path, beside)`, where there is one, is called instead of
-    `read`: for files that only another file beside them explains.
+    any bytes whatever, and raises only what the reader raises. `read_beside(reader, path, beside)`, where there is
+    one, is called instead of `read`: for files that only another file beside them explains.
     """
 
     name: str
     matches: Callable[[str, bytes], bool]
     read: Callable[[Reader, str], Structure]
-    holds_tensors: bool = True
     read_beside: Callable[[Reader, str, Beside], Structure] | None = None

@@ -42,4 +42,4 @@ def _broken(message: str, *, truncated: bool = False) -> Structure:
     return Structure(format=FORMAT.name, problems=(Problem(message=message),), truncated=truncated)
 
 
-FORMAT = Format(name="trainer_state", matches=matches, read=read, holds_tensors=False)
+FORMAT = Format(name="trainer_state", matches=matches, read=read)

@@ -32,4 +32,4 @@ def read(reader: Reader, path: str) -> Structure:
     return Structure(format=FORMAT.name, leaves=leaves, metadata={"ends": ends})
 
 
-FORMAT = Format(name="yaml", matches=matches, read=read, holds_tensors=False)
+FORMAT = Format(name="yaml", matches=matches, read=read)

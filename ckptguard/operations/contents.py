@@ -105,7 +105,7 @@ def read_contents(source: Source, *, scanner: Scanner, progress: Progress | None
             found[file.entry.key] = file
             digests[file.entry.key] = file.span_digests
     files = [found[key] for key in checkpoint.files]
-    roles = roles_of(checkpoint, files)
+    roles = roles_of(files)
     tensors = tuple(
         tensor
         for file in files

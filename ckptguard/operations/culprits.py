@@ -77,7 +77,7 @@ def _inside(file: str | None, path: str) -> str | None:
 def _not_finite(source: Source, scanner: Scanner, progress: Progress | None) -> list[Culprit]:
     """Every tensor that holds NaN or infinity: those of the model first, then as they lie in the files."""
     found = scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), progress).files
-    roles = roles_of(source.checkpoint, found)
+    roles = roles_of(found)
     culprits = []
     for file in found:
         inside = _inside(file.entry.key, source.checkpoint.path)

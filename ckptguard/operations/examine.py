@@ -46,7 +46,7 @@ def scan_checkpoint(
     return scanner(storage, checkpoint.files, options, progress)
 
 
-def roles_of(checkpoint: Checkpoint, files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
+def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
     """The role of every tensor, by file."""
     return {
         f.entry.key: tuple(assign_roles(f.entry.key, f.structure.tensors, containers=f.structure.containers))
@@ -98,7 +98,7 @@ def collect_evidence(
     return Evidence(
         checkpoint=checkpoint,
         scan=scan,
-        roles=roles_of(checkpoint, scan.files),
+        roles=roles_of(scan.files),
         gaps=gaps_of(checkpoint, scan.files),
         sealed=sealed,
         reference=reference,

@@ -271,7 +271,7 @@ def _sources(run: Run, places: Sequence[tuple[str, Key]]) -> dict[tuple[str, Key
 
 def _magnitudes(source: Source, scanner: Scanner, progress: Progress | None) -> list[Magnitude]:
     found = scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), progress).files
-    roles = roles_of(source.checkpoint, found)
+    roles = roles_of(found)
     return [
         Magnitude(tensor.name, numbers.largest, tensor.dtype)
         for file in found

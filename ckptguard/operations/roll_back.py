@@ -89,7 +89,7 @@ def roll_back(
             scanner=scanner,
         )
         history = load_history(run)
-        newer = _newer(run, history, chosen)
+        newer = _newer(run, chosen)
         if not dry_run:
             # The copy is staged and read back first: if that fails (a full disk), nothing was moved.
             with _staged(run, chosen, scanner) as publish:
@@ -210,7 +210,7 @@ def _usable(run: Run, settings: Settings, candidate: Candidate, *, dry_run: bool
     return None
 
 
-def _newer(run: Run, history: History, chosen: Candidate) -> list[Checkpoint]:
+def _newer(run: Run, chosen: Candidate) -> list[Checkpoint]:
     """What must go: higher steps of the series, and whatever else lies where the known-good belongs."""
     step = chosen.key[0] or 0
     newer = []

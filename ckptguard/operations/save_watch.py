@@ -170,7 +170,7 @@ class SaveWatch:
         if sick:
             done = [self._go_back_in(run, s.series, reason=f"{reason}: {s.reason}", since=s.since) for s in sick]
             moved = [path for one in done for path in one.quarantined]
-            for path in sick_without_step(run, load_history(run), list_checkpoints(run)):
+            for path in sick_without_step(load_history(run), list_checkpoints(run)):
                 quarantine(run, path, reason=reason)
                 moved.append(path)
         else:

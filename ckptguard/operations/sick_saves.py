@@ -71,7 +71,7 @@ def find_sick_saves(
     return found
 
 
-def sick_without_step(run: Run, history: History, checkpoints: Iterable[Checkpoint]) -> list[str]:
+def sick_without_step(history: History, checkpoints: Iterable[Checkpoint]) -> list[str]:
     """Paths of sick checkpoints that have no step: they go when others do."""
     found = []
     for checkpoint in checkpoints:

@@ -156,7 +156,7 @@ def _judge_and_record(
     )
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
-        findings.append(_never_committed(checkpoint))
+        findings.append(_never_committed())
     before = history.verdict(series, key)
     findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, key)), *notes]
     outcome = judge(findings, sealed=sealed is not None)
@@ -209,7 +209,7 @@ def _other_contents(history: History, series: str, key: Key) -> list[Manifest]:
     return [m for m in manifests if m is not None]
 
 
-def _never_committed(checkpoint: Checkpoint) -> Finding:
+def _never_committed() -> Finding:
     message = "its writer never sealed it: the save did not finish"
     return Finding(check="completeness", severity=Severity.ERROR, message=message, file=None)
 

@@ -15,7 +15,6 @@ from ckptguard.records.clock import utc_moment
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 FOLDER = "incidents"
-STATES = ("open", "handling", "closed")
 _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json")
 
 

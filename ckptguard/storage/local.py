@@ -93,10 +93,8 @@ class LocalStorage:
         return Capabilities(
             exclusive_create=True,
             exclusive_upload=True,
-            atomic_move=True,
             links=True,
             folders=True,
-            server_copy=False,
             etags=False,
             any_name=True,
             folder_times=folder_times_tell(self._root),

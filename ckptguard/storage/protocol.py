@@ -68,11 +68,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     exclusive_create: bool  # of racing creators of a key exactly one wins; if not, only one process may write
     exclusive_upload: bool  # the same for uploads; if not, what was there when the upload began is still never replaced
-    atomic_move: bool  # a move is one rename; if not, it is copies and then removals
     links: bool  # `copy(how="link")` may share bytes with its source
     folders: bool  # a folder is a thing of its own; if not, it is there while something is in it, and a file may
     #                have its name
-    server_copy: bool  # copies do not pass through this process
     etags: bool  # entries carry a tag of their content
     any_name: bool  # every plain name can be stored; if not, odd ones are refused (DeniedError)
     folder_times: bool = False  # a folder whose names changed has another `ctime_ns` in the next listing of where it

@@ -132,10 +132,8 @@ class RemoteStorage:
             return Capabilities(
                 exclusive_create=self._conditional.of_objects(),
                 exclusive_upload=self._conditional.of_parts(),
-                atomic_move=False,
                 links=False,
                 folders=self._root.in_memory,
-                server_copy=True,
                 etags=self._root.is_flat,
                 any_name=self._root.holds_any_name,
             )

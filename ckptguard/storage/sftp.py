@@ -149,10 +149,8 @@ class SftpStorage:
         return Capabilities(
             exclusive_create=links,
             exclusive_upload=links,
-            atomic_move=True,
             links=links,
             folders=True,
-            server_copy=True,
             etags=False,
             any_name=True,
         )

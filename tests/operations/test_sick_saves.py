@@ -95,7 +95,7 @@ def test_another_series_that_was_never_good_is_no_reason(folder):
     write_sick(folder, "last.pt")
     assert found(folder) == []
     run = open_run(str(folder))
-    assert sick_without_step(run, load_history(run), list_checkpoints(run)) == ["last.pt"]
+    assert sick_without_step(load_history(run), list_checkpoints(run)) == ["last.pt"]
 
 
 def test_without_anything_good_only_a_new_save_is_a_reason(tmp_path):

@@ -16,7 +16,7 @@ from ckptguard.records.run import Run, has_records, open_run
 
 
 class Recovery:
-    """Goes back, and leaves a record of why and of what was done. Only going back itself can fail."""
+    """Goes back, and leaves a record of why and of what was done. Nothing raises."""
 
     def __init__(
         self,
@@ -30,20 +30,32 @@ class Recovery:
         self._url, self._settings, self._saves = url, settings, saves
         self._tell, self._event = tell, event
 
-    def go_back(self, sick: list[SickSave], why: str, status: int | None) -> WentBack:
-        """Go back because of sick saves, or after the command died with `status`. Raises what a rollback raises."""
+    def go_back(self, sick: list[SickSave], why: str, status: int | None) -> CkptguardError | None:
+        """Go back because of sick saves, or after the command died with `status`; the error if that failed."""
+        try:
+            for sentence in _sentences(self._go_back(sick, why, status)):
+                self._tell(sentence)
+        except NotFoundError:
+            return None  # there is no run yet, so there is nothing to go back from
+        except CkptguardError as error:
+            return error
+        except Exception as error:
+            return CkptguardError(f"going back failed: {type(error).__name__}: {error}")
+        return None
+
+    def give_up(self, sick: list[SickSave], why: str, status: int | None, action: str) -> None:
+        """Nothing more is done, and why."""
+        self._close(self._open(sick, why, status), action)
+
+    def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> WentBack:
         incident = self._open(sick, why, status)
         try:
             went = self._saves.go_back(sick, f"supervise: {why}")
         except CkptguardError as error:
             self._close(incident, f"could not go back: {error.message}")
             raise
-        self._close(incident, "; ".join(sentences(went)), known_good=went.ids[0] if went.ids else None)
+        self._close(incident, "; ".join(_sentences(went)), known_good=went.ids[0] if went.ids else None)
         return went
-
-    def give_up(self, sick: list[SickSave], why: str, status: int | None, action: str) -> None:
-        """Nothing more is done, and why."""
-        self._close(self._open(sick, why, status), action)
 
     def _open(self, sick: list[SickSave], why: str, status: int | None) -> Incident | None:
         try:
@@ -79,7 +91,7 @@ class Recovery:
         return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
 
 
-def sentences(went: WentBack) -> list[str]:
+def _sentences(went: WentBack) -> list[str]:
     """What was done, for people."""
     moved = [f"quarantined {', '.join(went.quarantined)}"] if went.quarantined else []
     return [*moved, f"went back to {', '.join(went.to)}" if went.to else "there is nothing to go back to"]

@@ -1,7 +1,7 @@
 """Supervise: run a training command, and when its saves turn sick or it dies, go back to known-good and start it again.
 
 Two threads: this one looks after the command and the signals, so that nothing that hangs in storage can hold up either;
-the other one (`SaveWatch`, `Recovery`) looks after the saves.
+the other one (`SaveWatch`, `Recovery`) looks after the saves, and is waited for by `SignalWatch`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 import msgspec
 
@@ -22,24 +20,23 @@ from ckptguard.errors import (
     BusyError,
     CkptguardError,
     NoKnownGoodError,
-    NotFoundError,
     RollbackExhausted,
     SettingsError,
 )
 from ckptguard.operations.background import Background
-from ckptguard.operations.held_signals import ENDING, HeldSignals, means_it
+from ckptguard.operations.held_signals import HeldSignals
 from ckptguard.operations.hooks import COMMAND_SECONDS, Hooks
 from ckptguard.operations.left_command import end_left_running, left_running
 from ckptguard.operations.process_tree import become_subreaper
-from ckptguard.operations.recover_run import Recovery, sentences
+from ckptguard.operations.recover_run import Recovery
 from ckptguard.operations.save_watch import Before, SaveWatch, Since
 from ckptguard.operations.sick_saves import SickSave
+from ckptguard.operations.signal_watch import Abandoned, SignalWatch, look_again
 from ckptguard.operations.supervised_command import SupervisedCommand
 from ckptguard.operations.supervision import MARK, Note, Supervision
 from ckptguard.restarts import Ended, Then, decide
 from ckptguard.scan.processes import ProcessScanner
 
-Result = TypeVar("Result")
 Tell = Callable[[str], None]
 
 
@@ -73,10 +70,6 @@ def supervise(
     return _Supervisor(url, argv, settings, signals, max_rollbacks, stop_seconds, tell).run()
 
 
-class _Abandoned(Exception):
-    """We were told to end while no command runs, and what we do then may be left at once."""
-
-
 class _Supervisor:
     def __init__(
         self,
@@ -88,12 +81,9 @@ class _Supervisor:
         stop_seconds: float,
         tell: Tell,
     ) -> None:
-        self._url, self._signals, self._tell = url, signals, tell
+        self._url, self._tell = url, tell
         self._most, self._stop_seconds = most, stop_seconds
-        self._asked: int | None = None  # the signal by which we were told to end
-        self._told: list[float] = []  # when, each time
         self._ending = threading.Event()
-        self._runs = False  # the command, as far as we waited: while it does not, nobody is in the way of the scan
         self._scanner = ProcessScanner(
             memory=settings.worker_memory,
             seconds=settings.worker_seconds,
@@ -101,7 +91,8 @@ class _Supervisor:
             stop=self._ending,
             spare_cache=True,  # training's files matter more than ours
             niceness=settings.niceness,
-            rate=lambda: settings.verify_rate if self._runs else None,
+            # While the command does not run, nobody is in the way of the scan.
+            rate=lambda: settings.verify_rate if self._watch.command_runs else None,
         )
         self._hooks = Hooks(settings, self._hook_log, signals.released)
         self._argv, self._environment = argv, dict[str, str]()
@@ -109,27 +100,27 @@ class _Supervisor:
             argv, self._environment, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids]
         )
         self._background = Background("saves", settings.niceness)
+        self._watch = SignalWatch(signals, self._command, self._background, tell)
         self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
         self._recovery = Recovery(url, settings, self._saves, tell=tell, event=self._hooks.tell)
         self._supervision: Supervision | None = None
         self._restarts = 0
         self._to_mend = False  # what the next supervise of this run has to see to first
-        self._only_looking = False
 
     def run(self) -> Supervised:
         """All starts of the command, one after the other."""
         done = None
         try:
             done = self._run()
-            if self._asked is None:  # else somebody is in a hurry
-                self._look_at(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None)
+            if self._watch.asked is None:  # else somebody is in a hurry
+                self._watch.look_at(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None)
             return done
-        except _Abandoned:
-            return done or Supervised(status=128 + (self._asked or signal.SIGTERM))
+        except Abandoned:
+            return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM))
         except Exception as error:
             self._to_mend = True
             self._tell(f"unexpected {type(error).__name__}: {error}; the command runs on without supervision")
-            self._wait(self._command.has_ended)
+            self._watch.wait(self._command.has_ended)
             return Supervised(status=self._command.status if self._command.status is not None else 1)
         finally:
             self._hooks.close(patience=1.0)
@@ -138,14 +129,14 @@ class _Supervisor:
             self._ending.set()  # a scanning process ends with us; not waited for, because it may hang
 
     def _run(self) -> Supervised:
-        refused = self._look_at(self._saves.prepare, None)
+        refused = self._watch.look_at(self._saves.prepare, None)
         if refused is not None:
             return Supervised(status=1, error=refused)
         try:
             left = self._begin()
         except BusyError as busy:
             return Supervised(status=1, error=busy)
-        sick: list[SickSave] = self._look_at(self._saves.last_look if left else self._saves.sick, [])
+        sick: list[SickSave] = self._watch.look_at(self._saves.last_look if left else self._saves.sick, [])
         why = "the newest save was sick before the command was started"
         if sick and left and self._restarts >= self._most:
             return self._give_up(sick, why, 1)
@@ -155,24 +146,24 @@ class _Supervisor:
             if error is not None:
                 return Supervised(status=1, error=error)
         died_before, is_first = False, left is None
-        while self._asked is None:
-            before = self._beside(self._saves.begin, Before())
-            if self._asked is not None:
+        while self._watch.asked is None:
+            before = self._watch.beside(self._saves.begin, Before())
+            if self._watch.asked is not None:
                 break
             found = self._attempt()
             status = self._command.status
-            broken_off = bool(found) or (status != 0 and self._asked is None)
-            if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._wait)):
+            broken_off = bool(found) or (status != 0 and self._watch.asked is None)
+            if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._watch.wait)):
                 self._to_mend = True
                 message = "the command could not be stopped: some of its processes survive being killed"
                 return Supervised(status=status or 1, error=BusyError(message))
             sick, since = found, Since(saved=True, good=True, gave_up=False)
-            if self._asked is None:
-                sick = self._look_at(self._saves.last_look, []) or found
-                since = self._beside(partial(self._saves.since, before), since)
+            if self._watch.asked is None:
+                sick = self._watch.look_at(self._saves.last_look, []) or found
+                since = self._watch.beside(partial(self._saves.since, before), since)
             ended = Ended(
                 status=status,
-                asked=self._asked is not None,
+                asked=self._watch.asked is not None,
                 stopped=bool(found),
                 sick=bool(sick),
                 saved=since.saved,
@@ -186,7 +177,7 @@ class _Supervisor:
             if finished is not None:
                 return finished
             died_before, is_first = not sick, False
-        return Supervised(status=128 + (self._asked or 0))
+        return Supervised(status=128 + (self._watch.asked or 0))
 
     def _begin(self) -> Note | None:
         """Be the only supervise of this run. If the one before was killed, end what it left running, and return its
@@ -203,10 +194,10 @@ class _Supervisor:
         self._tell("the supervise before this one was killed")
         if running := left_running(left):
             self._tell(f"ending what it left running: {', '.join(str(p.pid) for p in running)}")
-            if not end_left_running(left, self._stop_seconds, self._wait):
+            if not end_left_running(left, self._stop_seconds, self._watch.wait):
                 raise BusyError("some processes that a killed supervise left survive being killed")
         self._restarts = left.restarts
-        self._beside(partial(self._saves.take_over, left.series, left.targets), None)
+        self._watch.beside(partial(self._saves.take_over, left.series, left.targets), None)
         self._note()
         return left
 
@@ -223,23 +214,23 @@ class _Supervisor:
         self._note(self._command.process)
         if self._command.trouble is not None:
             self._tell(self._command.trouble)
-        self._runs = True
-        watching = self._background.submit(lambda: self._saves.watch(until), _look)
+        self._watch.command_runs = True
+        watching = self._background.submit(lambda: self._saves.watch(until), look_again)
 
         def found() -> list[SickSave]:
             return watching.result() if watching.done() and watching.exception() is None else []
 
         try:
-            self._wait(lambda: self._command.has_ended() or (bool(found()) and self._asked is None))
+            self._watch.wait(lambda: self._command.has_ended() or (bool(found()) and self._watch.asked is None))
             if self._command.status is not None:
                 return []
             for one in found():
                 self._tell(f"{one.path} is sick: {one.reason}")
             self._tell("stopping the command")
-            self._command.stop(self._stop_seconds, self._wait)
+            self._command.stop(self._stop_seconds, self._watch.wait)
             return found()
         finally:
-            self._runs = False
+            self._watch.command_runs = False
             until.set()
 
     def _follow(self, ended: Ended, sick: list[SickSave]) -> Supervised | None:
@@ -260,13 +251,13 @@ class _Supervisor:
         if then is Then.GO_BACK:
             self._tell("the command is not started again")
             return Supervised(status=ended.status, sick_end=ended.status == 0)
-        if self._asked is None:
+        if self._watch.asked is None:
             self._tell(f"starting the command again ({self._restarts} of {self._most})")
         return None
 
     def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:
         action = f"not started again: the budget of {self._most} rollbacks is spent"
-        self._beside(lambda: self._recovery.give_up(sick, why, status, action), None)
+        self._watch.beside(partial(self._recovery.give_up, sick, why, status, action), None)
         hint = f"ckptguard rollback {self._url}" if sick else None
         self._to_mend = False
         return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}", hint=hint))
@@ -279,77 +270,11 @@ class _Supervisor:
         self._to_mend = True
         self._note()
         self._tell(why)
-
-        def go_back() -> CkptguardError | None:
-            try:
-                for sentence in sentences(self._recovery.go_back(sick, why, status)):
-                    self._tell(sentence)
-            except NotFoundError:
-                return None  # there is no run yet, so there is nothing to go back from
-            except CkptguardError as error:
-                return error
-            except Exception as error:
-                return CkptguardError(f"going back failed: {type(error).__name__}: {error}")
-            return None
-
-        error = self._beside(go_back, None)
+        error = self._watch.beside(partial(self._recovery.go_back, sick, why, status), None)
         self._to_mend = error is not None and not isinstance(error, NoKnownGoodError)
         self._note()
         return error
 
-    def _look_at(self, look: Callable[[], Result], otherwise: Result) -> Result:
-        """What a look finds that may take as long as reading a checkpoint; whoever ends us need not wait for it."""
-        self._only_looking = True
-        try:
-            return self._beside(look, otherwise)
-        finally:
-            self._only_looking = False
-
-    def _beside(self, call: Callable[[], Result], otherwise: Result) -> Result:
-        """The result of a call in the other thread; `otherwise` if it fails unexpectedly."""
-        future = self._background.submit(call, _look)
-        self._wait(future.done)
-        error = future.exception()
-        if error is not None:
-            self._tell(f"unexpected {type(error).__name__}: {error}")
-            return otherwise
-        return future.result()
-
     def _hook_log(self, event: str, *, level: str = "info", **fields: object) -> None:
         if level != "info":
             self._tell(f"{event.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
-
-    def _wait(self, so: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something is so, or for some seconds, and see to signals meanwhile."""
-        end = None if seconds is None else time.monotonic() + seconds
-        while not so():
-            left = 3600.0 if end is None else end - time.monotonic()
-            if left <= 0:
-                return
-            taken = self._signals.take(left)
-            if taken is not None:
-                self._pass_on(*taken)
-
-    def _pass_on(self, number: int, from_terminal: bool) -> None:
-        """The command gets what we get, but not twice what the terminal sends to both. The second time that we are
-        told to end, we see to it."""
-        if number == signal.SIGCHLD:
-            return
-        running, is_firm = not self._command.has_ended(), False
-        if number in ENDING:
-            now = time.monotonic()
-            is_firm = means_it(self._told, now, from_terminal)
-            self._asked = self._asked or number
-            self._told.append(now)
-            if not running and not self._runs and (is_firm or self._only_looking):
-                raise _Abandoned
-        if is_firm and running:
-            self._tell("killing the command")
-            self._command.kill()
-        elif running and not (from_terminal and self._command.shares_our_terminal()):
-            self._command.send(number)
-
-
-def _look() -> None:
-    """Have the main thread look whether what it waits for is so."""
-    os.kill(os.getpid(), signal.SIGCHLD)

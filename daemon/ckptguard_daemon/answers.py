@@ -25,7 +25,7 @@ from ckptguard.operations.news import incident_event
 from ckptguard.operations.survey import survey
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.presence import DaemonRecord
-from ckptguard.records.run import Run, open_run
+from ckptguard.records.run import Run
 from ckptguard.verdict import Outcome
 from ckptguard_daemon import documents
 from ckptguard_daemon.guarded import GuardedRun
@@ -69,7 +69,6 @@ class Answers:
         hooks: Hooks,
         presence: DaemonRecord,
         alive: Callable[[], bool],
-        records: str | None,
     ) -> None:
         self._runs = {run.run_id: run for run in runs}
         self._loop = loop
@@ -77,7 +76,6 @@ class Answers:
         self._hooks = hooks
         self._presence = presence
         self._alive = alive
-        self._records = records
 
     def application(self) -> ASGIApp:
         """The ASGI application."""
@@ -111,7 +109,7 @@ class Answers:
         return _json(documents.checkpoints_document(guarded, await run_in_threadpool(survey, run)))
 
     async def _known_good(self, request: Request) -> Response:
-        guarded, run = await self._run_of(request)
+        guarded = self._guarded(request)
         before = _number(request, "before_step", int, MAX_STEP + 1)
         series = request.query_params.get("series")
         patience = min(_number(request, "wait_seconds", float, 1e9) or 0.0, LONGEST_WAIT)
@@ -120,7 +118,7 @@ class Answers:
         while True:
             expected = self._passes.expect()
             try:
-                answer, pending = await run_in_threadpool(_known_good_and_pending, run, before, series)
+                answer, pending = await run_in_threadpool(self._best_and_pending, guarded, before, series, patience > 0)
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:
                     break
@@ -165,34 +163,42 @@ class Answers:
         self._loop.wake(guarded.run_id)
         return _json(documents.verify_document(guarded, path), status=202)
 
+    def _best_and_pending(
+        self, guarded: GuardedRun, before: int | None, series: str | None, certain: bool
+    ) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
+        """The answer as of now, and the newer checkpoints without a verdict that could change it: as of now too if that
+        must be `certain`, else as of the last pass if nothing hinted at a change since."""
+        run = guarded.open()
+        looked = self._alive() and self._loop.has_seen_all(guarded.run_id) and guarded.state == "guarded"
+        if certain or not looked:
+            pending = [(s.step, s.path, s.series) for s in survey(run) if s.in_place and s.outcome is Outcome.PENDING]
+        else:
+            pending = [(w.step, w.path, w.series) for w in guarded.last_pass.pending]
+        try:
+            answer: KnownGood | NoKnownGoodError = find_known_good(
+                run, before_step=before, series=series, listed=guarded.names.steps(run)
+            )
+        except NoKnownGoodError as error:
+            answer = error
+        newest = -1 if isinstance(answer, NoKnownGoodError) or answer.step is None else answer.step
+        below = MAX_STEP + 1 if before is None else before
+        return answer, [
+            path
+            for step, path, its_series in pending
+            if step is not None and newest < step < below and series in (None, its_series)
+        ]
+
     async def _run_of(self, request: Request) -> tuple[GuardedRun, Run]:
+        guarded = self._guarded(request)
+        return guarded, await run_in_threadpool(guarded.open)
+
+    def _guarded(self, request: Request) -> GuardedRun:
         guarded = self._runs.get(request.path_params["run"])
         if guarded is None:
             raise NotFoundError(
                 f"this daemon guards no run {request.path_params['run'][:40]}", hint="GET /v1/runs lists them"
             )
-        # Opened anew: the answer must be about what is there now, and absent runs are not found.
-        return guarded, await run_in_threadpool(open_run, guarded.url, records=self._records)
-
-
-def _known_good_and_pending(
-    run: Run, before: int | None, series: str | None
-) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
-    """The answer as of now, and the newer checkpoints without a verdict that could change it."""
-    pending = [
-        (state.step, state.path)
-        for state in survey(run)
-        if state.in_place
-        and state.outcome is Outcome.PENDING
-        and state.step is not None
-        and series in (None, state.series)
-    ]
-    try:
-        answer: KnownGood | NoKnownGoodError = find_known_good(run, before_step=before, series=series)
-    except NoKnownGoodError as error:
-        answer = error
-    newest = -1 if isinstance(answer, NoKnownGoodError) or answer.step is None else answer.step
-    return answer, [path for step, path in pending if step > newest and (before is None or step < before)]
+        return guarded
 
 
 def _number(request: Request, name: str, kind: Callable[[str], Any], most: float) -> Any:

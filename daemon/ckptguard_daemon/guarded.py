@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -18,6 +19,7 @@ from ckptguard.operations.report import Checked
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.clock import utc_now
 from ckptguard.records.presence import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
+from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import Run, open_run
 from ckptguard.scan import Scanner
 from ckptguard.verdict import Outcome
@@ -30,7 +32,8 @@ _REMEMBERED = 1000
 
 
 class GuardedRun:
-    """Makes passes over one run. Only the loop's thread calls `step`; other threads read its public attributes."""
+    """Makes passes over one run. Only the loop's thread calls `step`; other threads read its public attributes, open
+    it and ask for its names."""
 
     def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
         self.url = url
@@ -45,6 +48,7 @@ class GuardedRun:
         self.scrub: ScrubState | None = None  # None: it is not scrubbed
         self.replicas: tuple[Replica, ...] = ()  # as they were when they were last brought up to date
         self.verdicts = 0  # given since the start
+        self.names = RememberedListing()
         self._settings = settings
         self._hooks = hooks
         self._presence = presence
@@ -54,6 +58,11 @@ class GuardedRun:
         self._asked_lock = threading.Lock()
         self._failures = 0
         self._logged: dict[str, None] = {}
+
+    def open(self) -> Run:
+        """The run as it is there now: opened anew each time, so that a folder that was removed is noticed, and not made
+        again by our records. NotFoundError where there is none."""
+        return open_run(self.url, records=self._settings.records, patterns=self._settings.patterns)
 
     def ask(self, path: str) -> None:
         """Have a checkpoint read again in the next pass, whatever the records say. Safe from any thread."""
@@ -106,8 +115,7 @@ class GuardedRun:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
     def _pass(self, scanner: Scanner, stop: threading.Event) -> Pass:
-        # Opened anew each time: a folder that was removed must be noticed, not made again by our records.
-        self.run = run = open_run(self.url, records=self._settings.records, patterns=self._settings.patterns)
+        self.run = run = self.open()
         if self._known is None:
             self._known = known_outcomes(run)
             log("guarding", run=self.url, run_id=self.run_id)
@@ -122,6 +130,8 @@ class GuardedRun:
         touched = {c.path for c in done.checked} | {w.path for w in done.pending}
         for path in sorted(asked - touched):
             self._read_again(run, path, scanner)
+        with contextlib.suppress(CkptguardError):  # whoever asks lists them himself then, and is told
+            self.names.prepare(run)
         return done
 
     def _read_again(self, run: Run, path: str, scanner: Scanner) -> None:

@@ -30,6 +30,7 @@ class Loop:
         self.idle = threading.Event()  # nothing is verified now
         self._changed = threading.Condition()
         self._woken: set[str] = set()
+        self._under_way: str | None = None
         self._last: dict[str, float] = {}
 
     def wake(self, run_id: str | None = None) -> None:
@@ -37,6 +38,11 @@ class Loop:
         with self._changed:
             self._woken.update([run_id] if run_id is not None else [run.run_id for run in self._runs])
             self._changed.notify()
+
+    def has_seen_all(self, run_id: str) -> bool:
+        """Whether nothing hinted at a change in a run since its last pass began."""
+        with self._changed:
+            return run_id not in self._woken and run_id != self._under_way
 
     def run(self) -> None:
         """Loop until `stop` is set (and `wake` is called, to be quick about it)."""
@@ -47,6 +53,8 @@ class Loop:
             self.idle.clear()
             due.step(self._scanner, self._stop)
             self.idle.set()
+            with self._changed:
+                self._under_way = None
             _give_memory_back()
             self._last[due.run_id] = time.monotonic()
             self._after_pass()
@@ -61,6 +69,7 @@ class Loop:
                 self._changed.wait(min(waits[first.run_id], _LONGEST_SLEEP))
                 return None
             self._woken.discard(first.run_id)
+            self._under_way = first.run_id
             return first
 
     def _wait(self, run: GuardedRun, now: float) -> float:

@@ -74,7 +74,7 @@ def serve(
     scrubbing = Scrubbing(runs, settings, hooks, loop.idle, loop.wake, stop)
     replicating = Replicating(runs, settings, hooks, loop.idle, loop.wake, stop)
     aside: list[threading.Thread] = []
-    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive, settings.records)
+    answers = Answers(runs, loop, passes, hooks, presence, thread.is_alive)
     server = HttpServer(answers.application(), rendezvous.socket)
     try:
         if not server.start():

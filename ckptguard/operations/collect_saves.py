@@ -1,24 +1,32 @@
-"""Collect what killed saves left on a storage elsewhere: claims, objects that were never sealed, unfinished uploads."""
+"""Collect what killed saves of our own layout left: temporary folders; on a storage elsewhere claims, objects that were
+never sealed, unfinished uploads."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.operations.history import load_history
+from ckptguard.operations.left_alone import was_left
 from ckptguard.records.claims import Claim, is_dead, list_claims, read_claim, release, storage_time
 from ckptguard.records.run import Run
 from ckptguard.storage.left_uploads import end_uploads
 
+_SAVE = re.compile(r"tmp-step-\d{9}-[0-9a-f]{8}")
 _LONGEST_COPY = 86400.0  # seconds that one file may be on its way between two storages
 
 
 def collect_saves(run: Run) -> list[str]:
-    """Remove what saves left whose writers are known to be gone; returns keys and paths. What has no claim was not
-    left by us, and stays, as does that of which it cannot be told."""
-    if run.storage.root is not None:
-        return []
+    """Remove what saves left whose writers are known to be gone; returns keys and paths. Elsewhere, what has no claim
+    was not left by us, and stays, as does that of which it cannot be told."""
     removed = []
+    if run.storage.root is not None:
+        for entry in run.storage.list(""):
+            if entry.kind == "folder" and _SAVE.fullmatch(entry.name) and was_left(run.storage, entry):
+                run.storage.remove(entry.key)
+                removed.append(entry.key)
+        return removed
     for claim in list_claims(run):
         with contextlib.suppress(CouldNotTellError):
             removed += [claim.path] if collect_claim(run, claim) else []

@@ -23,7 +23,7 @@ def pins_of(run: Run) -> dict[tuple[str, Key], list[str]]:
     """Why generations are pinned, by series and key."""
     found: dict[tuple[str, Key], list[str]] = {}
     for pin in list_pins(run):
-        if counts(pin):
+        if counts(run, pin):
             why = f"{pin.reason}: {pin.note}" if pin.note else pin.reason
             until = f" (until {pin.until})" if pin.until and pin.reason == "pinned" else ""
             found.setdefault((pin.series, (pin.step, pin.generation)), []).append(why + until)

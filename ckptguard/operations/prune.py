@@ -9,6 +9,7 @@ import msgspec
 from ckptguard.config import Settings
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
 from ckptguard.layouts import Checkpoint
+from ckptguard.operations.collect_aside import collect_aside
 from ckptguard.operations.history import Key, load_history
 from ckptguard.operations.holds import pins_of
 from ckptguard.operations.locking import run_lock
@@ -56,6 +57,7 @@ def prune(run: Run, policy: Policy, *, grace: float, dry_run: bool = False) -> P
             removed, troubles = _remove(run, seen, decisions, policy)
             emptied = [] if troubles else _empty(run, policy, grace, troubles)
             in_trash = _left_in_trash(run, troubles)
+            _collect_aside(run, grace, troubles)
     return Pruned(
         dry_run=dry_run,
         policy=policy,
@@ -68,13 +70,16 @@ def prune(run: Run, policy: Policy, *, grace: float, dry_run: bool = False) -> P
 
 
 def prune_by_settings(run: Run, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Prune as the settings ask, and empty the trash: the paths that were removed, and sentences about what went
-    wrong. Without rules in the settings nothing is removed."""
-    policy = settings.retention()
+    """Prune as the settings ask, empty the trash, and remove what was put aside: the paths that were removed, and
+    sentences about what went wrong. Without rules in the settings no checkpoint is removed."""
+    policy, grace = settings.retention(), parse_span(settings.trash_grace)
     try:
         if policy.asks_nothing and not list_trashed(run):
-            return (), ()
-        done = prune(run, policy, grace=parse_span(settings.trash_grace))
+            troubles: list[str] = []
+            with run_lock(run):
+                _collect_aside(run, grace, troubles)
+            return (), tuple(troubles)
+        done = prune(run, policy, grace=grace)
     except (BusyError, CouldNotTellError) as error:
         return (), (f"nothing was pruned: {error.message}",)
     return tuple(d.checkpoint.path for d in done.removed), done.could_not_tell
@@ -130,6 +135,13 @@ def _empty(run: Run, policy: Policy, grace: float, troubles: list[str]) -> list[
     return gone
 
 
+def _collect_aside(run: Run, grace: float, troubles: list[str]) -> None:
+    try:
+        collect_aside(run, grace)
+    except CouldNotTellError as error:
+        troubles.append(f"what was put aside could not be collected: {error.message}")
+
+
 def _left_in_trash(run: Run, troubles: list[str]) -> list[Trashed]:
     try:
         return read_trash(run)
@@ -158,4 +170,4 @@ def _due(run: Run, seen: Look, policy: Policy, grace: float) -> list[Trashed]:
             )
         )
     goes = {d.checkpoint.path for d in decide([*seen.present, *trashed], laws) if not d.keep}
-    return [m for m in seen.trash if m.folder in goes and in_trash_for(m, now) > grace]
+    return [m for m in seen.trash if m.folder in goes and in_trash_for(run, m, now) > grace]

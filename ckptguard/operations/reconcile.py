@@ -42,6 +42,7 @@ from ckptguard.records.scrubs import Where
 from ckptguard.scan import Scanner, scan_files
 from ckptguard.verdict import Outcome
 
+_COLLECT_INTERVAL = 3600.0  # seconds; what is not old yet is at the next look
 _PRUNE_INTERVAL = 600.0  # seconds; the trash is emptied, and pins are lifted, without anything being saved
 Signature = tuple[tuple[object, ...], ...]
 
@@ -83,7 +84,7 @@ class Watch:
     """Notes about one run between passes. They only save work: losing them loses nothing."""
 
     samples: dict[str, _Sample] = field(default_factory=dict)
-    collected: bool = False  # leftovers of killed processes were looked for
+    collect_at: float = 0.0  # monotonic: when leftovers of killed processes are looked for
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and until when to wait
     prune_at: float = 0.0  # monotonic: when pruning is due although nothing new was verified
 
@@ -120,9 +121,9 @@ def reconcile(
             settle_trash(run)
         except CouldNotTellError as error:
             troubles.append(f"the trash could not be looked after: {error.message}")
-        if not watch.collected:
+        if time.monotonic() >= watch.collect_at:
             collect_leftovers(run)
-            watch.collected = True
+            watch.collect_at = time.monotonic() + _COLLECT_INTERVAL
     checkpoints = list_checkpoints(run)
     gone = _forget_gone(watch, checkpoints)
     ready: list[tuple[Checkpoint, _Sample]] = []

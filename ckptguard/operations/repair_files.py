@@ -7,7 +7,6 @@ two, the name is free, and the staged file is found by the next repair.
 from __future__ import annotations
 
 import contextlib
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ import msgspec
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError
 from ckptguard.manifest import File
 from ckptguard.names import is_safe_path, record_name, series_folder
-from ckptguard.operations.collect import OLD
 from ckptguard.operations.history import Key
+from ckptguard.operations.left_alone import is_old
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.scan.reread import reread
@@ -144,17 +143,13 @@ def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
             continue
         for folder in names:
             staged = storage.list(folder, recursive=True)
-            if storage.root is None and not all(_is_old(entry) for entry in staged):
+            if storage.root is None and not is_old(storage, staged):
                 continue
             folders.append((storage, folder))
             if storage is run.storage:
                 paths = (entry.key.removeprefix(folder + "/") for entry in staged)
                 files.update(path for path in paths if is_safe_path(path))
     return files, folders
-
-
-def _is_old(entry: Entry) -> bool:
-    return entry.mtime_ns is not None and time.time() - entry.mtime_ns / 1e9 > OLD
 
 
 def _copy(run: Run, source: Source, damaged: Damaged, target: str, how: str) -> None:

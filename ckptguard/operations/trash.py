@@ -17,6 +17,7 @@ from ckptguard.operations.history import Key
 from ckptguard.records.clock import utc_text
 from ckptguard.records.moments import Moment, seconds_of, surely_passed, this_moment
 from ckptguard.records.run import Run
+from ckptguard.records.sightings import seen_for
 from ckptguard.records.trash import (
     MARKED,
     MOVED,
@@ -135,11 +136,12 @@ def _remove_empty(run: Run, mark: Trashed) -> None:
             os.rmdir(folder)
 
 
-def in_trash_for(mark: Trashed, now: Moment) -> float:
-    """For how many seconds it has been there for sure."""
+def in_trash_for(run: Run, mark: Trashed, now: Moment) -> float:
+    """For how many seconds it has been there for sure, by a clock that nobody sets: that of the machine that removed
+    it, or this one's since it saw it there first."""
     wall = seconds_of(mark.removed_at)
     before = Moment(wall=now.wall if wall is None else wall, host=mark.host, boot_id=mark.boot_id, uptime=mark.uptime)
-    return surely_passed(before, now)
+    return max(surely_passed(before, now), seen_for(run, mark.folder) or 0.0)
 
 
 def _put_back(run: Run, mark: Trashed, key: str) -> None:

@@ -26,12 +26,12 @@ def this_moment() -> Moment:
 
 
 def surely_passed(before: Moment, now: Moment) -> float:
-    """Seconds that have passed at least: on the same start of the same machine by its own clock, which nobody sets; on
-    a later start no more than since that; between two machines by their wall clocks, for there is no other."""
-    if before.boot_id and before.boot_id == now.boot_id:
-        return max(0.0, now.uptime - before.uptime)
-    since = now.wall - before.wall
-    return max(0.0, min(since, now.uptime) if before.host == now.host else since)
+    """Seconds that have passed at least: on the same start of the same machine by its own clock, which nobody sets.
+    Between two machines, or two starts of one, none are sure: see `sightings`. Where a system does not tell its starts
+    apart it is by the wall clock, and no more than since the last start."""
+    if before.boot_id or now.boot_id:
+        return max(0.0, now.uptime - before.uptime) if before.boot_id == now.boot_id else 0.0
+    return max(0.0, min(now.wall - before.wall, now.uptime)) if before.host == now.host else 0.0
 
 
 def seconds_of(text: str) -> float | None:

@@ -17,6 +17,7 @@ from ckptguard.records.clock import utc_now, utc_text
 from ckptguard.records.moments import Moment, seconds_of, surely_passed, this_moment
 from ckptguard.records.owners import Owner, has_ended, is_here, this_process
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.sightings import seen_for
 
 FOLDER = "pins"
 IN_USE, PINNED = "in use", "pinned"
@@ -83,12 +84,12 @@ def list_pins(run: Run) -> list[Pin]:
     return [pin for pin in found if pin is not None]
 
 
-def counts(pin: Pin) -> bool:
+def counts(run: Run, pin: Pin) -> bool:
     """Whether a pin holds its generation: its time has not passed, and if it is in use its owner may still live. Where
     that can be told, no clock is asked, which may be wrong."""
     if pin.reason == IN_USE and pin.owner is not None and is_here(pin.owner):
         return not has_ended(pin.owner)
-    if pin.until is not None and _passed(pin.until) and _lasted(pin):
+    if pin.until is not None and _passed(pin.until) and _lasted(run, pin):
         return False
     return pin.reason != IN_USE or pin.owner is None or not has_ended(pin.owner)
 
@@ -97,7 +98,7 @@ def pinned_generations(run: Run) -> dict[str, set[Key]]:
     """(step, generation) of all that must stay, by series."""
     found: dict[str, set[Key]] = {}
     for pin in list_pins(run):
-        if counts(pin):
+        if counts(run, pin):
             found.setdefault(pin.series, set()).add((pin.step, pin.generation))
     return found
 
@@ -168,13 +169,14 @@ def _read(run: Run, place: str) -> Pin | None:
     return pin if pin.key == unreadable.key else unreadable
 
 
-def _lasted(pin: Pin) -> bool:
-    """Whether it held for as long as it was to, as far as that can be known without the wall clock."""
+def _lasted(run: Run, pin: Pin) -> bool:
+    """Whether it held for as long as it was to, by a clock that nobody sets: its machine's, or from when this one saw
+    it first. What does not say how long that is, is asked when it ends."""
     since, until = seconds_of(pin.since), seconds_of(pin.until or "")
     if since is None or until is None or pin.owner is None or pin.uptime is None:
         return True
     before = Moment(wall=since, host=pin.owner.host, boot_id=pin.owner.boot_id, uptime=pin.uptime)
-    return surely_passed(before, this_moment()) >= until - since
+    return max(surely_passed(before, this_moment()), seen_for(run, pin.key) or 0.0) >= until - since
 
 
 def _passed(moment: str) -> bool:

@@ -33,8 +33,24 @@ def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
             os.unlink(name, dir_fd=folder)
 
 
+@contextlib.contextmanager
+def shown_as_written(folder: str) -> Iterator[None]:
+    """Have `is_being_written` say so of a folder meanwhile, whatever name it gets; it ends with this process."""
+    descriptor = None
+    with contextlib.suppress(OSError):  # where there are no locks, its age alone must tell
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a data loader's worker may have it open too
+            os.close(descriptor)
+
+
 def is_being_written(path: str) -> bool:
-    """Whether a process of this machine still writes a temporary file; False where that cannot be told."""
+    """Whether a process of this machine still writes a temporary file or folder; False where that cannot be told."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

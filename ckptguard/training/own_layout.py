@@ -7,7 +7,6 @@ import functools
 import os
 import shutil
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +15,13 @@ from typing import Any
 from ckptguard.errors import ObjectMissingError, SettingsError, StateError
 from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, folder_name
 from ckptguard.manifest import File, Manifest
-from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.operations.history import load_history
 from ckptguard.operations.quarantine import mark_suspect, quarantine
 from ckptguard.operations.room import need_room
 from ckptguard.operations.seal import seal_written
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import translated
+from ckptguard.storage.local_writes import shown_as_written
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
 from ckptguard.training.at_once import at_once
 from ckptguard.training.background_save import Abandoned, Gate
@@ -32,9 +31,6 @@ from ckptguard.training.remote_save import write_elsewhere
 from ckptguard.training.safetensors_file import fitting, read_file, write_file
 from ckptguard.training.state_json import decode_state, encode_state, to_text
 from ckptguard.training.tensor_bytes import stored_size
-
-_LEFTOVER = "tmp-step-"
-_LEFTOVER_AGE = 900.0  # seconds without a write after which a temporary folder belongs to a killed save
 
 
 def state_text(step: int, captured: Captured, extra: Mapping[str, Any]) -> bytes:
@@ -79,11 +75,12 @@ def write_checkpoint(
     try:
         with translated(temporary, root):
             os.makedirs(folder)
-        files = _write_files(folder, name, captured, text, gate, allow)
+        with shown_as_written(folder):
+            files = _write_files(folder, name, captured, text, gate, allow)
+            return seal_folder(run, step, temporary, files, gate, metrics)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return seal_folder(run, step, temporary, files, gate, metrics)
 
 
 def seal_folder(
@@ -158,20 +155,6 @@ def local_root(run: Run) -> str:
             hint="name a folder that all ranks share, or pass your own save= and load=",
         )
     return run.storage.root
-
-
-def remove_leftovers(run: Run) -> None:
-    """Remove what saves left that were killed: temporary folders, once they are old, or elsewhere what is claimed by
-    processes that are gone."""
-    if run.storage.root is None:
-        collect_saves(run)
-        return
-    root = run.storage.root
-    for entry in run.storage.list():
-        if entry.kind == "folder" and entry.key.startswith(_LEFTOVER):
-            times = [e.mtime_ns or 0 for e in (entry, *run.storage.list(entry.key))]
-            if time.time() - max(times) / 1e9 > _LEFTOVER_AGE:
-                shutil.rmtree(os.path.join(root, entry.key), ignore_errors=True)
 
 
 def _write_files(

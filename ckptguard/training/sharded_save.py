@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -20,6 +21,8 @@ from ckptguard.operations.examine import manifest_file
 from ckptguard.operations.room import need_room
 from ckptguard.records.run import Run
 from ckptguard.scan import ScanOptions, scan_files
+from ckptguard.storage.failures import translated
+from ckptguard.storage.local_writes import shown_as_written
 from ckptguard.training.background_save import Gate
 from ckptguard.training.dcp_plan import LastPlan, Planned, from_words, in_words
 from ckptguard.training.dcp_writer import HashingWriter
@@ -74,10 +77,11 @@ class ShardedSave:
     def write(self, ranks: Ranks, gate: Gate) -> None:
         """Write and seal, over `ranks` that nobody else talks over meanwhile. See `write_checkpoint` for `gate`, which
         counts on rank 0; what is given up on another rank fails."""
+        written = contextlib.ExitStack()
         try:
             size = sum(together(ranks, self._what, lambda: self._planned.bytes))
             together(ranks, self._what, lambda: need_room(self._run.storage, size, self.path) if self._leads else None)
-            told = together(ranks, self._what, lambda: self._write_own(gate))
+            told = together(ranks, self._what, lambda: self._write_own(gate, written))
             sick = [f"rank {rank}: {answer['sick']}" for rank, answer in enumerate(told) if answer["sick"] is not None]
             if sick:
                 raise SickTrainingError(f"not saved: {sick[0]} holds NaN or infinity", known_good=None)
@@ -91,6 +95,7 @@ class ShardedSave:
                     raise
                 _log.warning("step %s is sealed, but not every rank heard of it", self._step)
         finally:
+            written.close()
             if self._leads:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -106,11 +111,14 @@ class ShardedSave:
             state["optimizer"] = encode_state(parts.optimizer.state_dict(), path="optimizer")
         return state
 
-    def _write_own(self, gate: Gate) -> dict[str, Any]:
+    def _write_own(self, gate: Gate, written: contextlib.ExitStack) -> dict[str, Any]:
         """Write this rank's file; what rank 0 must know of it, in JSON values."""
         sick = self._sick_tensor(self._sick) if self._sick is not None else None
         if sick is not None:
             return {"sick": sick}
+        with translated(self._temporary, self._folder):
+            os.makedirs(self._folder, exist_ok=True)
+        written.enter_context(shown_as_written(self._folder))
         results = self._planned.write(gate.go_on)
         return {"sick": None, "extra": self._extra, "results": [in_words(result) for result in results]}
 

@@ -18,6 +18,7 @@ from ckptguard.errors import CkptguardError, RecordsError, SettingsError, StateE
 from ckptguard.layouts.own import folder_name
 from ckptguard.manifest import Manifest
 from ckptguard.names import series_of
+from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import translated
@@ -25,7 +26,7 @@ from ckptguard.training.background_save import Gate
 from ckptguard.training.dcp_plan import LastPlan
 from ckptguard.training.host_copy import HostCopy
 from ckptguard.training.own_files import read_state
-from ckptguard.training.own_layout import local_root, remove_leftovers
+from ckptguard.training.own_layout import local_root
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import GlooRanks, together
 from ckptguard.training.sharded_save import ShardedSave
@@ -58,7 +59,7 @@ class ShardedStore:
         self._root = local_root(run)
         self._check_visible()
         if ranks.rank == 0:
-            remove_leftovers(run)
+            collect_saves(run)
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`. RanksError names the ranks that could not do their part; then nothing is left of it."""

@@ -16,6 +16,7 @@ from ckptguard.layouts.own import FOLDER, folder_name
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.manifest import Manifest
 from ckptguard.names import is_safe_path, is_temporary, series_folder, series_of
+from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.records.metrics import forget_metrics, write_metrics
@@ -23,7 +24,7 @@ from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.training.background_save import Gate
 from ckptguard.training.host_copy import HostCopy
 from ckptguard.training.own_files import make_room
-from ckptguard.training.own_layout import read_checkpoint, remove_leftovers, state_text, write_checkpoint
+from ckptguard.training.own_layout import read_checkpoint, state_text, write_checkpoint
 from ckptguard.training.parts import Parts
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
@@ -104,7 +105,7 @@ class OwnStore:
         self._host = HostCopy()
         self.series = series_of(folder_name(1))
         parts.check()
-        remove_leftovers(run)
+        collect_saves(run)
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`."""

@@ -12,16 +12,19 @@ from unittest import mock
 import pytest
 from tiny_run import SERIES, TINY, inline, name_of, save
 
+from ckptguard.operations import collect_aside
 from ckptguard.operations.collect import collect_leftovers
 from ckptguard.operations.listing import select_checkpoint
 from ckptguard.operations.pin import pin
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.records import moments, pins
+from ckptguard.operations.repair_files import cut_short
+from ckptguard.records import moments, owners, pins
 from ckptguard.records.pins import IN_USE, LONGEST_USE, pin_checkpoint, pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.retention_policy import Policy
+from ckptguard.storage.local_writes import shown_as_written
 
 YEAR = 365 * 86400.0
 DAY = 86400.0
@@ -152,6 +155,82 @@ def test_what_is_being_written_is_no_leftover(run, wrong):
         collect_leftovers(run)
         upload.commit()
     assert run.records.stat("kept/large").size == len(b"being written")
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Have what is called be done by another machine, whose clock is that of the moment."""
+
+    def do(work, *arguments, **options):
+        with monkeypatch.context() as there:
+            for module in (moments, owners, collect_aside):
+                there.setattr(module, "this_host", lambda: ("another", "another start"))
+            there.setattr(moments, "_uptime", lambda: 400 * DAY)
+            return work(*arguments, **options)
+
+    return do
+
+
+@pytest.fixture
+def days(monkeypatch):
+    """Have days pass by the machine's own clock."""
+    real = moments._uptime
+
+    def passed(count):
+        monkeypatch.setattr(moments, "_uptime", lambda: real() + count * DAY)
+
+    return passed
+
+
+@pytest.mark.parametrize("wrong_clock", ["of the other machine", "of this one"])
+def test_the_trash_of_another_machine_keeps_for_its_time_of_grace(run, wrong, elsewhere, days, wrong_clock):
+    """What another machine removed stays for a day from when this one saw it first, whatever either's clock says."""
+    if wrong_clock == "of the other machine":
+        wrong()
+    elsewhere(prune, run, LAST, grace=DAY)
+    wrong()
+    assert prune(run, LAST, grace=DAY).emptied == ()
+    days(0.9)
+    assert prune(run, LAST, grace=DAY).emptied == ()
+    days(1.1)
+    assert {mark.step for mark in prune(run, LAST, grace=DAY).emptied} == {100, 200, 300}
+
+
+@pytest.mark.parametrize("wrong_clock", ["of the other machine", "of this one"])
+def test_pins_of_another_machine_hold_until_their_time(run, wrong, elsewhere, days, wrong_clock):
+    """In use on another machine for a day at most: a day from when this one saw it first."""
+    if wrong_clock == "of the other machine":
+        wrong()
+    elsewhere(pin_checkpoint, run, SERIES, (200, 1), reason=IN_USE, lasts=LONGEST_USE)
+    wrong()
+    assert {d.checkpoint.step for d in prune(run, LAST, grace=DAY).removed} == {100, 300}
+    days(0.9)
+    assert prune(run, LAST, grace=DAY).removed == ()
+    collect_leftovers(run)
+    assert pinned_generations(run) == {SERIES: {(200, 1)}}
+
+
+def test_a_save_that_is_being_written_is_no_leftover(run, wrong):
+    """The folder of a save of our own layout, however old its files seem to be."""
+    if run.storage.root is None:
+        return  # there it has a claim, see records/claims.py
+    folder = Path(run.storage.root, "tmp-step-000000500-0123abcd")
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"being written")
+    with shown_as_written(str(folder)):
+        wrong()
+        for path in (folder / "model.safetensors", folder):
+            os.utime(path, (0, 0))
+        collect_leftovers(run)
+        assert [p.name for p in folder.iterdir()] == ["model.safetensors"]
+
+
+def test_what_a_living_repair_staged_elsewhere_is_not_taken_over(run, wrong):
+    """By the storage's own clock it was staged a moment ago."""
+    if run.storage.root is None:
+        run.storage.create("tmp-repair-0123abcd/model-100/weights", b"staged now")
+        wrong()
+        assert cut_short(run) == (set(), [])
 
 
 def test_saves_from_another_clock_get_their_verdict(run, wrong, clock):

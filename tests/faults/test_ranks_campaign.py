@@ -85,8 +85,8 @@ def judge(folder, job, seen, told):
     told = f"{job}\n{seen}\n{told}"
     assert all(answer is not None for answer in seen), told
     assert [answer["wrong"] for answer in seen] == [[]] * len(seen), told
-    pins = list_pins(open_run(str(folder / job.run)))
-    assert [pin for pin in pins if counts(pin)] == [], told
+    run = open_run(str(folder / job.run))
+    assert [pin for pin in list_pins(run) if counts(run, pin)] == [], told
     if job.fault == "lasting":
         assert {answer.get("error") for answer in seen} == {"rollback_exhausted"}, told
         assert os.path.isfile(seen[0]["report"]), told

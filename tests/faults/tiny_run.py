@@ -22,7 +22,7 @@ from fsspec.implementations.memory import MemoryFile
 from ckptguard.config import Settings
 from ckptguard.errors import ObjectMissingError
 from ckptguard.manifest import File
-from ckptguard.operations import collect, repair_files
+from ckptguard.operations import left_alone
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
 from ckptguard.operations.reconcile import Pass, Watch, reconcile
@@ -160,7 +160,7 @@ def inline(
 
 def cycle(run: Run, settings: Settings = TINY) -> Pass:
     """One pass as a daemon makes it at its start, an hour later: whatever was left behind is old by now."""
-    with mock.patch.object(collect, "OLD", -1.0), mock.patch.object(repair_files, "OLD", -1.0):
+    with mock.patch.object(left_alone, "OLD", -1.0):
         return reconcile(run, settings, Watch(), scanner=inline, assume_quiet=True)
 
 
@@ -183,7 +183,7 @@ def leftovers(run: Run) -> list[str]:
             own = f"{top}/{series}/{below.partition('/')[0]}"
             left += [] if {f"{own}.json", f"{own}.damaged.json"} & inside else [key]
     left += [e.key for e in run.storage.list("") if e.name.startswith(("tmp-rollback-", "tmp-repair-", ".tmp-"))]
-    return sorted({*left, *(pin.key for pin in list_pins(run) if not counts(pin))})
+    return sorted({*left, *(pin.key for pin in list_pins(run) if not counts(run, pin))})
 
 
 def opened(url: str) -> Run:

@@ -80,7 +80,7 @@ def test_what_a_dead_process_used_is_free(root, three):
     try:
         assert other.stdout.readline() == b"pinned\n"
         [pin] = list_pins(three)
-        assert counts(pin)
+        assert counts(three, pin)
         assert collect_leftovers(three) == []
         elsewhere = msgspec.structs.replace(pin.owner, host="another")
         other.send_signal(signal.SIGKILL)
@@ -88,9 +88,9 @@ def test_what_a_dead_process_used_is_free(root, three):
     finally:
         other.kill()
         other.communicate()
-    assert not counts(pin)
-    assert counts(msgspec.structs.replace(pin, reason="pinned"))  # that ends with nobody
-    assert counts(msgspec.structs.replace(pin, owner=elsewhere))  # who could tell?
+    assert not counts(three, pin)
+    assert counts(three, msgspec.structs.replace(pin, reason="pinned"))  # that ends with nobody
+    assert counts(three, msgspec.structs.replace(pin, owner=elsewhere))  # who could tell?
     assert collect_leftovers(three) == [f"_ckptguard/{pin.key}"]
     assert list_pins(three) == []
 
@@ -98,10 +98,10 @@ def test_what_a_dead_process_used_is_free(root, three):
 def test_a_pid_that_was_given_away_is_not_its_owner(three):
     """The same number, started at another time, is another process."""
     pin = pin_checkpoint(three, SERIES, (100, 1), reason=IN_USE)
-    assert counts(pin)
-    assert not counts(msgspec.structs.replace(pin, owner=msgspec.structs.replace(pin.owner, started="1")))
+    assert counts(three, pin)
+    assert not counts(three, msgspec.structs.replace(pin, owner=msgspec.structs.replace(pin.owner, started="1")))
     for pid in (0, -1, 10**30):
-        assert counts(msgspec.structs.replace(pin, owner=msgspec.structs.replace(pin.owner, pid=pid)))
+        assert counts(three, msgspec.structs.replace(pin, owner=msgspec.structs.replace(pin.owner, pid=pid)))
 
 
 def test_a_pin_ends_when_it_was_to_end(three):
@@ -188,6 +188,6 @@ def test_what_cannot_be_pinned_is_said_and_used(three, tmp_path, monkeypatch, ca
 def test_what_is_in_use_here_is_held_whatever_the_clock_says(three):
     """Its owner can be asked for; only that of another machine is believed for a time."""
     pin = pin_checkpoint(three, SERIES, (100, 1), reason=IN_USE, lasts=datetime.timedelta(seconds=-1))
-    assert counts(pin)
+    assert counts(three, pin)
     elsewhere = msgspec.structs.replace(pin, owner=msgspec.structs.replace(pin.owner, host="another"))
-    assert not counts(elsewhere)
+    assert not counts(three, elsewhere)

@@ -200,13 +200,13 @@ def test_a_save_that_cannot_be_sealed_leaves_nothing(tmp_path, monkeypatch):
 def test_leftovers_of_killed_saves_are_removed_when_they_are_old(tmp_path):
     """A temporary folder that nobody writes to any more goes; a fresh one may be somebody's save."""
     run = tmp_path / "run"
-    for name in ("tmp-step-000000001-aa", "tmp-step-000000002-bb"):
+    for name in ("tmp-step-000000001-aaaaaaaa", "tmp-step-000000002-bbbbbbbb"):
         (run / name).mkdir(parents=True)
         (run / name / "model.safetensors").write_bytes(b"x")
-    for path in (run / "tmp-step-000000001-aa" / "model.safetensors", run / "tmp-step-000000001-aa"):
+    for path in (run / "tmp-step-000000001-aaaaaaaa" / "model.safetensors", run / "tmp-step-000000001-aaaaaaaa"):
         os.utime(path, (1, 1))
     guard_of(run)
-    assert [p.name for p in run.iterdir()] == ["tmp-step-000000002-bb"]
+    assert [p.name for p in run.iterdir()] == ["tmp-step-000000002-bbbbbbbb"]
 
 
 def test_tied_weights_and_extra_state_come_back(tmp_path):

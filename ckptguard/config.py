@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_within: float | str | None = None  # those saved so long before the newest: seconds, or "2d"
     keep_best: tuple[str, ...] = ()  # METRIC:min or METRIC:max, and :N for more than one
     prune_failed: bool = False  # bad, incomplete and suspect ones go too, once `keep_good` newer ones are good
-    trash_grace: float | str = 86400.0  # for so long what was pruned can be restored, and what was repaired be seen: "1d"
+    trash_grace: float | str = 86400.0  # so long what was pruned can be restored: seconds, or "1d"
     replica_keep_last: int | None = None  # the same for a replica
     replica_keep_every: int | None = None
     replica_keep_within: float | str | None = None

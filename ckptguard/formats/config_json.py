@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from ckptguard.formats.structure import Format, Problem, Structure
+from ckptguard.formats.structure import Format, Structure, broken
 from ckptguard.formats.suffixes import name_of
 from ckptguard.storage.protocol import Reader
 
@@ -28,21 +28,17 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         text = reader.read(0, size).decode("utf-8")
     except UnicodeDecodeError:
-        return _broken("it is not UTF-8")
+        return broken(FORMAT.name, "it is not UTF-8")
     if not text.strip():
-        return _broken("it is empty")
+        return broken(FORMAT.name, "it is empty")
     try:
         json.loads(text)
     except RecursionError:
-        return _broken("it is nested too deeply")
+        return broken(FORMAT.name, "it is nested too deeply")
     except ValueError as error:
         if "\0" in text or not _COMMENT.search(text):
-            return _broken(f"it is no JSON: {str(error)[:200]}")
+            return broken(FORMAT.name, f"it is no JSON: {str(error)[:200]}")
     return Structure(format=FORMAT.name)
-
-
-def _broken(message: str) -> Structure:
-    return Structure(format=FORMAT.name, problems=(Problem(message=message),))
 
 
 FORMAT = Format(name="config_json", matches=matches, read=read)

@@ -9,7 +9,7 @@ from ckptguard.formats.dcp_pickle import StoredItem, StoredRange, TensorEntry, a
 from ckptguard.formats.pickle_constants import PickleProblem
 from ckptguard.formats.pickle_values import Call, Global, Mapping
 from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import ChunkPlace, Format, Problem, Structure, TensorPlace
+from ckptguard.formats.structure import ChunkPlace, Format, Problem, Structure, TensorPlace, broken
 from ckptguard.formats.suffixes import is_dcp_metadata, name_of
 from ckptguard.names import is_safe_path
 from ckptguard.storage.protocol import Reader
@@ -34,12 +34,12 @@ def read(reader: Reader, path: str) -> Structure:
     """
     size = reader.entry.size
     if size > MAX_METADATA:
-        return _broken(f"it has {size} bytes, which is more than we would read")
+        return broken(FORMAT.name, f"it has {size} bytes, which is more than we would read")
     data = reader.read(0, size)
     try:
         pickled = read_metadata_pickle(data)
     except PickleProblem as error:
-        return _broken(str(error), truncated=error.ends_early, names=error.globals)
+        return broken(FORMAT.name, str(error), truncated=error.ends_early, names=error.globals)
     reading = _Reading(alone=name_of(path) != ".metadata")
     if pickled.end != len(data):
         reading.problem(f"{len(data) - pickled.end} bytes follow the pickle")
@@ -53,11 +53,6 @@ def read(reader: Reader, path: str) -> Structure:
         containers=tuple(reading.containers),
         chunks=chunks,
     )
-
-
-def _broken(message: str, *, truncated: bool = False, names: frozenset[str] = frozenset()) -> Structure:
-    problems = (Problem(message=message),)
-    return Structure(format=FORMAT.name, problems=problems, truncated=truncated, globals=tuple(sorted(names)))
 
 
 class _Reading:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
-from ckptguard.formats.structure import Format, Problem, Structure
+from ckptguard.formats.strict_json import JsonProblem, printable, read_object
+from ckptguard.formats.structure import Format, Structure, broken
 from ckptguard.formats.suffixes import name_of
 from ckptguard.names import is_safe_path
 from ckptguard.storage.protocol import Reader
@@ -18,27 +18,17 @@ def matches(path: str, head: bytes) -> bool:
 
 def read(reader: Reader, path: str) -> Structure:
     """The index's weight map; anything else than a map from tensors to plain file names is a problem."""
-    size = reader.entry.size
-    if not size:
-        return _broken("the index is empty", truncated=True)
-    if size > MAX_INDEX:
-        return _broken(f"the index has {size} bytes, which is more than we would read")
-    text = reader.read(0, size)
     try:
-        index = parse_object(text)
+        index = read_object(reader, MAX_INDEX)
     except JsonProblem as error:
-        return _broken(f"the index cannot be read: {error}", truncated=error.ends_early)
+        return broken(FORMAT.name, f"the index cannot be read: {error}", truncated=error.ends_early)
     weights = index.get("weight_map")
     if not isinstance(weights, dict):
-        return _broken("the index has no weight_map")
+        return broken(FORMAT.name, "the index has no weight_map")
     unsafe = [name for name in weights.values() if not isinstance(name, str) or not is_safe_path(name)]
     if unsafe:
-        return _broken(f"the index names {printable(str(unsafe[0]))!r}, which is no plain file name")
+        return broken(FORMAT.name, f"the index names {printable(str(unsafe[0]))!r}, which is no plain file name")
     return Structure(format=FORMAT.name, weight_map=weights)
-
-
-def _broken(message: str, *, truncated: bool = False) -> Structure:
-    return Structure(format=FORMAT.name, problems=(Problem(message=message),), truncated=truncated)
 
 
 FORMAT = Format(name="hf_index", matches=matches, read=read)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
-from ckptguard.formats.structure import Format, Leaf, Problem, Structure
+from ckptguard.formats.strict_json import JsonProblem, printable, read_object
+from ckptguard.formats.structure import Format, Leaf, Problem, Structure, broken
 from ckptguard.storage.protocol import Reader
 
 MAX_SIZE = 256 << 20
@@ -23,16 +23,12 @@ def matches(path: str, head: bytes) -> bool:
 
 def read(reader: Reader, path: str) -> Structure:
     """Leaves: the numbers of optimizer, scheduler and scaler, those that are not finite too."""
-    size = reader.entry.size
-    if not size or size > MAX_SIZE:
-        return _broken("it is empty" if not size else f"it has {size} bytes", truncated=not size)
-    text = reader.read(0, size)
     try:
-        state = parse_object(text)
+        state = read_object(reader, MAX_SIZE)
     except JsonProblem as error:
-        return _broken(f"it cannot be read: {error}", truncated=error.ends_early)
+        return broken(FORMAT.name, f"it cannot be read: {error}", truncated=error.ends_early)
     if state.get("ckptguard_state") != 1:
-        return _broken("it is no state of a format that this version reads")
+        return broken(FORMAT.name, "it is no state of a format that this version reads")
     leaves: list[Leaf] = []
     problems: tuple[Problem, ...] = ()
     waiting: list[tuple[str, object]] = [(key, state[key]) for key in reversed(_NUMBERS_OF) if key in state]
@@ -53,10 +49,6 @@ def read(reader: Reader, path: str) -> Structure:
             leaves.append(Leaf(name, value))
     containers = tuple(key for key in _NUMBERS_OF if isinstance(state.get(key), dict | list))
     return Structure(format=FORMAT.name, leaves=tuple(leaves), problems=problems, containers=containers)
-
-
-def _broken(message: str, *, truncated: bool = False) -> Structure:
-    return Structure(format=FORMAT.name, problems=(Problem(message=message),), truncated=truncated)
 
 
 FORMAT = Format(name="ckptguard_state", matches=matches, read=read)

@@ -8,7 +8,7 @@ import operator
 
 from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
-from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace
+from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.suffixes import has_tensor_suffix
 from ckptguard.storage.protocol import Reader
 
@@ -30,20 +30,20 @@ def read(reader: Reader, path: str) -> Structure:
     """The structure of a safetensors file; whatever is wrong with it is among the problems."""
     size = reader.entry.size
     if size < 8:
-        return _broken("the file ends before the length of its header", truncated=True)
+        return broken(FORMAT.name, "the file ends before the length of its header", truncated=True)
     length = int.from_bytes(reader.read(0, 8), "little")
     if not 2 <= length <= MAX_HEADER:
         # A zeroed start is what a writer leaves that sets the full length first.
-        return _broken(f"the header's length of {length} bytes cannot be", truncated=length == 0)
+        return broken(FORMAT.name, f"the header's length of {length} bytes cannot be", truncated=length == 0)
     if 8 + length > size:
-        return _broken(f"the header should be {length} bytes, but the file has {size}", truncated=True)
+        return broken(FORMAT.name, f"the header should be {length} bytes, but the file has {size}", truncated=True)
     text = reader.read(8, length)
     if text[:1] != b"{":
-        return _broken("the header does not begin with {")
+        return broken(FORMAT.name, "the header does not begin with {")
     try:
         header = parse_object(text)
     except JsonProblem as error:
-        return _broken(f"the header cannot be read: {error}")
+        return broken(FORMAT.name, f"the header cannot be read: {error}")
     return _from_header(header, 8 + length, size)
 
 
@@ -118,10 +118,6 @@ def _metadata(value: object, problems: list[Problem]) -> dict[str, str]:
         return dict(value)
     problems.append(Problem(message="__metadata__ does not map text to text"))
     return {}
-
-
-def _broken(message: str, *, truncated: bool = False) -> Structure:
-    return Structure(format=FORMAT.name, problems=(Problem(message=message),), truncated=truncated)
 
 
 FORMAT = Format(name="safetensors", matches=matches, read=read)

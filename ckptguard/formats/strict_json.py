@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import NoReturn
 
+from ckptguard.storage.protocol import Reader
+
 
 class JsonProblem(ValueError):
     """The text is not the JSON that it should be; the message says why. `ends_early`: it stops in the middle."""
@@ -41,6 +43,16 @@ def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
     if not isinstance(value, dict):
         raise JsonProblem("it is not an object")
     return value
+
+
+def read_object(reader: Reader, most: int, *, allow_nan: bool = False) -> dict[str, object]:
+    """The same of a whole file; JsonProblem also where it is empty or has more than `most` bytes."""
+    size = reader.entry.size
+    if not size:
+        raise JsonProblem("it is empty", ends_early=True)
+    if size > most:
+        raise JsonProblem(f"it has {size} bytes, which is more than we would read")
+    return parse_object(reader.read(0, size), allow_nan=allow_nan)
 
 
 def _ends_early(error: json.JSONDecodeError) -> bool:

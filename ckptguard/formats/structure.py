@@ -104,6 +104,12 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     chunks: dict[str, tuple[ChunkPlace, ...]] = {}
 
 
+def broken(name: str, message: str, *, truncated: bool = False, names: frozenset[str] = frozenset()) -> Structure:
+    """The structure of a file of the format `name` of which nothing can be used, and why not."""
+    problems = (Problem(message=message),)
+    return Structure(format=name, problems=problems, truncated=truncated, globals=tuple(sorted(names)))
+
+
 Beside = Callable[[str], "Structure | None"]  # a file's name -> the structure of that file in the same folder, if any
 
 

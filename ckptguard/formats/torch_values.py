@@ -14,6 +14,7 @@ _TYPED_VIEW = "torch._utils._rebuild_tensor_v3"
 _META = "torch._utils._rebuild_meta_tensor_no_storage"
 PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
 FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_WITH_STATE = frozenset((PARAMETERS[1], *FROM_TYPE))
 _TENSORS_THEMSELVES = frozenset((*_VIEWS, _TYPED_VIEW, _META))
 _TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *PARAMETERS))
 _MAX_WRAPPERS = 16
@@ -76,17 +77,12 @@ def tensor_attributes(call: Call) -> list[object]:
         func, args = call.func, call.args
         if call.state is not None:
             states.append(call.state)
-        if type(func) is not Global or type(args) is not tuple or not args:
-            break
-        inner = args[0]
-        if func.dotted in (PARAMETERS[1], *FROM_TYPE) and len(args) > 3:
+        if type(func) is Global and func.dotted in _WITH_STATE and type(args) is tuple and len(args) > 3:
             states.append(args[3])
-        if func.dotted in PARAMETERS and type(inner) is Call:
-            call = inner
-        elif func.dotted in FROM_TYPE and type(inner) is Global and len(args) > 2:
-            call = Call(inner, args[2])
-        else:
+        inner = _inside(call)
+        if inner is None:
             break
+        call = inner
     return states
 
 
@@ -159,17 +155,26 @@ def quantiser(value: Call) -> tuple[object, object] | None:
 def _unwrap(call: Call) -> Call:
     """The call that views a storage, out of parameters and tensor subclasses."""
     for _ in range(_MAX_WRAPPERS):
-        func, args = call.func, call.args
-        if type(func) is not Global or func.dotted in _TENSORS_THEMSELVES or type(args) is not tuple or not args:
+        if type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
             break
-        inner = args[0]
-        if func.dotted in PARAMETERS and type(inner) is Call:
-            call = inner
-        elif func.dotted in FROM_TYPE and type(inner) is Global and len(args) > 2:
-            call = Call(inner, args[2])
-        else:
+        inner = _inside(call)
+        if inner is None:
             break
+        call = inner
     return call
+
+
+def _inside(call: Call) -> Call | None:
+    """The call that a parameter or a tensor subclass wraps."""
+    func, args = call.func, call.args
+    if type(func) is not Global or type(args) is not tuple or not args:
+        return None
+    inner = args[0]
+    if func.dotted in PARAMETERS and type(inner) is Call:
+        return inner
+    if func.dotted in FROM_TYPE and type(inner) is Global and len(args) > 2:
+        return Call(inner, args[2])
+    return None
 
 
 def _view(

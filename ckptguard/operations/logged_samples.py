@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptguard.errors import CkptguardError
-from ckptguard.formats.strict_json import JsonProblem, parse_object
+from ckptguard.formats.strict_json import JsonProblem, read_object
 from ckptguard.formats.trainer_state import MAX_SIZE
 from ckptguard.incident import Number, Sample, worded
 from ckptguard.names import MAX_STEP
@@ -24,9 +24,7 @@ def logged_samples(run: Run, series: str, key: Key, path: str) -> tuple[Sample, 
     for storage, folder in _places(run, series, key, path):
         try:
             with storage.open(f"{folder}/{_FILE}".removeprefix("./")) as reader:
-                if reader.entry.size > MAX_SIZE:
-                    continue
-                state = parse_object(reader.read(0, reader.entry.size), allow_nan=True)
+                state = read_object(reader, MAX_SIZE, allow_nan=True)
         except (CkptguardError, JsonProblem):
             continue
         history = state.get("log_history")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ckptguard.errors import ObjectMissingError
-from ckptguard.formats.strict_json import JsonProblem, parse_object
+from ckptguard.formats.strict_json import JsonProblem, read_object
 from ckptguard.formats.trainer_state import MAX_SIZE
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.engine_states import has_engine_states
@@ -43,9 +43,7 @@ def _gradient_norms(run: Run, checkpoint: Checkpoint) -> list[tuple[int, float]]
     parsed: that is for the checks."""
     try:
         with run.storage.open(checkpoint.key("trainer_state.json")) as reader:
-            if reader.entry.size > MAX_SIZE:
-                return []
-            state = parse_object(reader.read(0, reader.entry.size), allow_nan=True)
+            state = read_object(reader, MAX_SIZE, allow_nan=True)
     except (ObjectMissingError, JsonProblem):
         return []
     history = state.get("log_history")

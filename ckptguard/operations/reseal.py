@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from ckptguard.config import Settings
+from ckptguard.errors import SettingsError
+from ckptguard.layouts import LAYOUTS
+from ckptguard.names import escape
 from ckptguard.operations.listing import select_checkpoint
 from ckptguard.operations.report import Checked
 from ckptguard.operations.verify import verify_checkpoint
@@ -15,7 +18,13 @@ def reseal(
 ) -> Checked:
     """Take what lies under a path, id or step as a new generation, and verify it as if seen for the first time.
 
-    Its digests are taken as they are; everything that can be known without them is still checked.
+    Its digests are taken as they are; everything that can be known without them is still checked. SettingsError for
+    our own layout: it is complete by its writer's manifest alone, which would count no more.
     """
     checkpoint = select_checkpoint(run, word)
+    if LAYOUTS[checkpoint.layout].sealed_by_writer:
+        raise SettingsError(
+            f"{escape(checkpoint.path)} can only be sealed by the training that writes it",
+            hint="ckptguard verify says what it is; ckptguard repair puts damaged files right",
+        )
     return verify_checkpoint(run, checkpoint, settings, scanner=scanner, resealed=True, progress=progress)

@@ -13,7 +13,10 @@ from fixtures_runs import QUICK
 from forked import Forked
 
 import ckptguard
+from ckptguard.errors import SettingsError
+from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.reseal import reseal
 from ckptguard.operations.survey import survey
 from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.ledger import ledger_names
@@ -226,3 +229,14 @@ def test_a_rollback_reads_the_bytes_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr("ckptguard.operations.roll_back.verify_checkpoint", again)
     assert guard.rollback() == 10
+
+
+def test_a_save_of_ours_cannot_be_resealed(tmp_path):
+    """Its writer's manifest is what makes it complete: nobody's word takes that from a good one."""
+    guard = guard_of(tmp_path / "run", model_of(3))
+    guard.save(step=10)
+    run = open_run(str(tmp_path / "run"))
+    reconcile(run, QUICK, Watch())
+    with pytest.raises(SettingsError, match="only be sealed by the training"):
+        reseal(run, QUICK, "10")
+    assert find_known_good(run).id == "10.1"

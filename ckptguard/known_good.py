@@ -64,6 +64,16 @@ def standings(names: Iterable[str]) -> dict[tuple[int | None, int], Standing]:
     return current
 
 
+def by_generation(names: Iterable[str]) -> dict[tuple[int | None, int], list[str]]:
+    """A series' ledger names by the (step, generation) that they speak of."""
+    found: dict[tuple[int | None, int], list[str]] = {}
+    for name in names:
+        entry = parse_verdict_name(name)
+        if entry is not None:
+            found.setdefault((entry.step, entry.generation), []).append(name)
+    return found
+
+
 def ever_good(names: Iterable[str]) -> set[tuple[int | None, int]]:
     """(step, generation) of every generation of a series that had a GOOD verdict at some time."""
     entries = (parse_verdict_name(name) for name in names)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 
 from ckptguard.errors import RecordsError
-from ckptguard.known_good import Standing, ever_good, standings
+from ckptguard.known_good import Standing, by_generation, ever_good, standings
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id
 from ckptguard.records.ledger import latest_verdict, ledger_names
@@ -32,6 +32,7 @@ class History:
     _by_step: dict[str, dict[int | None, set[int]]] = field(default_factory=dict)
     _manifests: dict[tuple[str, int | None, int], Manifest | None] = field(default_factory=dict)
     _verdicts: dict[tuple[str, int | None, int], Verdict | None] = field(default_factory=dict)
+    _names_of: dict[str, dict[Key, list[str]]] = field(default_factory=dict)
     _ever_good: dict[str, set[Key]] = field(default_factory=dict)
     _kept: dict[str, set[Key]] | None = None
 
@@ -65,8 +66,14 @@ class History:
         """The verdict that counts for a generation; entries that cannot be read do not exist."""
         full = (series, *key)
         if full not in self._verdicts:
-            self._verdicts[full] = latest_verdict(self.run, series, *key, self.names.get(series, []))
+            self._verdicts[full] = latest_verdict(self.run, series, *key, self._entries(series).get(key, []))
         return self._verdicts[full]
+
+    def _entries(self, series: str) -> dict[Key, list[str]]:
+        """The ledger names of a series by generation."""
+        if series not in self._names_of:
+            self._names_of[series] = by_generation(self.names.get(series, ()))
+        return self._names_of[series]
 
     def forget_verdicts(self, names: dict[str, list[str]]) -> None:
         """Take over newer ledger names."""
@@ -75,6 +82,7 @@ class History:
         self._ever_good.clear()
         self._standings.clear()
         self._by_step.clear()
+        self._names_of.clear()
 
     def generations(self, series: str, step: int | None) -> list[int]:
         """Every generation of a step that any record knows, ascending."""

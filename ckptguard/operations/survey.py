@@ -64,6 +64,19 @@ def survey(run: Run) -> tuple[CheckpointState, ...]:
     return tuple(sorted(everything, key=lambda s: (s.series, s.step is None, s.step or 0, s.id or "", s.path)))
 
 
+def without_verdict(run: Run, *, above: int = -1) -> list[Checkpoint]:
+    """The numbered checkpoints in place, of steps above this one, that `survey` calls PENDING."""
+    history = load_history(run)
+    found = []
+    for checkpoint in list_checkpoints(run):
+        if checkpoint.step is not None and checkpoint.step > above:
+            key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
+            key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
+            if history.verdict(checkpoint.series, key) is None:
+                found.append(checkpoint)
+    return found
+
+
 def _state(
     run: Run,
     history: History,

@@ -17,16 +17,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError, SettingsError
+from ckptguard.layouts import Checkpoint
 from ckptguard.names import MAX_STEP, is_safe_path
 from ckptguard.operations.find_known_good import KnownGood, find_known_good
 from ckptguard.operations.hooks import Hooks
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.news import incident_event
-from ckptguard.operations.survey import survey
+from ckptguard.operations.reconcile import Waiting
+from ckptguard.operations.survey import survey, without_verdict
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.presence import DaemonRecord
 from ckptguard.records.run import Run
-from ckptguard.verdict import Outcome
 from ckptguard_daemon import documents
 from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.log import log
@@ -168,25 +169,26 @@ class Answers:
     ) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
         """The answer as of now, and the newer checkpoints without a verdict that could change it: as of now too if that
         must be `certain`, else as of the last pass if nothing hinted at a change since."""
+
+        def best() -> tuple[KnownGood | NoKnownGoodError, int]:
+            try:
+                found = find_known_good(run, before_step=before, series=series, listed=guarded.names.steps(run))
+            except NoKnownGoodError as error:
+                return error, -1
+            return found, -1 if found.step is None else found.step
+
         run = guarded.open()
         looked = self._alive() and self._loop.has_seen_all(guarded.run_id) and guarded.state == "guarded"
-        if certain or not looked:
-            pending = [(s.step, s.path, s.series) for s in survey(run) if s.in_place and s.outcome is Outcome.PENDING]
-        else:
-            pending = [(w.step, w.path, w.series) for w in guarded.last_pass.pending]
-        try:
-            answer: KnownGood | NoKnownGoodError = find_known_good(
-                run, before_step=before, series=series, listed=guarded.names.steps(run)
-            )
-        except NoKnownGoodError as error:
-            answer = error
-        newest = -1 if isinstance(answer, NoKnownGoodError) or answer.step is None else answer.step
+        pending: Sequence[Waiting | Checkpoint] = guarded.last_pass.pending
+        answer, newest = best()
+        above = newest if looked and not certain else MAX_STEP + 1
+        while newest < above:
+            above = newest
+            pending = without_verdict(run, above=above)
+            answer, newest = best()  # again: it may have got its verdict between the two
         below = MAX_STEP + 1 if before is None else before
-        return answer, [
-            path
-            for step, path, its_series in pending
-            if step is not None and newest < step < below and series in (None, its_series)
-        ]
+        wanted = (w for w in pending if series in (None, w.series))
+        return answer, [w.path for w in wanted if w.step is not None and newest < w.step < below]
 
     async def _run_of(self, request: Request) -> tuple[GuardedRun, Run]:
         guarded = self._guarded(request)

@@ -1,8 +1,11 @@
 """Asking for the known-good checkpoint of a run of many: in this process, and from a daemon's socket.
 
-    python tests/benchmarks/bench_known_good.py [--checkpoints 10000] [--runs 30] [--folder DIR]
+    python tests/benchmarks/bench_known_good.py [--checkpoints 10000] [--files 10] [--runs 200] [--folder DIR]
 
-Prints the median time of each, and how many listings, reads and other questions the storage was asked.
+Prints the median time of each, and how many listings, reads and other questions the storage was asked. `--files`: so
+many of the checkpoints, the newest, have files in place; of the others there are the records. The daemon is asked by a
+new connection each time, as the training side does, once it has nothing left to do and the records have been left alone
+for as long as it must see before it remembers their names.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from ckptguard.config import Settings
@@ -34,6 +38,7 @@ from ckptguard.verdict import decode_verdict, encode_verdict
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "faults")]
 
+QUIET = 4.0  # seconds: the daemon wants 3
 CALLS = ("list", "names", "open", "stat", "create", "move", "remove")
 
 
@@ -95,59 +100,85 @@ def counted() -> Iterator[collections.Counter[str]]:
 
 
 @contextlib.contextmanager
-def daemon(root: Path, folder: Path) -> Iterator[tuple[str, str]]:
-    """A daemon on the run: its socket and the run's id."""
+def daemon(root: Path, folder: Path) -> Iterator[str]:
+    """A daemon on the run that has looked at all of it: its socket."""
     place = str(folder / "d.sock")
     path = str(Path(__file__).parent.parent.parent / "daemon")
     environment = {**os.environ, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "ckptguard_daemon", str(root), "--listen", f"unix:{place}"]
+    command = [sys.executable, "-m", "ckptguard_daemon", str(root), "--socket", place]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        while True:
-            with contextlib.suppress(OSError):
-                yield place, open_run(str(root)).run_id
-                return
+        while not is_done(place):
+            assert process.poll() is None, "the daemon ended"
             time.sleep(0.2)
+        yield place
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
 
 
-def ask(place: str, run_id: str) -> str:
+def is_done(place: str) -> bool:
+    """Whether the daemon has made its passes, and left nothing pending."""
+    try:
+        (run,) = ask(place, "/v1/runs")["runs"]
+    except OSError:
+        return False  # it does not listen yet
+    return bool(run["passes"] >= 2 and not run["pending"])
+
+
+def ask(place: str, path: str) -> dict[str, Any]:
     """The daemon's answer."""
     connection = http.client.HTTPConnection("localhost", timeout=600)
     connection.sock = socket.socket(socket.AF_UNIX)
-    connection.sock.connect(place)
-    connection.request("GET", f"/v1/runs/{run_id}/known-good")
-    answer = connection.getresponse()
-    text = answer.read()
-    connection.close()
+    try:
+        connection.sock.connect(place)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read()
+    finally:
+        connection.close()
     assert answer.status == 200, text
-    return str(json.loads(text)["path"])
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=int, default=10000)
-    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--files", type=int, default=10)
+    parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--folder", default=None)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         root = Path(folder) / "run"
         root.mkdir()
-        write_run(root, options.checkpoints)
+        write_run(root, options.checkpoints, options.files)
 
         def here() -> str:
             return find_known_good(open_run(str(root))).path
 
         with counted() as counts:
             here()
-        print(f"{options.checkpoints} checkpoints; the storage is asked: {dict(counts)}")
+        print(f"{options.checkpoints} checkpoints, {options.files} in place; the storage is asked: {dict(counts)}")
         cpu = time.process_time()
-        taken = median(options.runs, here)
-        cpu = (time.process_time() - cpu) / options.runs * 1e3
+        taken = median(30, here)
+        cpu = (time.process_time() - cpu) / 30 * 1e3
         print(f"in this process: median {taken:.1f} ms, {cpu:.1f} ms of processor time each")
+        with daemon(root, Path(folder)) as place:
+            question = f"/v1/runs/{open_run(str(root)).run_id}/known-good"
+
+            def there() -> str:
+                return str(ask(place, question)["path"])
+
+            print(f"from the daemon, names listed: median {median(5, there):.1f} ms")
+            time.sleep(QUIET)
+            print(f"from the daemon, first question after {QUIET:g} s: {median(1, there):.1f} ms")
+            print(f"from the daemon, names remembered: median {median(options.runs, there):.2f} ms")
+            waiting = f"{question}?wait_seconds=60"
+            print(f"from the daemon, told to wait: median {median(5, lambda: ask(place, waiting)):.1f} ms")
+            print(f"from the daemon, `/healthz`: median {median(options.runs, lambda: ask(place, '/healthz')):.2f} ms")
+            assert there() == here()
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ _servers: dict[tuple[str, ...], socket.socket] = {}
 
 
 class Forked:
-    """A process that runs a script; used as a `subprocess.Popen`. Output goes to files unless `piped`, which is stdout
-    and stdin."""
+    """A process that runs a script, to be used like a `subprocess.Popen`. Its output is kept for `communicate`; where
+    it is `piped`, standard input and output are pipes. `path` comes first on its ``sys.path``."""
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Forked:
         piped: bool = False,
         imported: tuple[str, ...] = TORCH,
     ) -> None:
+        environment = dict(os.environ) if environment is None else environment
         self.pid, self.returncode = 0, None
         self._link, theirs = socket.socketpair()
         self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
@@ -62,12 +63,12 @@ class Forked:
             "name": name,
             "argv": [name if name != "<string>" else "-c", *map(str, arguments)],
             "path": [str(Path(name).parent) if name != "<string>" else "", *path],
-            "environment": dict(os.environ) | (environment or {}),
+            "environment": environment,
             "cwd": os.getcwd(),
         }
         body = json.dumps(request).encode()
         try:
-            control = _server(imported)
+            control = _server(imported, environment)
             socket.send_fds(control, [len(body).to_bytes(4, "big")], [theirs.fileno(), given, out, self._err.fileno()])
             control.sendall(body)
         finally:
@@ -138,15 +139,27 @@ class Forked:
         self.close()
 
 
-def _server(imported: tuple[str, ...]) -> socket.socket:
-    """Where a Python listens that has imported some modules."""
+def wait_for_all(processes: list[Forked], timeout: float) -> None:
+    """Return when all have ended; the others are killed when one fails or the time is over."""
+    end, left = time.monotonic() + timeout, processes
+    while left:
+        ready = select.select([process._link for process in left], [], [], max(0.0, end - time.monotonic()))[0]
+        if not ready or any(process.poll() for process in left):
+            for process in left:
+                process.kill()
+            return
+        left = [process for process in left if process.poll() is None]
+
+
+def _server(imported: tuple[str, ...], environment: dict[str, str]) -> socket.socket:
+    """Where a Python listens that has imported some modules, under the environment of the first that asked."""
     if imported not in _servers:
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
             [sys.executable, str(_HERE / "fork_server.py"), str(theirs.fileno()), *imported],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         )
         theirs.close()
         _servers[imported] = ours

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ckptguard.operations import repair_files
 from ckptguard.storage.local import LocalStorage
 from ckptguard.storage.remote import RemoteStorage
 
@@ -50,4 +51,5 @@ def _raise_at(
         for storage in (LocalStorage, RemoteStorage):
             for name in names:
                 patched.setattr(storage, name, counted(getattr(storage, name)))
+        patched.setattr(repair_files, "swap_files", counted(repair_files.swap_files))
         yield

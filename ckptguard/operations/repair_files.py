@@ -1,7 +1,8 @@
 """Put the right bytes of single files in place of damaged ones: staged, read back, then exchanged by rename.
 
-Nothing is ever written over. The damaged file goes to quarantine and the staged one takes its name; killed between the
-two, the name is free, and the staged file is found by the next repair.
+Nothing is ever written over. The damaged file goes to quarantine, and the staged one takes its name: where the file
+system can, by an exchange of the two; else the name is free for an instant, and killed then, the staged file is found
+by the next repair.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.manifest import File
 from ckptguard.names import is_safe_path, record_name, series_folder
 from ckptguard.operations.history import Key
@@ -22,6 +23,7 @@ from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
+from ckptguard.storage.local_swap import swap_files
 
 STAGED_BESIDE, STAGED_INSIDE = "tmp-repair-", ".tmp-repair-"  # in the run, in the records
 _BLOCK = 4 << 20
@@ -118,6 +120,8 @@ def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
     now = seen_now(damaged.storage, damaged.key)
     if (now and now.signature) != (seen and seen.signature):
         raise BusyError(f"{damaged.file.path} changed while it was repaired")
+    if _swapped(run, damaged, staged, f"{aside}/{damaged.file.path}"):
+        return
     if seen is not None:
         _to_records(run, damaged, f"{aside}/{damaged.file.path}")
     try:
@@ -165,6 +169,30 @@ def _copy(run: Run, source: Source, damaged: Damaged, target: str, how: str) -> 
             upload.write(reader.read(offset, min(_BLOCK, reader.entry.size - offset)))
         reader.check_unchanged()
         upload.commit()
+
+
+def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
+    """Put the damaged bytes under `target` in the records too, then exchange the two files in one step. False where
+    that cannot be done; then nothing is."""
+    root, seen = damaged.storage.root, damaged.seen
+    if root is None or seen is None or seen.kind != "file":
+        return False
+    storage, run_prefix, records_prefix = run.shared()
+    begin = records_prefix if damaged.storage is run.records else run_prefix
+    try:
+        storage.copy(begin + damaged.key, records_prefix + target, how="link")
+    except StorageError:
+        return False
+    if not swap_files(root, staged, damaged.key):
+        storage.remove(records_prefix + target)
+        return False
+    out = seen_now(damaged.storage, staged)
+    if out is None or out.signature != seen.signature:
+        swap_files(root, staged, damaged.key)
+        storage.remove(records_prefix + target)
+        raise BusyError(f"{damaged.file.path} was saved again while it was repaired")
+    damaged.storage.remove(staged)
+    return True
 
 
 def _to_records(run: Run, damaged: Damaged, target: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -40,12 +41,14 @@ def _copy(reader: Reader, descriptor: int, progress: Progress | None, *, at_once
     def copy(begin: int) -> None:
         if given_up.is_set():
             return
-        left, position = memoryview(reader.read(begin, min(length, size - begin))), begin
+        data = reader.read(begin, min(length, size - begin))
+        left, position = memoryview(data), begin
         while left:
             written = os.pwrite(descriptor, left, position)
             left, position = left[written:], position + written
             if progress is not None:
                 progress(written)
+        _begin_writeback(descriptor, begin, len(data))
 
     if at_once == 1 or size <= length:
         for begin in range(0, size, length):
@@ -61,3 +64,11 @@ def _copy(reader: Reader, descriptor: int, progress: Progress | None, *, at_once
     for piece in pieces:
         if not piece.cancelled():
             piece.result()
+
+
+def _begin_writeback(descriptor: int, offset: int, length: int) -> None:
+    """Have the system write these bytes to the disk from now on: so the fsync at the end has little left to wait for.
+    To Linux, pages that are not needed any more are pages to write; they stay in memory until they are written."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # only a hint
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)

@@ -32,7 +32,7 @@ from ckptguard.operations.mirror_records import (
     mirror_verdicts,
 )
 from ckptguard.operations.send_checkpoint import has_arrived, send_checkpoint
-from ckptguard.operations.send_file import Pace
+from ckptguard.operations.send_file import pace_of
 from ckptguard.records.kept import read_kept
 from ckptguard.records.moments import seconds_of, this_moment
 from ckptguard.records.pins import InUse
@@ -40,6 +40,7 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.retention import Present, decide
 from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.scan.read_through import Pace
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
 from ckptguard.storage.retries import Retries
@@ -103,7 +104,7 @@ def replicate(
             join(run, target)
             mirror_decisions(run, target)
             mirror_verdicts(run, target)
-        pace = Pace(rate, stop, progress, hold)
+        pace = pace_of(rate, stop, progress, hold)
         with InUse(run, "replication") as in_use:
             history = load_history(target)
             for candidate in wanted:

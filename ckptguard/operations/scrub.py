@@ -27,7 +27,8 @@ from ckptguard.records.kept import read_kept
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import KEPT, Scrub, Where, record_scrub
 from ckptguard.scan import Progress, Scanner, scan_files
-from ckptguard.scan.reread import Pace, ReadingStopped, Wrong, reread
+from ckptguard.scan.read_through import Pace
+from ckptguard.scan.reread import ReadingStopped, Wrong, reread
 from ckptguard.verdict import Finding, Outcome
 
 _GO_ON_WITHIN = 7 * 86400.0  # a reading that was cut short longer ago begins anew, where no other age is asked for
@@ -82,7 +83,6 @@ class _Work:
     scanner: Scanner
     pace: Pace
     md5: bool
-    progress: Progress | None
     max_age: float | None
     history: History
     known: list[Scrub]
@@ -125,9 +125,8 @@ def scrub(
         if time.monotonic() >= deadline:
             raise ReadingStopped
 
-    work = _Work(
-        run, settings, watcher or Watcher(), scanner, Pace(rate, hold_on), md5, progress, max_age, history, known
-    )
+    pace = Pace(rate, hold_on, progress)
+    work = _Work(run, settings, watcher or Watcher(), scanner, pace, md5, max_age, history, known)
     places: list[Reread] = []
     read = 0
     try:
@@ -239,7 +238,7 @@ def _read_kept(work: _Work, due: Due, manifest: Manifest) -> tuple[Outcome, tupl
     if wrong is not None:
         sealed = manifest.file(wrong.file)
         assert sealed is not None
-        again = reread(work.run.records, copy.key(wrong.file), sealed, work.pace, progress=work.progress)
+        again = reread(work.run.records, copy.key(wrong.file), sealed, work.pace)
         if again is None:
             work.troubles.append(_twice(wrong))
         else:
@@ -280,7 +279,7 @@ def _differing(work: _Work, due: Due, manifest: Manifest, prefix: str) -> tuple[
     first, saved = done, time.monotonic()
     try:
         for file in manifest.files[first:]:
-            wrong = reread(storage, prefix + file.path, file, work.pace, md5=work.md5, progress=work.progress)
+            wrong = reread(storage, prefix + file.path, file, work.pace, md5=work.md5)
             if wrong is not None:
                 return msgspec.structs.replace(reading, done=count), wrong
             done += 1

@@ -32,7 +32,7 @@ from ckptguard.operations.keep import sealed_outcome
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.quarantine import quarantine
 from ckptguard.operations.room import need_room
-from ckptguard.operations.send_file import Pace, read_back, send_file
+from ckptguard.operations.send_file import send_file
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.record_text import decode_checked
 from ckptguard.records.clock import utc_now
@@ -42,6 +42,8 @@ from ckptguard.records.manifests import manifest_key, read_manifest, write_manif
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, read_record
 from ckptguard.scan import Scanner
+from ckptguard.scan.read_through import Pace
+from ckptguard.scan.reread import read_back
 from ckptguard.storage import Storage
 from ckptguard.storage.etags import ExpectedTag
 from ckptguard.storage.remote_upload import part_size
@@ -216,9 +218,10 @@ def _send_one(work: _Work, file: File) -> str | None:
 def _wrong_there(work: _Work, key: str, file: File) -> str | None:
     """None: the file is there and whole; an empty text: it is not there."""
     try:
-        return read_back(work.storage, key, file, work.pace)
+        wrong = read_back(work.storage, key, file, work.pace)
     except ObjectMissingError:
         return ""
+    return None if wrong is None else f"{file.path}: {wrong.message}"
 
 
 def _move_aside(work: _Work, key: str, file: File) -> None:

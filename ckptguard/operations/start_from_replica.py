@@ -24,7 +24,7 @@ from ckptguard.operations.history import load_history
 from ckptguard.operations.mirror_records import join, mirror_beside, mirror_decisions, mirror_history
 from ckptguard.operations.replica_places import has_newest, open_replicas, order_of, replica_candidates
 from ckptguard.operations.send_checkpoint import send_checkpoint
-from ckptguard.operations.send_file import Pace
+from ckptguard.operations.send_file import pace_of
 from ckptguard.records.lineage import read_lineage
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, open_run
@@ -94,7 +94,7 @@ def bring_back(
     join(replica, target)
     mirror_decisions(replica, target)
     mirror_history(replica, target, [c.manifest for c in candidates])
-    pace = Pace(settings.replica_rate, stop, progress)
+    pace = pace_of(settings.replica_rate, stop, progress)
     troubles: list[str] = []
     with InUse(replica, "restore") as in_use:
         for candidate in candidates:

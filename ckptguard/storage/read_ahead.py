@@ -37,20 +37,20 @@ class ReadAhead:
         return self._reader.entry
 
     def read(self, offset: int, length: int) -> bytes:
+        coming = self._coming_at(offset)
+        if coming is not None and coming[0] == offset and len(chunk := coming[1].result()) == length:
+            return chunk  # as it came: a copy would cost more than its digest
         buffer = bytearray(length)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         while len(buffer):
-            self._fetch()
-            while self._coming and self._coming[0][0] + self._chunk <= offset:
-                self._coming.popleft()[1].result()
-                self._fetch()
-            if not self._coming or not self._coming[0][0] <= offset < self._end:
+            coming = self._coming_at(offset)
+            if coming is None:
                 self._reader.read_into(offset, buffer)
                 return
-            begin, future = self._coming[0]
+            begin, future = coming
             piece = memoryview(future.result())[offset - begin : offset - begin + len(buffer)]
             buffer[: len(piece)] = piece
             offset, buffer = offset + len(piece), buffer[len(piece) :]
@@ -74,6 +74,16 @@ class ReadAhead:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _coming_at(self, offset: int) -> tuple[int, Future[bytes]] | None:
+        """The chunk that holds this place, if it was asked for; those before it are let go."""
+        self._fetch()
+        while self._coming and self._coming[0][0] + self._chunk <= offset:
+            self._coming.popleft()[1].result()
+            self._fetch()
+        if not self._coming or not self._coming[0][0] <= offset < self._end:
+            return None
+        return self._coming[0]
 
     def _fetch(self) -> None:
         size = self._reader.entry.size

@@ -49,13 +49,16 @@ class RemoteUpload:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._over:
             raise StorageError(f"{self._key}: this upload is over", key=self._key)
+        if isinstance(data, bytes) and not self._buffer and len(data) == self._part_size():
+            self._send(data)  # a part as it is: nobody changes it, so it need not be copied
+            return
         left = memoryview(data).cast("B")
         while left:
             room = self._part_size() - len(self._buffer)
             self._buffer += left[:room]
             left = left[room:]
             if len(self._buffer) == self._part_size():
-                self._send()
+                self._send_buffer()
 
     def commit(self) -> None:
         try:
@@ -65,7 +68,7 @@ class RemoteUpload:
                     self._again(lambda: self._put_whole(bytes(self._buffer)))
                 else:
                     if self._buffer:
-                        self._send()
+                        self._send_buffer()
                     while self._under_way:
                         self._wait()
                     self._refuse_taken()
@@ -97,9 +100,12 @@ class RemoteUpload:
     def _part_size(self) -> int:
         return part_size(self._count)
 
-    def _send(self) -> None:
+    def _send_buffer(self) -> None:
         data = bytes(self._buffer)
         self._buffer.clear()
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
         with translated(self._key, self._where):
             if self._parts is None:
                 self._parts = self._again(self._begin)

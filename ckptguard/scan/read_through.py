@@ -1,0 +1,71 @@
+"""A file front to back, once, block by block, at a pace that others set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from ckptguard.scan.options import Progress
+from ckptguard.scan.rate import Rate
+from ckptguard.storage.protocol import Reader
+from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
+
+_TICK = 0.1  # seconds after which someone who waits for its turn looks whether it is still wanted
+
+
+class Pace:
+    """How fast bytes are read, by all that share it, and whether at all: `hold` is called before each block and while
+    waiting for the rate; it may wait, and raises to end the reading. `progress` hears of every byte."""
+
+    def __init__(
+        self, rate: float | None = None, hold: Callable[[], None] | None = None, progress: Progress | None = None
+    ) -> None:
+        self._rate = None if rate is None else Rate(rate, time.monotonic)
+        self._hold = hold
+        self._progress = progress
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a rate."""
+        return self._rate is not None
+
+    def before(self) -> None:
+        """Wait until a block may be read."""
+        if self._hold is not None:
+            self._hold()
+
+    def passed(self, length: int) -> None:
+        """So many bytes were read; returns when the rate lets more be read."""
+        if self._progress is not None:
+            self._progress(length)
+        if self._rate is None:
+            return
+        end = time.monotonic() + self._rate.take(length)
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _TICK))
+            self.before()
+
+
+def read_through(reader: Reader, take: Callable[[bytes], None], pace: Pace, *, block: int, remote: bool) -> None:
+    """Have `take` see every byte of a file, in order. Of a remote one, the next blocks are asked for meanwhile:
+    `IN_FLIGHT` are in memory at most; with a rate, one and the one at hand."""
+    if not remote or reader.entry.size <= block:
+        _blocks(reader, take, pace, block)
+        return
+    ahead = 1 if pace.is_limited else IN_FLIGHT
+    with (
+        ThreadPoolExecutor(ahead, thread_name_prefix="ckptguard-read") as threads,
+        ReadAhead(reader, threads, chunk=block, in_flight=lambda: ahead) as source,
+    ):
+        _blocks(source, take, pace, block)
+
+
+def _blocks(reader: Reader, take: Callable[[bytes], None], pace: Pace, block: int) -> None:
+    size = reader.entry.size
+    for at in range(0, size, block):
+        length = min(block, size - at)
+        pace.before()
+        take(reader.read(at, length))
+        reader.done_with(at, length)
+        pace.passed(length)

@@ -1,10 +1,16 @@
-"""For all tests: the signals of a shell's foreground, however pytest itself was started."""
+"""For all tests: the signals of a shell's foreground, however pytest itself was started; one thread of torch's in each
+process, for the tests share the cores; and quick collections of garbage."""
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, here or in what a test starts
+
 from servers.fixtures import azure, ceph, gcs, moto, sftp  # noqa: F401 - fixtures for all
 
 
@@ -17,3 +23,9 @@ def pytest_configure() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def pytest_collection_finish() -> None:
+    """The modules of torch and its like stay: no collection looks at their million objects again."""
+    gc.collect()
+    gc.freeze()

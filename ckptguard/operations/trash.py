@@ -103,7 +103,7 @@ def is_as_marked(run: Run, key: str, *signature: object) -> bool:
 
 def delete_for_good(run: Run, mark: Trashed) -> None:
     """Remove a generation's files from the trash, or from their place. Killed, it is done again."""
-    if mark.how == MARKED:
+    if mark.how == MARKED and not _is_saved_anew(run, mark):
         mark_taken(run, mark)
         sealed = {key for key, *_ in mark.signature}
         for key, *signature in mark.signature:
@@ -114,6 +114,17 @@ def delete_for_good(run: Run, mark: Trashed) -> None:
                 run.storage.remove(key)
         _remove_empty(run, mark)
     forget_trashed(run, mark)
+
+
+def _is_saved_anew(run: Run, mark: Trashed) -> bool:
+    """Whether other files lie in place under its names: a newer save, which may still be using some of the old ones."""
+    for key, *signature in mark.signature:
+        try:
+            if run.storage.stat(key).signature != tuple(signature):
+                return True
+        except ObjectMissingError:
+            continue  # removed before a crash
+    return False
 
 
 def _is_irregular(run: Run, key: str) -> bool:

@@ -5,9 +5,11 @@ import uuid
 
 import fsspec
 import pytest
-from fixtures_runs import QUICK, write_sharded, write_torch
+from fixtures_runs import QUICK, save_file, state_dict, write_safetensors, write_sharded, write_torch
 from kill_points import Killed, kill_at
 
+from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.pin import pin
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.restore import restore
@@ -42,6 +44,25 @@ def test_records_on_another_disk_take_a_mark_for_trash(root, tmp_path, monkeypat
     assert sorted(p.name for p in root.iterdir()) == ["sharded-100", "sharded-300"]
     assert [p.name for p in (root / "sharded-100").iterdir()] == ["notes.txt"]
     assert list_trashed(run) == []
+
+
+def test_a_newer_save_keeps_the_files_that_it_did_not_write_again(root, tmp_path, monkeypatch):
+    """A trainer, or an upload that leaves equal files alone: what it left belongs to the newer save, too."""
+    for step in (100, 200, 300):
+        write_safetensors(root, step, seed=step)
+    run = open_run(str(root), records=str(tmp_path / "records"))
+    reconcile(run, QUICK.changed(keep="none"), Watch())
+    monkeypatch.setattr("ckptguard.operations.trash.moves_files", lambda run: False)
+    one = Policy(keep_last=1, keep_good=1)
+    assert removed(prune(run, one, grace=DAY)) == [100, 200]
+    (root / "model-100/model.safetensors").unlink()
+    save_file(state_dict(7), root / "model-100/model.safetensors")
+    reconcile(run, QUICK.changed(keep="none"), Watch())
+    newer = next(c for c in list_checkpoints(run) if c.step == 100)
+    pin(run, newer)
+    assert len(prune(run, one, grace=0.0).emptied) == 2
+    assert sorted(p.name for p in root.iterdir()) == ["model-100", "model-300"]
+    assert restore(run, QUICK, str(tmp_path / "out"), step=100).id == "100.2"
 
 
 @pytest.fixture

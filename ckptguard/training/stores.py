@@ -11,14 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StateError, StorageError
+from ckptguard.errors import (
+    CouldNotTellError,
+    ObjectExistsError,
+    ObjectMissingError,
+    SettingsError,
+    StateError,
+    StorageError,
+)
 from ckptguard.layouts.own import FOLDER, folder_name
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.manifest import Manifest
 from ckptguard.names import is_safe_path, is_temporary, series_folder, series_of
 from ckptguard.operations.collect_saves import collect_saves
 from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
+from ckptguard.operations.listing import find_checkpoint, list_checkpoints
+from ckptguard.operations.room import need_room
 from ckptguard.records.metrics import forget_metrics, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.training.background_save import Gate
@@ -139,11 +147,20 @@ def _check(encoded: Any) -> str:
 
 
 class UserStore:
-    """The user's own files. What we save beside them lies in the records, never among the trainer's files."""
+    """The user's own files. What we save beside them lies in the records, never among the trainer's files. A save is
+    taken to need as much room as the one before; where there is less it is an error, or `wait_for_room`."""
 
     hashes_on_load = False
 
-    def __init__(self, run: Run, save: Callable[[str, int], object], load: Callable[[str], object], name: str) -> None:
+    def __init__(
+        self,
+        run: Run,
+        save: Callable[[str, int], object],
+        load: Callable[[str], object],
+        name: str,
+        *,
+        wait_for_room: bool = False,
+    ) -> None:
         try:
             first, second = name.format(step=1), name.format(step=123456789)
         except (KeyError, IndexError, ValueError) as error:
@@ -163,12 +180,15 @@ class UserStore:
             raise SettingsError(f"the name {name!r} gives every step a series of its own")
         self._run, self._save, self._load, self._name = run, save, load, name
         self.series = series_of(first)
+        self._wait = wait_for_room
+        self._size: int | None = None  # of the newest checkpoint, if known
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`."""
         path = self._name.format(step=step)
         encoded = encode_state(dict(extra), path="extra")
         text = to_text({"ckptguard_state": 1, "step": step, "extra": encoded, "check": _check(encoded)})
+        self._need_room(path)
         make_room(self._run, path)
         generation = load_history(self._run).next_generation(self.series, step)
         place = self._run.usable(path)
@@ -193,6 +213,7 @@ class UserStore:
                 f"what save() wrote to {place} is not recognised as the checkpoint of step {step}",
                 hint="give `name` a suffix such as .pt, or have save() write model files into a folder",
             )
+        self._size = found.bytes
         for number in range(1, 1000):
             try:
                 create_record(self._run, f"{self._beside(path, generation)}{number:04d}.json", text)
@@ -225,6 +246,16 @@ class UserStore:
 
     def _beside(self, path: str, generation: int) -> str:
         return f"training/{series_folder(path)}.{generation}."
+
+    def _need_room(self, path: str) -> None:
+        if self._run.storage.root is None:
+            return  # nothing tells what is free there
+        if self._size is None:
+            with contextlib.suppress(CouldNotTellError):
+                own = [c for c in list_checkpoints(self._run) if c.series == self.series]
+                self._size = max(own, key=lambda c: c.step or 0).bytes if own else None
+        if self._size is not None:
+            need_room(self._run.storage, self._size, f"{path}, if it is as large as the one before", wait=self._wait)
 
     def _remove_half(self, path: str, place: str) -> None:
         """A save that raised leaves half a file under its final name; the name was free before."""

@@ -25,7 +25,7 @@ def store_for(
     allow = settings.allow_nonfinite
     if save is not None and load is not None:
         if ranks.size == 1:
-            return UserStore(run, save, load, name)
+            return UserStore(run, save, load, name, wait_for_room=settings.on_full == "wait")
         from ckptguard.training.collective_store import CollectiveStore  # only several ranks pay for it
 
         return CollectiveStore(run, save, load, name, ranks)

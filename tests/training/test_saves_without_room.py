@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_saving import guard_of
 
+import ckptguard
 from ckptguard.config import Settings
 from ckptguard.errors import StorageFullError
 from ckptguard.operations import room
@@ -96,3 +97,55 @@ def test_the_next_save_takes_the_place_of_one_that_still_waits(tmp_path, monkeyp
     assert names == ["step-000000001", "step-000000004"]
     told = [incident.reason for incident in list_incidents(open_run(str(tmp_path / "run")))]
     assert len([reason for reason in told if "no room" in reason]) == 2
+
+
+def saves_of_its_own(run, settings):
+    """A guard whose user writes the files."""
+    model = torch.nn.Linear(30, 20)
+    saved = []
+
+    def save(path, step):
+        saved.append(step)
+        torch.save(model.state_dict(), path)
+
+    def load(path):
+        model.load_state_dict(torch.load(path))
+
+    guard = ckptguard.TrainingGuard(run, model=model, save=save, load=load, daemon="off", settings=settings)
+    return guard, saved
+
+
+def test_a_save_of_the_users_own_is_not_begun_without_room_for_one_like_the_last(tmp_path, monkeypatch):
+    """What it will take is not known, but what the one before took; also in the next process. The first is tried."""
+    disk = Disk(monkeypatch)
+    guard, saved = saves_of_its_own(tmp_path / "run", Settings(settle=0.0))
+    disk.free = 1000
+    guard.save(step=1)
+    again, saved_again = saves_of_its_own(tmp_path / "run", Settings(settle=0.0))
+    for one in (guard, again):
+        with pytest.raises(
+            StorageFullError, match=r"step-2.pt, if it is as large as the one before: it takes \d+ bytes"
+        ):
+            one.save(step=2)
+        with pytest.raises(StorageFullError):
+            one.save(step=1)
+    assert (saved, saved_again) == ([1], [])
+    assert guard.resume() == 1
+    disk.free = 10**15
+    guard.save(step=2)
+    assert saved == [1, 2]
+
+
+def test_a_save_of_the_users_own_waits_for_room(tmp_path, monkeypatch):
+    """With `on_full = "wait"`."""
+    disk = Disk(monkeypatch)
+    guard, saved = saves_of_its_own(tmp_path / "run", WAITS)
+    guard.save(step=1)
+    disk.free = 1000
+    thread = threading.Thread(target=guard.save, kwargs={"step": 2})
+    thread.start()
+    assert disk.asked.wait(30)
+    assert saved == [1]
+    disk.free = 10**15
+    thread.join(60)
+    assert saved == [1, 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from ckptguard.config import Settings
@@ -49,10 +48,10 @@ class TrainingGuard:
             loss, norm = train_step(batch)
             guard.observe(loss=loss, grad_norm=norm)
 
-    `steps` resumes at known-good, saves, and after an incident rewinds model, data and step between two iterations.
-    With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`; of several ranks, all
-    call them. `daemon="auto"` starts a daemon for the run where none answers; with "off" or None checkpoints are
-    verified when they are needed.
+    `run` is a folder, or a URL that fsspec opens. `steps` resumes at known-good, saves, and after an incident rewinds
+    model, data and step between two iterations. With `save=f(path, step)` and `load=f(path)` the user's own files are
+    used, named by `name`; of several ranks, all call them. `daemon="auto"` starts a daemon for the run where none
+    answers; with "off" or None checkpoints are verified when they are needed.
     Weights, buffers and optimizer state are read every `check_every` steps and before every save: a poisoned state
     is never saved.
     `blocking=False`: the automatic saves copy the state to host memory, which needs room for it once more, and go on
@@ -60,7 +59,12 @@ class TrainingGuard:
     left out (never the last one). One that fails is logged and recorded as an incident when it happens. Of several
     ranks each copies what it writes; `steps` waits for its last save, because a process group may end after it.
     A checkpoint whose names do not all fit is refused, unless `strict` is off. `deadline`: seconds that the daemon may
-    take to verify what is pending before this process does. `replicas`: where copies lie too.
+    take to verify what is pending before this process does. `replicas`: where copies lie too. `settings`: None for
+    those of ``ckptguard.toml`` and the environment. `rank_timeout`: seconds for which one rank waits for the others.
+
+    SettingsError for options that cannot be; StateError for state that could not be saved and put back exactly;
+    CouldNotTellError (StorageError, RecordsError) where the run cannot be used. After the beginning, RanksError
+    from any method that ranks call together, when one of them failed or did not answer in time.
     """
 
     def __init__(
@@ -201,7 +205,7 @@ class TrainingGuard:
             self._watch.look(step)
         else:
             self._watch.flush()  # the copy is looked at, which costs training nothing
-        sick = self._agreed(self._watch.sick)
+        sick = agree(self._ranks, self._watch.sick)
         if sick is not None:
             raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
         path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
@@ -222,7 +226,8 @@ class TrainingGuard:
         `steps` does this by itself. The data's position and the RNG are put back when `steps` begins. `probe` computes
         the loss of a small batch with the model (``lambda: loss_of(model, batch)``): a checkpoint counts only if that
         loss and its gradients are finite, else the next older one is tried. It leaves no trace. NoKnownGoodError if
-        there are checkpoints and none can be used. What a resume lacks is said by `missing_for_exact_resume`.
+        there are checkpoints and none can be used, StateError if the names of one do not fit, CouldNotTellError if it
+        cannot be read. What a resume lacks is said by `missing_for_exact_resume`.
         """
         self._saving.drain(self._deadline)
         loaded = load_checked(self._run, self._settings, self._store, self._parts, self._ranks, probe)
@@ -245,7 +250,8 @@ class TrainingGuard:
     def rollback(self, reason: str = "asked by the caller") -> int | None:
         """Go back to the newest known-good checkpoint and replay from there.
 
-        Inside `steps` it happens before the next batch (returns None); elsewhere at once (returns the step).
+        Inside `steps` it happens before the next batch (returns None); elsewhere at once (returns the step). Raises
+        what `steps` raises when it goes back; of the policy's budget it takes nothing.
         """
         now = self._progress.current
         onset = now + (self._progress.now is None)
@@ -280,11 +286,9 @@ class TrainingGuard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._close()
-        if error is None:
+        if kind is None:
             self._saving.raise_unheard()
 
     def _loop(self, total: int) -> Iterator[tuple[int, Any]]:
@@ -304,7 +308,7 @@ class TrainingGuard:
                 self._begin()
             due = False
             while True:
-                sick = self._agreed(self._watch.sick)
+                sick = agree(self._ranks, self._watch.sick)
                 if sick is not None:
                     self._go_back(sick)
                 elif due:
@@ -330,14 +334,10 @@ class TrainingGuard:
                 self._looping = False
                 self._only.end()
 
-    def _agreed(self, own: Diagnosis | None) -> Diagnosis | None:
-        """What training as a whole goes back for: the sickness of any rank, from the earliest onset on."""
-        return agree(self._ranks, own)
-
     def _begin(self) -> None:
         """A new run: there must be a good checkpoint to go back to from the first update on."""
         self._watch.look(self.step)
-        sick = self._agreed(self._watch.sick)
+        sick = agree(self._ranks, self._watch.sick)
         if sick is not None:
             raise SickTrainingError(f"training cannot begin: {sick.reason}", known_good=None)
         self._save_automatically(self.step)

@@ -28,7 +28,7 @@ def check_pretrained(
     trust_globals: Sequence[str] = (),
     settings: Settings | None = None,
 ) -> Report:
-    """Read a pretrained file or folder (or a snapshot of the hub's cache) whole, and raise unless it is GOOD.
+    """Read a pretrained file or folder (or a snapshot of the hub's cache) whole; its report, if it is GOOD.
 
     `sums` is a checksum file that came with it; without one, damage that leaves the file whole and its numbers finite
     cannot be seen. `reference` is a checkpoint whose names, shapes and dtypes it must have. Nothing is written, and

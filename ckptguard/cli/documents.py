@@ -188,6 +188,7 @@ def rollback_document(target: str, rolled_back: RolledBack) -> Document:
         known_good=known_good_fields(rolled_back.known_good),
         quarantined=rolled_back.quarantined,
         put_back=rolled_back.put_back,
+        unverified=rolled_back.unverified if rolled_back.dry_run else (),
     )
 
 

@@ -33,6 +33,8 @@ def command(run: str, dry_run: bool, force: bool, as_json: bool, config: str | N
     if as_json:
         emit(rollback_document(opened.url, done))
         return
+    for path in done.unverified if dry_run else ():
+        say(f"would first verify {cell(path)}, and go back to it if it is good; else:")
     would = "would go" if dry_run else "went"
     say(f"{would} back to {cell(done.known_good.path)} ({done.known_good.id})")
     for path in done.quarantined:

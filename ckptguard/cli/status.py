@@ -15,7 +15,8 @@ from ckptguard.names import escape
 @json_option
 @settings_options
 def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
-    """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon."""
+    """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon, copies and
+    replicas."""
     from ckptguard.cli.documents import status_document
     from ckptguard.cli.render import age, facts, some
     from ckptguard.cli.replicate import standing_text

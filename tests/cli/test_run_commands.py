@@ -142,6 +142,13 @@ def test_rollback_makes_the_good_one_the_newest(document, invoke, verified):
     assert ("net-400.pt", True) in listed
 
 
+def test_a_dry_run_of_a_rollback_tells_what_it_cannot_know(document, invoke, verified):
+    """A newer checkpoint without a verdict would be verified first, and may be the one to go back to."""
+    write_torch(verified, 400, seed=4)
+    assert document("rollback", verified, "--dry-run")[1]["unverified"] == ["net-400.pt"]
+    assert invoke("rollback", verified, "--dry-run").stdout.startswith("would first verify net-400.pt")
+
+
 def test_rollback_refuses_while_training_writes(invoke, verified, monkeypatch):
     """Files written a moment ago: 11, and nothing moves."""
     monkeypatch.setenv("CKPTGUARD_SETTLE", "3600")

@@ -7,6 +7,7 @@ import msgspec
 from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.names import is_safe_path, parse_id, record_name, series_folder, series_from_folder
 from ckptguard.record_text import decode_record
+from ckptguard.records.marks import list_marks
 from ckptguard.records.run import Run, create_record, list_records, read_record
 
 FOLDER = "kept"
@@ -85,13 +86,7 @@ def read_set_aside(run: Run, series: str, step: int | None, generation: int) -> 
 
 def list_set_aside(run: Run) -> list[tuple[str, int | None, int]]:
     """(series, step, generation) of every copy that was set aside; sorted by name."""
-    found = []
-    for folder in list_records(run, FOLDER):
-        for name in list_records(run, f"{FOLDER}/{folder}"):
-            parsed = parse_id(name.removesuffix(_ASIDE)) if name.endswith(_ASIDE) else None
-            if parsed is not None:
-                found.append((series_from_folder(folder), *parsed))
-    return found
+    return list_marks(run, FOLDER, _ASIDE)
 
 
 def _read(run: Run, series: str, step: int | None, generation: int, suffix: str) -> KeptCopy | None:

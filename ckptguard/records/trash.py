@@ -2,77 +2,48 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError
-from ckptguard.names import (
-    RECORDS_FOLDER,
-    checkpoint_id,
-    is_safe_path,
-    parse_id,
-    record_name,
-    series_folder,
-    series_from_folder,
-)
+from ckptguard.errors import ObjectMissingError, RecordsError
+from ckptguard.names import checkpoint_id, parse_id
 from ckptguard.record_text import decode_record
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.marks import Mark, list_marks, mark_folder, write_once
+from ckptguard.records.run import Run, list_records, read_record
 
 FOLDER = "trash"
 MOVED, MARKED = "moved", "marked"
 
 
-class Trashed(msgspec.Struct, frozen=True, kw_only=True):
+class Trashed(Mark, frozen=True, kw_only=True):
     """One generation that was removed. `how`: "moved", its files lie under ``<folder>/<path>``; or "marked", they lie
-    in place until the time of grace is over. The mark is written first. `signature` tells the files that were meant
-    from others that are saved under the same names. `host`, `boot_id` and `uptime` (seconds since the machine's
-    start) say when, beside the clock.
+    in place until the time of grace is over. `host`, `boot_id` and `uptime` (seconds since the machine's start) say
+    when, beside the clock.
     """
 
-    format: int = 1
-    series: str
-    step: int | None
-    generation: int
-    path: str
+    top: ClassVar[str] = FOLDER
     how: str
-    files: tuple[str, ...]
-    signature: tuple[tuple[str, int, int | None, int | None, str | None], ...]
     bytes: int
     removed_at: str
     host: str
     boot_id: str
     uptime: float
 
-    @property
-    def id(self) -> str:
-        """``<step>.<generation>``."""
-        return checkpoint_id(self.step, self.generation)
-
-    @property
-    def folder(self) -> str:
-        """The folder of its files in the records."""
-        return trash_folder(self.series, self.step, self.generation)
-
 
 def trash_folder(series: str, step: int | None, generation: int) -> str:
     """Where a generation's files lie in the trash."""
-    return f"{FOLDER}/{series_folder(series)}/{record_name(step, generation)}"
+    return mark_folder(FOLDER, series, step, generation)
 
 
 def mark_trashed(run: Run, mark: Trashed) -> bool:
     """Write the mark; False if this generation has one: another process is removing it."""
-    try:
-        create_record(run, mark.folder + ".json", msgspec.json.encode(mark) + b"\n")
-    except ObjectExistsError:
-        return False
-    return True
+    return write_once(run, mark.folder + ".json", msgspec.json.encode(mark) + b"\n")
 
 
 def mark_taken(run: Run, mark: Trashed) -> None:
     """Say that its place counts no more: all files were moved to the trash, or those in place are being removed."""
-    try:
-        create_record(run, mark.folder + ".taken", b"\n")
-    except ObjectExistsError:
-        pass
+    write_once(run, mark.folder + ".taken")
 
 
 def is_taken(run: Run, mark: Trashed) -> bool:
@@ -108,13 +79,7 @@ def remove_unmarked(run: Run) -> None:
 
 def list_trashed(run: Run) -> list[tuple[str, int | None, int]]:
     """(series, step, generation) of all marks, sorted by name."""
-    found = []
-    for folder in list_records(run, FOLDER):
-        for name in list_records(run, f"{FOLDER}/{folder}"):
-            parsed = parse_id(name.removesuffix(".json")) if name.endswith(".json") else None
-            if parsed is not None:
-                found.append((series_from_folder(folder), *parsed))
-    return found
+    return list_marks(run, FOLDER)
 
 
 def read_trash(run: Run) -> list[Trashed]:
@@ -131,17 +96,6 @@ def read_trashed(run: Run, series: str, step: int | None, generation: int) -> Tr
         return None
     what = f"the trash mark of {checkpoint_id(step, generation)} of {series}"
     mark = decode_record(text, Trashed, what)
-    paths = (*mark.files, *(key for key, *_ in mark.signature), mark.path)
-    safe = all(is_safe_path(path) and path.split("/")[0] != RECORDS_FOLDER for path in paths)
-    if (
-        not safe
-        or mark.how not in (MOVED, MARKED)
-        or (mark.series, mark.step, mark.generation)
-        != (
-            series,
-            step,
-            generation,
-        )
-    ):
+    if mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(series, step, generation):
         raise RecordsError(f"{what} is damaged")
     return mark

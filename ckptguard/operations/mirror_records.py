@@ -15,7 +15,7 @@ from ckptguard.record_text import decode_record
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.lineage import KEY as LINEAGE
-from ckptguard.records.lineage import Lineage, begin_lineage, join_lineage, read_lineage
+from ckptguard.records.lineage import another_run, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import manifest_key
 from ckptguard.records.run import FORMAT_KEY as FORMAT
@@ -35,12 +35,8 @@ def join(source: Run, target: Run) -> None:
         join_lineage(target, lineage)
         _read_back(source, target)
     other = read_lineage(target)  # of several that begin at once one came first
-    if other is None:
-        raise CouldNotTellError(f"{target.url} is a run of its own", hint="replicate to another place")
-    if other.token != lineage.token:
-        raise CouldNotTellError(
-            f"{target.url} belongs to another run{_begun(other)}", hint="replicate each run to a place of its own"
-        )
+    if other is None or other.token != lineage.token:
+        raise another_run(target, other)
 
 
 def clear_broken_beginning(url: str) -> None:
@@ -78,10 +74,6 @@ def _is_empty(run: Run) -> bool:
         return not list_checkpoints(run)
     except ObjectMissingError:
         return True  # not even the folder
-
-
-def _begun(lineage: Lineage | None) -> str:
-    return f" ({lineage.begun})" if lineage is not None else ""
 
 
 def mirror_decisions(source: Run, target: Run) -> None:

@@ -21,6 +21,7 @@ from ckptguard.operations.find_known_good import (
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.keep import is_good
 from ckptguard.operations.replicate import Replica, open_replica, replica_urls, standing, wanted_in_replica
+from ckptguard.records.lineage import refuse_another
 from ckptguard.records.run import Run
 from ckptguard.storage.retries import Retries
 
@@ -28,10 +29,11 @@ _log = logging.getLogger("ckptguard")
 
 
 def open_replicas(run: Run, settings: Settings) -> Iterator[Run]:
-    """The replicas that can be read, local ones first. Of the others a warning tells, after a few seconds."""
+    """The replicas that can be read, local ones first. Of the others, and of places that hold another training, a
+    warning tells, after a few seconds."""
     for url in replica_urls(run.url, settings):
         try:
-            replica = open_replica(run, url, retries=Retries(attempts=2, total=5.0))
+            replica = _open_own(run, url)
             replica.storage.stat("")
         except (CouldNotTellError, NotFoundError) as error:
             _log.warning("the replica %s cannot be used: %s", url, error.message)
@@ -46,11 +48,18 @@ def replica_standings(run: Run, settings: Settings) -> tuple[Replica, ...]:
     found = []
     for url in urls:
         try:
-            behind, last = standing(open_replica(run, url, retries=Retries(attempts=2, total=5.0)), wanted)
+            behind, last = standing(_open_own(run, url), wanted)
             found.append(Replica(url=url, behind=behind, last_good=last))
         except CouldNotTellError as error:
             found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))
     return tuple(found)
+
+
+def _open_own(run: Run, url: str) -> Run:
+    """The replica; CouldNotTellError if what lies there is no replica of this training."""
+    replica = open_replica(run, url, retries=Retries(attempts=2, total=5.0))
+    refuse_another(run, replica)
+    return replica
 
 
 def replica_candidates(

@@ -1,6 +1,7 @@
 """Which runs are one and the same training: a run and its replicas hold equal records of it.
 
-A replica is filled only from a run of its own lineage, so that two trainings never mix in one place.
+A replica is filled only from a run of its own lineage, and helps no other one, so that two trainings never mix: also
+where one was begun anew in the folder of another.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import uuid
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError, RecordsError
+from ckptguard.errors import CouldNotTellError, ObjectExistsError, RecordsError
 from ckptguard.record_text import decode_record
-from ckptguard.records.run import Run, create_record, read_record
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.run import Run, create_record, list_records, read_record
 
 KEY = "lineage.json"
 
@@ -40,6 +42,26 @@ def begin_lineage(run: Run) -> Lineage:
     if found is None:
         raise RecordsError(f"the lineage of {run.url} was written and cannot be read back")
     return found
+
+
+def refuse_another(run: Run, other: Run) -> None:
+    """CouldNotTellError if `other` holds another training than `run`. One without checkpoints on record may yet become
+    any. RecordsError if a record of it cannot be read."""
+    ours, theirs = read_lineage(run), read_lineage(other)
+    if (ours and ours.token) == (theirs and theirs.token):
+        return
+    if all(lineage or list_records(one, MANIFESTS) for one, lineage in ((run, ours), (other, theirs))):
+        raise another_run(other, theirs)
+
+
+def another_run(other: Run, lineage: Lineage | None) -> CouldNotTellError:
+    """What to raise where a place holds another training."""
+    if lineage is None:
+        return CouldNotTellError(f"{other.url} is a run of its own", hint="replicate to another place")
+    return CouldNotTellError(
+        f"{other.url} belongs to another training (begun in {lineage.begun})",
+        hint="replicate each training to a place of its own",
+    )
 
 
 def join_lineage(run: Run, lineage: Lineage) -> None:

@@ -9,13 +9,13 @@ import torch
 from fixtures_runs import QUICK, state_dict, write_sharded, write_torch
 from test_roll_back import flip
 
-from ckptguard.errors import SettingsError
+from ckptguard.errors import NoKnownGoodError, NotFoundError, SettingsError
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replica_places import find_known_good_anywhere
+from ckptguard.operations.replica_places import find_known_good_anywhere, replica_standings
 from ckptguard.operations.replicate import replicate
 from ckptguard.operations.restore import restore
 from ckptguard.operations.roll_back import roll_back
@@ -182,7 +182,7 @@ def test_another_run_is_no_replica(root, three, tmp_path, place):
     reconcile(three, QUICK, Watch())
     assert "a run of its own" in replicate(three, QUICK, str(other)).trouble
     replicate(other_run, QUICK, place)
-    assert "belongs to another run" in replicate(three, QUICK, place).trouble
+    assert "belongs to another training" in replicate(three, QUICK, place).trouble
     assert set(files_of(open_run(place))) == {"net-900.pt"}
     for inside in (str(root / "replica"), str(tmp_path)):
         with pytest.raises(SettingsError):
@@ -282,6 +282,28 @@ def test_known_good_and_restore_take_the_nearest_copy(root, three, place, replic
     with open(out.path, "rb") as file:
         assert file.read() == before
     assert restore(three, replicated, str(tmp_path / "again"), step=300).source == place
+
+
+def test_a_training_begun_anew_is_not_helped_by_the_replica_of_the_one_before(root, three, place, replicated, tmp_path):
+    """In the same folder, so that the settings name the same replica: its checkpoints are of other weights."""
+    shutil.rmtree(root)
+    write_torch(root, 100, seed=77)
+    anew = open_run(str(root))
+    assert find_known_good_anywhere(anew, replicated).id == "300.1", "a folder without records may be the lost run"
+    reconcile(anew, QUICK.changed(keep="none"), Watch())
+    flip(root / "net-100.pt")
+    assert verify_all(anew) == {"net-100.pt": Outcome.BAD}
+    for begun in (False, True):
+        (standing,) = replica_standings(anew, replicated)
+        assert (standing.last_good, standing.behind) == (None, None)
+        assert "belongs to another training" in standing.trouble
+        with pytest.raises(NoKnownGoodError):
+            find_known_good_anywhere(anew, replicated)
+        with pytest.raises(NoKnownGoodError):
+            restore(anew, replicated, str(tmp_path / "out"))
+        with pytest.raises(NotFoundError):
+            restore(anew, replicated, str(tmp_path / "out"), step=300)
+        assert begun or replicate(anew, QUICK, place).trouble
 
 
 def test_damage_in_place_is_no_loss(root, three, place, replicated, tmp_path):

@@ -13,12 +13,15 @@ import sys
 if sys.version_info < (3, 11):  # noqa: UP036 - this is the one file that an older Python gets to see
     sys.exit(f"ckptguard needs Python 3.11 or newer; this is {sys.version.split()[0]} ({sys.executable})")
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 import venv
+from collections.abc import Iterator
 from pathlib import Path
 
 TORCH = os.environ.get("CKPTGUARD_TORCH", "torch==2.13.0")
@@ -41,6 +44,8 @@ AZURITE = HOME / "azurite"
 AZURITE_VERSION = "3.37.0"
 # A file's tests stay together, for they share what takes long to make.
 SIDE_BY_SIDE = ("--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile")
+# Tests write, sync and delete tens of thousands of small files: three times as fast in memory as on a disk.
+MEMORY, MEMORY_NEEDED = Path("/dev/shm"), 4 << 30
 CHECKS = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",))
 
 
@@ -149,6 +154,17 @@ def quietly(*command: str) -> None:
         say(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
+@contextlib.contextmanager
+def in_memory() -> Iterator[tuple[str, ...]]:
+    """Options for pytest: the tests' files in memory, where there is room for them. They are deleted in the end."""
+    room = os.statvfs(MEMORY) if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
+    if room is None or room.f_bavail * room.f_frsize < MEMORY_NEEDED or room.f_flag & os.ST_NOEXEC:
+        yield ()
+        return
+    with tempfile.TemporaryDirectory(prefix="ckptguard-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
+        yield ("--basetemp", folder)
+
+
 def demo(arguments: list[str]) -> int:
     """Set up and run the demo."""
     set_up()
@@ -166,7 +182,8 @@ def test(arguments: list[str]) -> int:
         if run(*check):
             failed.append(" ".join(check))
     say("pytest")
-    code = run(PYTHON, "-m", "pytest", *SIDE_BY_SIDE, *arguments)
+    with in_memory() as options:
+        code = run(PYTHON, "-m", "pytest", *SIDE_BY_SIDE, *options, *arguments)
     if failed:
         say(f"failed: {', '.join(failed)}")
     return code or int(bool(failed))

@@ -118,3 +118,20 @@ def test_a_command_that_fails_is_told(dev, capfd):
     printed = capfd.readouterr().out
     assert "no such package" in printed
     assert "fine" not in printed
+
+
+def test_the_tests_files_lie_in_memory_where_there_is_room(dev, monkeypatch, tmp_path):
+    """And are deleted; where there is too little of it, or no such place, they lie where pytest puts them."""
+    monkeypatch.setattr(dev, "MEMORY", tmp_path)
+    monkeypatch.setattr(dev, "MEMORY_NEEDED", 0)
+    with dev.in_memory() as (option, folder):
+        assert option == "--basetemp"
+        assert Path(folder).parent == tmp_path
+        Path(folder, "file").touch()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(dev, "MEMORY_NEEDED", 1 << 60)
+    with dev.in_memory() as options:
+        assert options == ()
+    monkeypatch.setattr(dev, "MEMORY", tmp_path / "absent")
+    with dev.in_memory() as options:
+        assert options == ()

@@ -41,9 +41,9 @@ class RememberedListing:
             if since is not None and self._listed is not None:
                 return self._listed
         listed = list_steps(run)
-        if since is not None and len(listed) <= _MOST_NAMES and _marks(run) == marks:
+        if since is not None and len(listed) <= _MOST_NAMES:
             with self._lock:
-                if self._since == since:  # else another thread saw something else meanwhile
+                if self._since == since:  # else another thread saw other marks meanwhile
                     self._listed = listed
         return listed
 
@@ -58,8 +58,9 @@ class RememberedListing:
     def _seen(self, marks: Marks | None) -> float | None:
         """Note the marks that there are; since when, if that is long enough."""
         now, wall = self._monotonic(), self._wall()
-        same = marks is not None and marks == self._marks and abs(wall - now - self._ahead) < _CLOCK_STEP
-        if not same or any(changed > wall * 1e9 for *_, changed in marks or ()):
+        if marks is not None and any(changed > wall * 1e9 for *_, changed in marks):
+            marks = None  # a clock was ahead: it will be that time again
+        if marks is None or marks != self._marks or abs(wall - now - self._ahead) >= _CLOCK_STEP:
             self._marks, self._since, self._ahead, self._listed = marks, now, wall - now, None
             return None
         return self._since if now - self._since >= _QUIET else None

@@ -81,7 +81,7 @@ def _connect_sftp(url: str, fresh: bool = False) -> tuple[Any, str]:
         **fsspec.config.conf.get("ssh", {}),
         **fsspec.config.conf.get("sftp", {}),
         **options_for(url),
-        **SSHFileSystem._get_kwargs_from_urls(url),
+        **SSHFileSystem._get_kwargs_from_urls(_place_in(url)),
     }
     make = functools.partial(SSHFileSystem, skip_instance_cache=True, **options)
     return _one_of_its_kind(url, options, make, fresh=fresh), _path_in(url)
@@ -89,8 +89,7 @@ def _connect_sftp(url: str, fresh: bool = False) -> tuple[Any, str]:
 
 def _one_of_its_kind(url: str, options: dict[str, Any], make: Callable[[], Any], *, fresh: bool = False) -> Any:
     """The file system of this host and these options: connecting is slow, and ours cache no listings."""
-    place = "/".join(url.split("/", 3)[:3])
-    key = (os.getpid(), place, repr(sorted(options.items())))
+    key = (os.getpid(), _place_in(url), repr(sorted(options.items())))
     with _lock:
         if fresh:
             _shared.pop(key, None)
@@ -109,6 +108,11 @@ def _opened(url: str, make: Callable[[], T]) -> T:
 
 
 os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+
+
+def _place_in(url: str) -> str:
+    """Protocol, user, host and port."""
+    return "/".join(url.split("/", 3)[:3])
 
 
 def _path_in(url: str) -> str:

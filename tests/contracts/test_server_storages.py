@@ -249,6 +249,13 @@ def test_an_unknown_host_is_not_trusted(sftp: SftpServer, tmp_path: Path) -> Non
         assert caught.value.hint
 
 
+def test_a_folder_on_sftp_may_be_named_like_a_part_of_a_url(sftp: SftpServer) -> None:
+    """What looks like a query or a fragment is a name there."""
+    storage = open_storage(f"{sftp.url(sftp.folder)}/run #1?x=2", must_exist=False)
+    storage.create("k", b"1")
+    assert (sftp.folder / "run #1?x=2" / "k").read_bytes() == b"1"
+
+
 def test_sftp_survives_a_lost_connection(tmp_path: Path) -> None:
     """When the server restarts, the storage and an open reader go on over a new connection."""
     with sshd(tmp_path) as first:

@@ -100,7 +100,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("webhook must be an http or https URL")
         self.retention()
         self.retention(replica=True)
-        parse_span(self.trash_grace)
+        try:
+            parse_span(self.trash_grace)
+        except SettingsError as error:
+            raise SettingsError(f"trash_grace: {error.message}", hint=error.hint) from error
+        for place in self.replicas:
+            if not place.strip() or set("{}") & set(place.replace("{run}", "")):
+                raise SettingsError(
+                    f'replicas: "{place}" is no path or URL', hint="{run} stands for the run's own name, and no other"
+                )
 
     def scrub_seconds(self, *, local: bool) -> float | None:
         """Seconds after which a daemon reads a checkpoint again; None for never. "auto": weekly on a local disk, never

@@ -13,6 +13,8 @@ _NAME = (
     r"|account_?key|access_?key|api_?key)[\w.-]*|sig|key|pwd)"
 )
 _USER = re.compile(r"(?<=://)[^/?#\s]*:[^/?#\s]*@")
+# A password with a slash or question mark in it, as keys of S3 may have: after a host's colon stands but a port.
+_LONG_USER = re.compile(r"(?P<scheme>[\w+.-]+://)(?!arn:|.*::)[^/?#@\[\]]*:(?!\d*/)[^@]*@")
 _BEARER = re.compile(r"\b(Bearer|Basic|AWS4-HMAC-SHA256|SharedKey)\s+[^\s'\",;]+", re.IGNORECASE)
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"<>)\]}]+)"
 _PAIR = re.compile(rf"(?P<name>['\"]?\b{_NAME}['\"]?\s*[=:]\s*){_VALUE}", re.IGNORECASE)
@@ -36,9 +38,10 @@ def refuse_secrets(url: str) -> None:
     place, _, query = url.partition("?")
     userinfo = place.partition("://")[2].partition("/")[0].rpartition("@")[0]
     signed = any(_SECRET_OPTION.fullmatch(unquote(pair.partition("=")[0])) for pair in query.split("&") if "=" in pair)
-    if ":" in userinfo or signed:
+    shown = _LONG_USER.sub(lambda match: f"{match['scheme']}{_HIDDEN}@", url)
+    if ":" in userinfo or signed or shown != url:
         raise SettingsError(
-            f"the URL {redacted(url)} holds a secret, which would end up in records and logs",
+            f"the URL {redacted(shown)} holds a secret, which would end up in records and logs",
             hint="put it under [storage] in ckptguard.toml, or into fsspec's own configuration",
         )
 

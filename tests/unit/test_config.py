@@ -21,7 +21,8 @@ def test_toml_and_environment():
      'webhook = "ftp://x"', "worker_memory = 1", "scan_interval = 0", "keep_pending = 0",
      'digest = "sha1"', 'executor = "gpu"', "workers = -1", "niceness = 20", "niceness = -1", "verify_rate = 1000",
      "verify_rate = nan", "verify_rate = inf", "keep_last = 0", "keep_every = -5", 'keep_within = "soon"',
-     "keep_within = 0", 'keep_best = ["loss"]', 'trash_grace = "-1d"', "replica_keep_last = 0"],
+     "keep_within = 0", 'keep_best = ["loss"]', 'trash_grace = "-1d"', "replica_keep_last = 0",
+     'replicas = [""]', 'replicas = ["/mnt/{runs}"]'],
 )  # fmt: skip
 def test_nonsense_is_refused_with_the_source(text):
     """Impossible values, unknown names and broken TOML name the file."""

@@ -121,8 +121,10 @@ def test_harmless_text_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["sftp://me:S3CRET@host/run", "https://host/run?sig=S3CRET", "s3://bucket/run?X-Amz-Signature=S3CRET"]
-)
+    "url",
+    ["sftp://me:S3CRET@host/run", "https://host/run?sig=S3CRET", "s3://bucket/run?X-Amz-Signature=S3CRET",
+     "s3://AKIA:ab/S3CRET+c@bucket/run", "sftp://me:S3?CRET#S3CRET@host/run"],
+)  # fmt: skip
 def test_a_url_with_a_secret_is_refused(url: str) -> None:
     """It would end up in records; the refusal does not repeat it."""
     with pytest.raises(SettingsError) as caught:
@@ -132,7 +134,11 @@ def test_a_url_with_a_secret_is_refused(url: str) -> None:
 
 def test_urls_without_secrets_pass() -> None:
     """Users, ports and containers are none."""
-    for url in ("sftp://me@host:2222/run", "abfs://c@account.dfs.core.windows.net/run", "s3://bucket/a:b@c/run"):
+    arn = "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/models/run@2"
+    for url in (
+        *("sftp://me@host:2222/run", "sftp://host:2222/run@2", "sftp://[::1]:22/run@2", "s3://bucket/a:b@c/run", arn),
+        *("abfs://c@account.dfs.core.windows.net/run", "simplecache::s3://bucket/run@2"),
+    ):
         assert normalise_url(url) == url
 
 

@@ -30,7 +30,16 @@ HOME = ROOT / ".venv"
 STAMP = HOME / "ckptguard-stamp"
 BIN = HOME / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
-INSTALL = ("install", "--quiet", "--quiet", "--disable-pip-version-check", "--no-input", "--progress-bar", "off")
+INSTALL = (
+    "install",
+    "--quiet",
+    "--quiet",
+    "--disable-pip-version-check",
+    "--no-input",
+    "--progress-bar",
+    "off",
+    "--no-compile",
+)
 # What a launcher sets would make torch believe that it is one rank of many; the others would mislead the venv's Python.
 LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX", "PIP_USER")

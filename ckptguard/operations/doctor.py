@@ -15,10 +15,10 @@ import msgspec
 from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.names import escape
 from ckptguard.operations.inotify import events_arrive
-from ckptguard.storage import Storage, open_storage
+from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.retries import Retries
 
-LIMIT = 9.0  # seconds for all probes together
+LIMIT = 7.5  # seconds for all probes together, so that a whole call takes less than 10
 _GRACE = 0.9  # seconds to remove what was written when time is up
 _PATIENCE = 2.0  # seconds in which a listing may catch up
 _CLOCK = 5.0  # seconds by which clocks may differ without a word
@@ -57,7 +57,7 @@ def diagnose(url: str) -> Diagnosis:
     """Probe the storage at a URL in under 10 seconds, and remove what the probes wrote.
 
     NotFoundError if there is no folder, where folders are things of their own; CouldNotTellError if it is out of
-    reach. A probe that fails is no error: its answer is "unknown".
+    reach, does not answer, or may not even be listed. A probe that fails is no error: its answer is "unknown".
     """
     begun = time.monotonic()
     stop = threading.Event()
@@ -68,10 +68,12 @@ def diagnose(url: str) -> Diagnosis:
         thread.join(LIMIT)
     finally:
         stop.set()
-        thread.join(_GRACE)
+        thread.join(_GRACE if probing.found else 0)
     if probing.failed is not None:
         raise probing.failed
     found = dict(probing.found)
+    if not found:
+        raise CouldNotTellError(f"{escape(probing.url or normalise_url(url))}: no answer within {LIMIT:g} seconds")
     late = Probe(name="", answer="unknown", means=f"no answer within {LIMIT:g} seconds")
     probes = tuple(found.get(name) or msgspec.structs.replace(late, name=name) for name in _NAMES)
     return Diagnosis(
@@ -167,6 +169,8 @@ class _Probing:
         try:
             self._create("first", b"first")
         except DeniedError as error:
+            with contextlib.suppress(ObjectMissingError):
+                self._storage.list("")  # who may not do this either can do nothing here: without credentials, say
             self._tell("write", False, f"checkpoints can be verified here, but nothing is recorded: {error.message}")
             return False
         self._tell("write", True, "manifests and verdicts can be recorded here")

@@ -18,7 +18,7 @@ from servers.sshd import SftpServer
 
 import ckptguard.operations.doctor as doctor
 from ckptguard.cli.entry import commands
-from ckptguard.errors import NotFoundError, ObjectMissingError
+from ckptguard.errors import CouldNotTellError, DeniedError, NotFoundError, ObjectMissingError
 from ckptguard.operations.doctor import diagnose, words
 from ckptguard.storage import Capabilities, Storage, open_storage
 
@@ -104,6 +104,29 @@ def test_a_read_only_store() -> None:
     refused = Faults(Fault.EACCES, nth=1, forever=True, only=lambda operation, key: operation == "create")
     outcome, found = answers(place(), lambda inner: FaultyStorage(inner, refused))
     assert (outcome, found["write"], found["delete"]) == ("limited", "no", "unknown")
+
+
+def test_a_store_that_lets_nobody_in() -> None:
+    """Without credentials nothing can be verified either: that is no restriction, and no answer."""
+    refused = Faults(Fault.EACCES, nth=1, forever=True)
+    with wrapped(lambda inner: FaultyStorage(inner, refused)), pytest.raises(DeniedError):
+        diagnose(place())
+
+
+def test_a_store_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, and not one for every probe."""
+    monkeypatch.setattr(doctor, "LIMIT", 0.2)
+    never = threading.Event()
+
+    class Silent(FaultyStorage):
+        def create(self, key: str, data: bytes) -> None:
+            never.wait(30)
+            super().create(key, data)
+
+    with wrapped(lambda inner: Silent(inner, Faults(Fault.EIO, nth=0))):
+        with pytest.raises(CouldNotTellError, match="no answer"):
+            diagnose(place())
+        never.set()
 
 
 def test_a_late_listing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ def run(request):
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.argv[:] = request["argv"]
     sys.path[:1] = request["path"]
     main = types.ModuleType("__main__")

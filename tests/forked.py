@@ -43,6 +43,7 @@ class Forked:
         name: str = "<string>",
         path: tuple[str, ...] = (),
         environment: dict[str, str] | None = None,
+        cwd: str | Path = ".",
         piped: bool = False,
         imported: tuple[str, ...] = TORCH,
     ) -> None:
@@ -64,7 +65,7 @@ class Forked:
             "argv": [name if name != "<string>" else "-c", *map(str, arguments)],
             "path": [str(Path(name).parent) if name != "<string>" else "", *path],
             "environment": environment,
-            "cwd": os.getcwd(),
+            "cwd": os.path.abspath(cwd),
         }
         body = json.dumps(request).encode()
         try:

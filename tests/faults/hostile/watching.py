@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import struct
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from forked import Forked
 
 import ckptguard
 
@@ -86,17 +86,22 @@ def run_audited(cases: list[Case], benign: Path) -> dict[str, Answer]:
     warm = [["verify", str(benign), "--json", "--wait", "0"], ["verify", str(benign) + ".absent"], ["verify", "--help"]]
     answers = benign.parent / "answers.jsonl"
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("CKPTGUARD_", "COV"))}
-    process = subprocess.run(
-        [sys.executable, str(HERE / "audited.py"), str(answers)],
-        input=json.dumps({"installed": _installed(), "warm": warm, "jobs": jobs}),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
+    settled = {"CKPTGUARD_SETTLE": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    audited = HERE / "audited.py"
+    process = Forked(
+        audited.read_text(encoding="utf-8"),
+        answers,
+        name=str(audited),
+        environment=environment | settled,
         cwd=benign.parent,
-        env={**environment, "CKPTGUARD_SETTLE": "0", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+        imported=("ckptguard.cli", "numpy"),
+        piped=True,
     )
-    assert "Traceback" not in process.stderr, process.stderr
+    assert process.stdin is not None
+    process.stdin.write(json.dumps({"installed": _installed(), "warm": warm, "jobs": jobs}).encode())
+    process.stdin.close()
+    _, trouble = process.communicate(TIMEOUT)
+    assert "Traceback" not in trouble, trouble
     lines = [json.loads(line) for line in answers.read_text().splitlines()]
     return {line["name"]: msgspec.convert(line, Answer) for line in lines if "code" in line}
 

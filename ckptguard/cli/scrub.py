@@ -81,8 +81,9 @@ def command(
     for sentence in done.could_not_tell:
         trouble(f"error: {sentence}")
     code = of_outcomes([one.outcome for one in done.places], could_not_tell=bool(done.could_not_tell))
-    # Nothing was due: all was read recently enough.
-    raise click.exceptions.Exit(ExitCode.GOOD if not done.places and not done.could_not_tell else code)
+    if not done.places and done.next is not None and not done.could_not_tell:
+        code = ExitCode.GOOD  # nothing was due: all was read recently enough
+    raise click.exceptions.Exit(code)
 
 
 def _show(done: Scrubbed) -> None:
@@ -95,6 +96,9 @@ def _show(done: Scrubbed) -> None:
             if finding.severity.value != "notice":
                 say(finding_line(finding, one.path))
     total = size(sum(one.bytes for one in done.places))
+    if not done.places and done.next is None:
+        say("nothing here has a verdict yet: `ckptguard verify` gives one")
+        return
     left = f"; time was up, {done.left} left" if done.stopped else ""
     say(f"read {len(done.places)} again ({total}){left}")
 

@@ -66,6 +66,13 @@ def test_time_that_is_up_is_told(invoke, document, copied):
     assert found["next"]["id"] == "100.1"
 
 
+def test_a_run_without_verdicts_is_not_called_good(invoke, root):
+    """There is nothing to read again, which says nothing about what lies there."""
+    write_sharded(root, 100, seed=1)
+    result = invoke("scrub", root)
+    assert (result.exit_code, "nothing here has a verdict yet" in result.stdout) == (4, True)
+
+
 def test_hooks_are_told(invoke, copied, tmp_path):
     """The command of the settings gets the event."""
     said = tmp_path / "said"

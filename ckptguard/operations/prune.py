@@ -128,6 +128,8 @@ def _empty(run: Run, policy: Policy, grace: float, troubles: list[str]) -> list[
     try:
         if list_trashed(run):
             for mark in _due(run, look(run), policy, grace):
+                if (mark.series, (mark.step, mark.generation)) in pins_of(run):
+                    continue  # it came into use meanwhile
                 delete_for_good(run, mark)
                 gone.append(mark)
     except CouldNotTellError as error:

@@ -16,6 +16,7 @@ from ckptguard.operations.history import load_history
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.restore import restore
+from ckptguard.records.trash import list_trashed
 from ckptguard.retention_policy import Policy
 from ckptguard.verdict import Outcome
 
@@ -186,3 +187,32 @@ def test_what_a_prune_takes_after_it_was_found_comes_from_the_trash(root, three,
     assert looked.wait(60)
     restored = restore(three, QUICK, str(tmp_path / "out"), step=100)
     assert (restored.id, (tmp_path / "out" / "net-100.pt").read_bytes()) == ("100.1", before)
+
+
+def test_what_is_restored_from_the_trash_is_not_removed_meanwhile(root, three, tmp_path, monkeypatch):
+    """The prune had decided to empty the trash before the restore pinned what it reads."""
+    before = (root / "net-100.pt").read_bytes()
+    reconcile(three, QUICK.changed(keep="none"), Watch())
+    prune(three, Policy(keep_last=1, keep_good=1), grace=3600.0)
+    decided, pinned = threading.Event(), threading.Event()
+    real_due, real_copy = prune_module._due, module._copy
+
+    def due(*arguments):
+        found = real_due(*arguments)
+        decided.set()
+        assert pinned.wait(60)
+        return found
+
+    def copy(*arguments):
+        pinned.set()
+        emptying.join(60)
+        real_copy(*arguments)
+
+    monkeypatch.setattr(prune_module, "_due", due)
+    monkeypatch.setattr(module, "_copy", copy)
+    emptying = threading.Thread(target=prune, args=(three, Policy(keep_last=1, keep_good=1)), kwargs={"grace": -1.0})
+    emptying.start()
+    assert decided.wait(60)
+    assert restore(three, QUICK, str(tmp_path / "out"), step=100).id == "100.1"
+    assert (tmp_path / "out" / "net-100.pt").read_bytes() == before
+    assert sorted(step for _, step, _ in list_trashed(three)) == [100]

@@ -6,7 +6,8 @@ What holds for every policy:
 - What is held (pinned, in use, linked to) stays. So does what has no step, for nothing says what is newer than it.
 - BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for: they take no good one's slot, they are the
   evidence of what went wrong, and some can be repaired or cleared.
-- A metric that is absent, NaN or infinite never is the best.
+- A metric that is absent, NaN or infinite never is the best. One that no GOOD checkpoint has is no rule at all: its
+  name may be mistyped, or nothing was evaluated yet.
 - A clock that is wrong removes nothing early: see `ages`.
 """
 
@@ -56,7 +57,15 @@ def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None 
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
         by_series.setdefault(checkpoint.series, []).append(checkpoint)
+    unknown = unknown_metrics(checkpoints, policy)
+    policy = msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
     return [d for series in sorted(by_series) for d in _decide_series(by_series[series], policy, now)]
+
+
+def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]:
+    """The metrics of `policy` that no GOOD checkpoint has."""
+    known = {name for c in checkpoints if c.outcome is Outcome.GOOD for name in c.metrics}
+    return [best.metric for best in policy.keep_best if best.metric not in known]
 
 
 def ages(times: Sequence[float | None], now: float | None) -> list[float | None]:
@@ -124,7 +133,7 @@ def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) 
     if checkpoint.outcome is Outcome.PENDING:
         return "it has no verdict yet"
     if checkpoint.outcome is Outcome.GOOD:
-        return None if policy.has_rules else "no rule was given"
+        return None if policy.has_rules else "no rule says what may go"
     if not policy.drop_failed:
         return f"it is {checkpoint.outcome.value}, which no rule counts"
     place = (checkpoint.step, checkpoint.generation)

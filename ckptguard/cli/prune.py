@@ -9,6 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble
+from ckptguard.names import escape
 
 if TYPE_CHECKING:
     from ckptguard.operations.prune import Pruned
@@ -49,6 +50,7 @@ def command(
     from ckptguard.cli.documents_of_retention import prune_document
     from ckptguard.operations.prune import prune
     from ckptguard.records.run import open_run
+    from ckptguard.retention import unknown_metrics
     from ckptguard.retention_policy import parse_span
 
     prefix = "replica_keep_" if replica else "keep_"
@@ -62,6 +64,8 @@ def command(
         emit(prune_document(opened.url, done))
     else:
         _show(done)
+    for metric in unknown_metrics([d.checkpoint for d in done.decisions], policy):
+        trouble(f'warning: no good checkpoint has the metric "{escape(metric)}": it keeps none')
     for sentence in done.could_not_tell:
         trouble(f"error: {sentence}")
     raise click.exceptions.Exit(ExitCode.FAILED if done.could_not_tell else ExitCode.GOOD)

@@ -55,6 +55,13 @@ def test_without_a_rule_nothing_is_removed(invoke, four):
     assert len(list(four.glob("*.pt"))) == 4
 
 
+def test_a_mistyped_metric_is_told(invoke, four):
+    """What no checkpoint has can keep nothing, and takes nothing away."""
+    result = invoke("prune", four, "--keep-best", "los:min")
+    assert (result.exit_code, "moved 0 to the trash" in result.stdout) == (0, True)
+    assert 'no good checkpoint has the metric "los"' in result.stderr
+
+
 @pytest.mark.parametrize(
     "flags",
     [

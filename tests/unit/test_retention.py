@@ -128,6 +128,19 @@ def test_what_is_no_number_never_is_the_best(checkpoints, way, count):
             assert math.isfinite(decision.checkpoint.metrics["loss"])
 
 
+def test_a_metric_that_nobody_has_removes_nothing():
+    """A mistyped name is no reason to take the best away; other rules hold as ever."""
+    own = [
+        Present(path=f"{i}", series="a", step=i, generation=1, outcome=Outcome.GOOD, metrics={"eval_loss": i})
+        for i in range(9)
+    ]
+    typo = Best("evalloss", "min")
+    assert all(d.keep for d in decide(own, Policy(keep_best=(typo,))))
+    kept = [d.checkpoint.step for d in decide(own, Policy(keep_best=(typo, Best("eval_loss", "min")))) if d.keep]
+    assert kept == [0, 7, 8]
+    assert [d.checkpoint.step for d in decide(own, Policy(keep_best=(typo,), keep_last=3)) if d.keep] == [6, 7, 8]
+
+
 @given(runs(outcomes=(Outcome.GOOD,)), policies)
 def test_what_stayed_stays(checkpoints, policy):
     """Asked again about what is left, the same policy removes nothing more."""

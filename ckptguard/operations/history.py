@@ -10,7 +10,7 @@ from ckptguard.known_good import Standing, by_generation, ever_good, standings
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id
 from ckptguard.records.ledger import latest_verdict, ledger_names
-from ckptguard.records.listed import ListedSteps, list_steps
+from ckptguard.records.listed import ListedSteps, StepRecords, list_steps
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.quarantine import quarantined_generations, read_quarantined
 from ckptguard.records.run import Run
@@ -188,14 +188,23 @@ def histories_by_step(
     listing of names, if it is not there already, and then what is asked for."""
     steps = list_steps(run) if listed is None else listed
     for found in steps.below(before_step):
-        series = {*found.names, *found.sealed, *found.quarantined}
-        yield History(
-            run=run,
-            names=found.names,
-            quarantined=found.quarantined,
-            _sealed={name: dict.fromkeys(found.sealed.get(name, ())) for name in series},
-            _kept=found.kept,
-        )
+        yield _history_of(run, found)
+
+
+def history_of_step(run: Run, series: str, step: int, listed: ListedSteps) -> History:
+    """The history of one step of a series, of which there need be none."""
+    return _history_of(run, listed.of(step), series)
+
+
+def _history_of(run: Run, found: StepRecords, *series: str) -> History:
+    every = {*found.names, *found.sealed, *found.quarantined, *series}
+    return History(
+        run=run,
+        names=found.names,
+        quarantined=found.quarantined,
+        _sealed={name: dict.fromkeys(found.sealed.get(name, ())) for name in every},
+        _kept=found.kept,
+    )
 
 
 def load_history(run: Run) -> History:

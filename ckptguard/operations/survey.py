@@ -8,12 +8,13 @@ import msgspec
 
 from ckptguard.layouts import Checkpoint
 from ckptguard.names import checkpoint_id
-from ckptguard.operations.history import History, Key, load_history
+from ckptguard.operations.history import History, Key, history_of_step, load_history
 from ckptguard.operations.holds import pins_of
 from ckptguard.operations.keep import kept_matches
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.own_bytes import own_bytes
 from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.listed import ListedSteps
 from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
 from ckptguard.verdict import Outcome, Severity, Verdict
@@ -64,12 +65,13 @@ def survey(run: Run) -> tuple[CheckpointState, ...]:
     return tuple(sorted(everything, key=lambda s: (s.series, s.step is None, s.step or 0, s.id or "", s.path)))
 
 
-def without_verdict(run: Run, *, above: int = -1) -> list[Checkpoint]:
-    """The numbered checkpoints in place, of steps above this one, that `survey` calls PENDING."""
-    history = load_history(run)
+def without_verdict(run: Run, listed: ListedSteps, *, above: int = -1) -> list[Checkpoint]:
+    """The numbered checkpoints in place, of steps above this one, that `survey` calls PENDING. `listed`: the names in
+    the records."""
     found = []
     for checkpoint in list_checkpoints(run):
         if checkpoint.step is not None and checkpoint.step > above:
+            history = history_of_step(run, checkpoint.series, checkpoint.step, listed)
             key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
             key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
             if history.verdict(checkpoint.series, key) is None:

@@ -50,9 +50,7 @@ class ListedSteps:
     def below(self, before_step: int | None = None) -> Iterator[StepRecords]:
         """The steps that have verdicts, highest first; `before_step` is exclusive. Empty entries are not told from
         others: whoever reads one finds that it does not exist."""
-        end = len(self._keys)
-        if before_step is not None and before_step <= MAX_STEP:
-            end = bisect_left(self._keys, f"{before_step:0{STEP_DIGITS}d}", key=_step)
+        end = len(self._keys) if before_step is None else self._first(before_step)
         while end:
             begin = end - 1
             step = _step(self._keys[begin])
@@ -62,6 +60,16 @@ class ListedSteps:
             if found.names:
                 yield found
             end = begin
+
+    def of(self, step: int) -> StepRecords:
+        """What they say of one step."""
+        return _of_one_step(self._keys[self._first(step) : self._first(step + 1)])
+
+    def _first(self, step: int) -> int:
+        """Where the names of this step and higher ones begin."""
+        if step > MAX_STEP:
+            return len(self._keys)
+        return bisect_left(self._keys, f"{step:0{STEP_DIGITS}d}", key=_step)
 
 
 def list_steps(run: Run) -> ListedSteps:

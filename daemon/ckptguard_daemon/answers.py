@@ -184,7 +184,7 @@ class Answers:
         above = newest if looked and not certain else MAX_STEP + 1
         while newest < above:
             above = newest
-            pending = without_verdict(run, above=above)
+            pending = without_verdict(run, guarded.names.steps(run), above=above)
             answer, newest = best()  # again: it may have got its verdict between the two
         below = MAX_STEP + 1 if before is None else before
         wanted = (w for w in pending if series in (None, w.series))

@@ -127,9 +127,9 @@ def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     real = answers_module.without_verdict
 
-    def look(run: Any, *, above: int) -> Any:
+    def look(run: Any, listed: Any, *, above: int) -> Any:
         found.append(above)
-        return real(run, above=above)
+        return real(run, listed, above=above)
 
     monkeypatch.setattr(answers_module, "without_verdict", look)
     return found
@@ -176,9 +176,9 @@ def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monke
     real = answers_module.without_verdict
     changes: list[Callable[[], None]] = [lambda: make_suspect(run, 500), lambda: None]
 
-    def look(opened: Any, *, above: int) -> Any:
+    def look(opened: Any, listed: Any, *, above: int) -> Any:
         changes.pop(0)()
-        return real(opened, above=above)
+        return real(opened, listed, above=above)
 
     save(run, 400)
     guarded.make_pass()

@@ -22,9 +22,12 @@ from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import select_checkpoint
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.roll_back import roll_back
+from ckptguard.operations.survey import survey, without_verdict
 from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.records.listed import list_steps
 from ckptguard.records.run import open_run
 from ckptguard.storage.remote import RemoteStorage
+from ckptguard.verdict import Outcome
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,10 @@ def test_it_is_the_first_of_the_candidates(kind, tmp_path):
                     assert found == []
                 else:
                     assert said == found[0].answer
+        states = [s for s in survey(run) if s.in_place and s.outcome is Outcome.PENDING]
+        for above in (-1, 200, 400, 10**6):
+            unjudged = [c.path for c in without_verdict(run, list_steps(run), above=above)]
+            assert unjudged == sorted(s.path for s in states if s.step is not None and s.step > above)
         return [c.answer.id for c in known_good_candidates(run, load_history(run))]
 
     for step in (100, 200, 300, 400, 500):
@@ -104,7 +111,9 @@ def test_it_is_the_first_of_the_candidates(kind, tmp_path):
     roll_back(open_run(url), TINY, reason="loss", before_step=500, check_writing=False, scanner=inline)
     assert same()[0] == "400.1"
     save(url, 400, 7)
+    save(url, 700, 7)
     same()
+    delete(url, 700)
     reconcile(open_run(url), TINY, Watch(), scanner=inline)
     assert same()[0] == "400.2"
     for step in (100, 200, 300, 400):

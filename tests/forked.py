@@ -29,6 +29,17 @@ TORCH = (
     "ckptguard.training.guard",
     "ckptguard.training.sharded_store",
 )
+HUGGING_FACE = (*TORCH, "transformers.trainer", "transformers.models.qwen2.modeling_qwen2", "peft", "deepspeed")
+LIGHTNING = (*TORCH, "lightning")
+# Some of it is read when a framework is imported.
+_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "DS_ACCELERATOR": "cpu",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 _servers: dict[tuple[str, ...], socket.socket] = {}
 
 
@@ -69,7 +80,7 @@ class Forked:
         }
         body = json.dumps(request).encode()
         try:
-            control = _server(imported, environment)
+            control = _server(imported)
             socket.send_fds(control, [len(body).to_bytes(4, "big")], [theirs.fileno(), given, out, self._err.fileno()])
             control.sendall(body)
         finally:
@@ -152,15 +163,15 @@ def wait_for_all(processes: list[Forked], timeout: float) -> None:
         left = [process for process in left if process.poll() is None]
 
 
-def _server(imported: tuple[str, ...], environment: dict[str, str]) -> socket.socket:
-    """Where a Python listens that has imported some modules, under the environment of the first that asked."""
+def _server(imported: tuple[str, ...]) -> socket.socket:
+    """Where a Python listens that has imported some modules."""
     if imported not in _servers:
         ours, theirs = socket.socketpair()
         process = subprocess.Popen(
             [sys.executable, str(_HERE / "fork_server.py"), str(theirs.fileno()), *imported],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env=os.environ | _ENVIRONMENT,
         )
         theirs.close()
         _servers[imported] = ours

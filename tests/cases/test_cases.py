@@ -1,12 +1,11 @@
 """The five cases fail for real, go back, and end trained on from a good checkpoint, with a report that says why."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from fixtures_runs import QUICK
+from forked import HUGGING_FACE, TORCH, Forked
 
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.verify_target import verify_target
@@ -21,16 +20,17 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 def run_case(name, *arguments):
     """Run a case as its reader would, without this machine's settings."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
-    done = subprocess.run(
-        [sys.executable, CASES / name, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**environment, "CKPTGUARD_SETTLE": "0", "OMP_NUM_THREADS": "1"},
+    place = CASES / name
+    process = Forked(
+        place.read_text(encoding="utf-8"),
+        *arguments,
+        name=str(place),
+        environment={**environment, "CKPTGUARD_SETTLE": "0", "OMP_NUM_THREADS": "1"},
+        imported=TORCH if name in ("wenet.py", "nanovlm.py") else HUGGING_FACE,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    out, err = process.communicate(300)
+    assert process.returncode == 0, out + err
+    return out
 
 
 def test_wenet(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from fixtures_runs import write_sharded
+from forked import HUGGING_FACE, Forked
 from hub_caches import Hub, flip, sharded_files
 
 from ckptguard.operations.find_known_good import find_known_good
@@ -29,6 +30,22 @@ def run_example(name, *arguments, cwd):
         env={**environment, "CKPTGUARD_SETTLE": "0", "OMP_NUM_THREADS": "1"},
         cwd=cwd,
     )
+
+
+def run_trainer(name, run):
+    """Run an example that trains with the Trainer, which a Python has imported before: exit code, stdout, stderr."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("CKPTGUARD_")}
+    place = EXAMPLES / name
+    process = Forked(
+        place.read_text(encoding="utf-8"),
+        run,
+        name=str(place),
+        environment={**environment, "CKPTGUARD_SETTLE": "0", "OMP_NUM_THREADS": "1"},
+        cwd=run.parent,
+        imported=HUGGING_FACE,
+    )
+    out, err = process.communicate(110)
+    return process.returncode, out, err
 
 
 @pytest.fixture
@@ -117,11 +134,11 @@ def test_examples_compile(name):
 def test_the_trainer_example_stops_at_a_good_checkpoint(tmp_path):
     """Hugging Face's Trainer is stopped before the poisoned save, and what it leaves is known-good."""
     run = tmp_path / "run"
-    done = run_example("hf_trainer.py", run, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    code, out, err = run_trainer("hf_trainer.py", run)
+    assert code == 0, err
+    assert "Traceback" not in err
     known_good = find_known_good(open_run(str(run)))
-    assert known_good.path in done.stdout
+    assert known_good.path in out
     assert known_good.step == 4
     assert not (run / "checkpoint-6").exists()
 
@@ -129,8 +146,8 @@ def test_the_trainer_example_stops_at_a_good_checkpoint(tmp_path):
 def test_the_trainer_example_goes_back(tmp_path):
     """The overflowing update is left out, training ends, and what it leaves is known-good."""
     run = tmp_path / "run"
-    done = run_example("hf_trainer_goes_back.py", run, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "trained to step 10; every weight is finite: True" in done.stdout
-    assert "went back from step 6 to step 4" in done.stderr
+    code, out, err = run_trainer("hf_trainer_goes_back.py", run)
+    assert code == 0, err
+    assert "trained to step 10; every weight is finite: True" in out
+    assert "went back from step 6 to step 4" in err
     assert (run / "checkpoint-10").is_dir()

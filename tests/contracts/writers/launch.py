@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forked import TORCH, Forked, wait_for_all
+from forked import HUGGING_FACE, LIGHTNING, TORCH, Forked, wait_for_all
 
 HERE = Path(__file__).resolve().parent
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_HUGGING_FACE = (*TORCH, "transformers.trainer", "transformers.models.qwen2.modeling_qwen2", "peft", "deepspeed")
-_IMPORTED = {"dcp": TORCH, "lightning": (*TORCH, "lightning")}  # by a word of the script's name
+_IMPORTED = {"dcp": TORCH, "lightning": LIGHTNING}  # by a word of the script's name
 
 
 def launch(script: str, *arguments: object, ranks: int = 0) -> None:
@@ -27,7 +26,7 @@ def launch(script: str, *arguments: object, ranks: int = 0) -> None:
     }
     place = HERE / script
     code = place.read_text(encoding="utf-8")
-    imported = next((modules for word, modules in _IMPORTED.items() if word in place.name), _HUGGING_FACE)
+    imported = next((modules for word, modules in _IMPORTED.items() if word in place.name), HUGGING_FACE)
     store, ours = _meeting(ranks) if ranks else (None, [{}])
     processes: list[Forked] = []
     try:

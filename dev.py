@@ -21,7 +21,8 @@ import subprocess
 import sysconfig
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 TORCH = os.environ.get("CKPTGUARD_TORCH", "torch==2.13.0")
@@ -115,8 +116,9 @@ def install(what: str, *requirements: str) -> None:
         sys.exit(f"[dev] could not install {what}: pip (22.3 or newer is needed) ended with {code}")
 
 
-def set_up(*extras: str) -> None:
-    """Make .venv hold torch, the package and what the demo needs, and further extras; at once done if it does."""
+def set_up(*extras: str, beside: Callable[[], object] = lambda: None) -> None:
+    """Make .venv hold torch, the package and what the demo needs, and further extras; at once done if it does.
+    `beside` is called when there is a .venv, before pip is."""
     digest = hashlib.sha256()
     for name in ("pyproject.toml", "dev.py"):
         digest.update((ROOT / name).read_bytes())
@@ -125,9 +127,11 @@ def set_up(*extras: str) -> None:
     wanted = [which, digest.hexdigest()]
     found = STAMP.read_text(encoding="utf-8").splitlines() if STAMP.is_file() and PYTHON.exists() else []
     if found[:2] == wanted and set(extras) <= set(found[2:]):
+        beside()
         return
     if found[:1] != wanted[:1]:
         create(torch_folder(sys.executable))
+    beside()
     STAMP.write_text(which + "\n", encoding="utf-8")
     theirs = torch_folder(PYTHON)
     if theirs:
@@ -136,6 +140,15 @@ def set_up(*extras: str) -> None:
         install(TORCH, TORCH)
     install("ckptguard and what its tests need", "--editable", f".[{','.join(('test', *extras))}]")
     STAMP.write_text("\n".join((*wanted, *extras)) + "\n", encoding="utf-8")
+
+
+def set_up_for_tests() -> None:
+    """The frameworks, and the servers: apt and npm work while pip does."""
+    begun: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as another:
+        set_up("servers", "writers", beside=lambda: begun.append(another.submit(install_servers)))
+    for one in begun:
+        one.result()
 
 
 def install_servers() -> None:
@@ -183,8 +196,7 @@ def demo(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     """Set up, the training frameworks and the servers too, and run every check; pytest's closing line is the last
     where all passed."""
-    set_up("servers", "writers")
-    install_servers()
+    set_up_for_tests()
     failed = []
     for check in CHECKS:
         say(" ".join(check))
@@ -209,8 +221,7 @@ def main(arguments: list[str]) -> int:
     if verb == "test":
         return test(arguments[1:])
     if verb == "setup":
-        set_up("servers", "writers")
-        install_servers()
+        set_up_for_tests()
         return 0
     print(__doc__)
     return 0 if verb in ("-h", "--help") else 2

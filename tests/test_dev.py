@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,20 @@ def test_the_set_up_is_done_once(dev, monkeypatch, tmp_path):
     dev.STAMP.write_text(f"{lines[0]}\nother requirements\n")
     dev.set_up()
     assert calls == [dev.TORCH, ".[test]"]
+
+
+def test_servers_are_installed_while_pip_works(dev, monkeypatch, tmp_path):
+    """Once there is a venv, for making one would take them away; also where nothing else is left to do."""
+    calls, servers = [], threading.Event()
+    monkeypatch.setattr(dev, "STAMP", tmp_path / "stamp")
+    monkeypatch.setattr(dev, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(dev, "create", lambda theirs: calls.append("create"))
+    monkeypatch.setattr(dev, "torch_folder", lambda python: "/somewhere")
+    monkeypatch.setattr(dev, "install_servers", lambda: (calls.append("servers"), servers.set()))
+    monkeypatch.setattr(dev, "install", lambda *_: (servers.wait(30), calls.append("pip")))
+    dev.set_up_for_tests()
+    dev.set_up_for_tests()
+    assert calls == ["create", "servers", "pip", "servers"]
 
 
 def test_an_importable_torch_is_used(dev, monkeypatch, tmp_path):

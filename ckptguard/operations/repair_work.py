@@ -23,10 +23,10 @@ from ckptguard.operations.repair_files import (
 from ckptguard.operations.replica_places import open_replicas
 from ckptguard.operations.report import Checked
 from ckptguard.records.incidents import list_incidents, update_incident
-from ckptguard.records.lineage import plain_url
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import Where
 from ckptguard.scan import Scanner
+from ckptguard.storage.redaction import plain_url
 
 CHECK = "repair"
 

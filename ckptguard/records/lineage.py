@@ -14,6 +14,7 @@ from ckptguard.errors import CouldNotTellError, ObjectExistsError, RecordsError
 from ckptguard.record_text import decode_record
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.storage.redaction import plain_url
 
 KEY = "lineage.json"
 
@@ -70,12 +71,3 @@ def join_lineage(run: Run, lineage: Lineage) -> None:
         create_record(run, KEY, msgspec.json.encode(lineage) + b"\n")
     except ObjectExistsError:
         pass
-
-
-def plain_url(url: str) -> str:
-    """A URL without user, password and query."""
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        return url
-    host, slash, path = rest.partition("?")[0].partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

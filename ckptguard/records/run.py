@@ -6,22 +6,24 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
-from ckptguard.names import RECORDS_FOLDER
+from ckptguard.names import RECORDS_FOLDER, escape
 from ckptguard.patterns import Pattern
 from ckptguard.record_text import decode_record
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import translated
+from ckptguard.storage.redaction import plain_url
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
 
 RECORDS_FORMAT = 1
 FORMAT_KEY = "format.json"
+_WHOSE_KEY = "run.json"  # of records that lie elsewhere
 _COUNTED = re.compile(r"checkpoint_\d+")
 _MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
 
@@ -87,6 +89,7 @@ def open_run(
     if run.records_inside and _is_link(storage):
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
     _check_format(run)
+    _refuse_anothers_records(run)
     _refuse_counted_folder(run)
     return run
 
@@ -101,6 +104,24 @@ def begin_run(url: str | os.PathLike[str], *, records: str | None = None, patter
     run = open_run(place, records=records, must_exist=False, patterns=patterns)
     _ensure_format(run)  # an object store has no empty folders
     return run
+
+
+def _refuse_anothers_records(run: Run) -> None:
+    """Records that lie elsewhere are those of one run: with two, the verdict on a checkpoint of one would be taken for
+    that on its namesake in the other. A local run that is no longer where it was has been moved."""
+    text = None if run.records_inside else read_record(run, _WHOSE_KEY)
+    if text is None:
+        return
+    stated = decode_record(text, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}").get("run")
+    if not isinstance(stated, str) or stated == plain_url(run.url):
+        return
+    root = run.storage.root if "://" not in stated else None
+    if root is not None and (not os.path.exists(stated) or os.path.realpath(stated) == os.path.realpath(root)):
+        return
+    raise SettingsError(
+        f"the records in {run.records.url} are those of another run ({escape(stated)})",
+        hint="give each run records of its own",
+    )
 
 
 def _refuse_counted_folder(run: Run) -> None:
@@ -179,8 +200,12 @@ def _ensure_format(run: Run) -> None:
         return
     except ObjectMissingError:
         pass
-    for key, value in ((".gitignore", b"*\n"), (FORMAT_KEY, msgspec.json.encode({"format": RECORDS_FORMAT}) + b"\n")):
+    first = [(".gitignore", b"*\n"), (FORMAT_KEY, msgspec.json.encode({"format": RECORDS_FORMAT}) + b"\n")]
+    if not run.records_inside:
+        first.insert(0, (_WHOSE_KEY, msgspec.json.encode({"format": 1, "run": plain_url(run.url)}) + b"\n"))
+    for key, value in first:
         try:
             run.records.create(key, value)
         except ObjectExistsError:
             pass  # another process was first: equal bytes
+    _refuse_anothers_records(run)  # or another run was

@@ -55,3 +55,12 @@ def secrets_in(options: object, name: str = "") -> frozenset[str]:
     if isinstance(options, str) and len(options) >= _SHORTEST and _SECRET_OPTION.fullmatch(name):
         return frozenset({options})
     return frozenset()
+
+
+def plain_url(url: str) -> str:
+    """A URL without user, password and query."""
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"

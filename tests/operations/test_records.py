@@ -5,7 +5,7 @@ import threading
 import pytest
 from fixtures_runs import QUICK, write_torch
 
-from ckptguard.errors import RecordsError
+from ckptguard.errors import RecordsError, SettingsError
 from ckptguard.known_good import verdict_name
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.history import load_history
@@ -30,6 +30,23 @@ def test_an_empty_or_torn_entry_does_not_exist(root, three):
     assert load_history(three).verdict("net-#.pt", (300, 1)).outcome is Outcome.GOOD
     (ledger(root) / verdict_name(300, 1, 3, Outcome.GOOD)).write_bytes(b'{"format": 1')
     assert load_history(three).verdict("net-#.pt", (300, 1)).outcome is Outcome.GOOD
+
+
+def test_records_elsewhere_are_those_of_one_run(root, tmp_path):
+    """A verdict on one run's checkpoint is none on its namesake in another. A run that was moved keeps its records."""
+    places = {name: tmp_path / name for name in ("one", "other")}
+    for seed, place in enumerate(places.values()):
+        write_torch(place, 300, seed=seed)
+    records = str(tmp_path / "records")
+    one = open_run(str(places["one"]), records=records)
+    reconcile(one, QUICK, Watch())
+    with pytest.raises(SettingsError, match="those of another run"):
+        open_run(str(places["other"]), records=records)
+    (tmp_path / "link").symlink_to(places["one"])
+    assert find_known_good(open_run(str(tmp_path / "link"), records=records)).id == "300.1"
+    places["one"].rename(tmp_path / "moved")
+    (tmp_path / "link").unlink()
+    assert find_known_good(open_run(str(tmp_path / "moved"), records=records)).path == f"{tmp_path}/moved/net-300.pt"
 
 
 def test_a_newer_format_is_refused_with_a_sentence(root, three):

@@ -5,8 +5,8 @@ from blake3 import blake3
 
 from ckptguard.errors import RecordsError
 from ckptguard.manifest import File, Span, Tensor
-from ckptguard.records.lineage import plain_url
 from ckptguard.scan.sealed_stream import SealedStream
+from ckptguard.storage.redaction import plain_url
 
 DATA = bytes(range(256)) * 8
 

@@ -3,19 +3,21 @@ tensor bytes: whoever loads it verifies it."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Collection
 
 import msgspec
 
-from ckptguard.errors import NoKnownGoodError, ObjectMissingError
+from ckptguard.errors import CouldNotTellError, NoKnownGoodError, ObjectMissingError
 from ckptguard.known_good import Standing, choose_known_good
 from ckptguard.manifest import Manifest
-from ckptguard.operations.history import History, Key, histories_by_step
+from ckptguard.operations.history import History, Key, histories_by_step, load_history
 from ckptguard.operations.keep import is_good, kept_matches
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.listed import ListedSteps
 from ckptguard.records.run import Run
+from ckptguard.records.trash import list_trashed
 from ckptguard.verdict import Outcome
 
 IN_PLACE, KEPT, REPLICA = "in place", "kept", "replica"
@@ -70,11 +72,24 @@ def find_known_good(
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
-    """What to raise where there is none."""
+    """What to raise where there is none. What retention removed and is still in the trash is named in the hint."""
     before = f" before step {before_step}" if before_step is not None else ""
-    return NoKnownGoodError(
-        f"{run.url} has no known-good checkpoint{before}", hint=f"ckptguard verify {run.url} says what there is"
+    step = _good_in_trash(run, before_step)
+    hint = (
+        f"ckptguard verify {run.url} says what there is"
+        if step is None
+        else f"a good one is in the trash: ckptguard restore {run.url} --step {step} --to DEST"
     )
+    return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
+
+
+def _good_in_trash(run: Run, before_step: int | None) -> int | None:
+    """The newest good step in the trash, if that can be told."""
+    with contextlib.suppress(CouldNotTellError):
+        history = load_history(run)
+        good = [s for series, s, g in list_trashed(run) if s is not None and is_good(history, series, (s, g))]
+        return max((step for step in good if before_step is None or step < before_step), default=None)
+    return None
 
 
 def known_good_candidates(

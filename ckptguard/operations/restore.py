@@ -29,7 +29,7 @@ from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id, record_name, series_folder
 from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.fetch import fetch_file
-from ckptguard.operations.find_known_good import known_good_candidates
+from ckptguard.operations.find_known_good import known_good_candidates, none_found
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.replica_places import has_newest, known_bad, open_replicas
@@ -226,7 +226,7 @@ def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, sca
         if step is None or c.key[0] == step
     ]
     if step is None and not good:
-        raise NoKnownGoodError(f"{run.url} has no known-good checkpoint", hint=f"ckptguard verify {run.url}")
+        raise none_found(run, None)
     if good:
         return good
     for checkpoint in list_checkpoints(run):

@@ -16,7 +16,7 @@ from ckptguard.manifest import File, Manifest
 from ckptguard.names import parse_id
 from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import unfinished_because
-from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates
+from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates, none_found
 from ckptguard.operations.history import History, load_history
 from ckptguard.operations.keep import is_good, put_aside
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
@@ -173,10 +173,11 @@ def _choose(
         if to_id is not None:
             found = [c for c in found if c.answer.id == to_id]
         if not found:
-            wanted = f" {to_id}" if to_id else ""
             if unsure is not None:
                 raise unsure
-            raise NoKnownGoodError(f"{run.url} has no known-good checkpoint{wanted} to go back to")
+            if to_id is None:
+                raise none_found(run, before_step)
+            raise NoKnownGoodError(f"{run.url} has no known-good checkpoint {to_id} to go back to")
         candidate = found[0]
         if not dry_run:
             in_use.pin(candidate.answer.series, candidate.key)

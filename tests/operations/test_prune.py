@@ -9,7 +9,7 @@ import pytest
 import torch
 from fixtures_runs import QUICK, state_dict, write_torch
 
-from ckptguard.errors import CkptguardError, CouldNotTellError, StorageError
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
 from ckptguard.names import series_of
 from ckptguard.operations import present
 from ckptguard.operations.find_known_good import find_known_good
@@ -17,6 +17,7 @@ from ckptguard.operations.locking import run_lock
 from ckptguard.operations.prune import prune
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.restore import restore
+from ckptguard.operations.roll_back import roll_back
 from ckptguard.operations.survey import survey
 from ckptguard.records import moments
 from ckptguard.records.pins import pin_checkpoint, release_pin
@@ -249,6 +250,24 @@ def test_the_trash_keeps_what_is_good_again_among_the_newest(five, root, flip_bi
     done = prune(five, Policy(keep_last=1, keep_good=1), grace=0.0)
     assert sorted(m.step for m in done.emptied) == [100, 300]
     assert sorted(m.step for m in done.in_trash) == [200, 400]
+
+
+def test_where_nothing_else_is_good_the_trash_is_named(five, root, tmp_path):
+    """Newer ones that are damaged: whoever asks is told how to have what was removed back."""
+    prune(five, LAST, grace=DAY)
+    for step in (400, 500):
+        (root / f"net-{step}.pt").unlink()
+    for ask in (
+        lambda: find_known_good(five),
+        lambda: restore(five, QUICK, str(tmp_path / "out")),
+        lambda: roll_back(five, QUICK, reason="sick", check_writing=False),
+    ):
+        with pytest.raises(NoKnownGoodError) as caught:
+            ask()
+        assert f"restore {root} --step 300" in caught.value.hint
+    with pytest.raises(NoKnownGoodError) as caught:
+        find_known_good(five, before_step=100)
+    assert "verify" in caught.value.hint
 
 
 def watch_again(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 from typing import Any
 
 
@@ -20,7 +21,7 @@ class S3Parts:
         self._tags: dict[int, str] = {}
 
     def put(self, number: int, data: bytes) -> None:
-        done = self._fs.call_s3("upload_part", **self._upload, PartNumber=number + 1, Body=data)
+        done = self._fs.call_s3("upload_part", **self._upload, PartNumber=number + 1, Body=_Body(data))
         self._tags[number + 1] = done["ETag"]
 
     def finish(self, *, exclusive: bool) -> None:
@@ -45,3 +46,14 @@ class S3Parts:
         except (OSError, KeyError, ValueError):
             return False
         return bool(tag == f"{hashlib.md5(sums, usedforsecurity=False).hexdigest()}-{len(self._tags)}")
+
+
+class _Body(io.BytesIO):
+    """The bytes of a part. aiohttp takes the buffer to learn its length, for which a `BytesIO` copies all it has."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._data = data
+
+    def getbuffer(self) -> memoryview:
+        return memoryview(self._data)

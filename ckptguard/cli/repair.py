@@ -64,5 +64,5 @@ def _show(done: Repaired) -> None:
             say(f"could not repair {what} ({file.id}): {cell(file.reason)}")
     for checked in done.checked:
         say(f"{word(checked.outcome.value, 10)} {cell(checked.path)} ({checked.id})")
-    if not done.files and not done.checked:
+    if not done.files and not done.checked and not done.could_not_tell:
         say("nothing is known to be damaged; `ckptguard scrub` looks")

@@ -1,21 +1,24 @@
-"""Replicating, verifying and restoring over loopback S3, against fsspec's own put and get of the same object.
+"""Replicating, verifying and restoring over loopback S3, against fsspec's own put and get of the same files.
 
-    python tests/benchmarks/bench_remote.py [--mebibytes 1024] [--rounds 3] [--server radosgw|moto] [--folder DIR]
+    python tests/benchmarks/bench_remote.py [--mebibytes 1024] [--shards 1] [--rounds 3] [--server radosgw|moto]
+        [--folder DIR]
 
-Each round does everything once, in turn; what counts is the best of each. Replicating reads every byte back from the
-store, unless the store's own checksum is to be enough, so it is held against a put, and against a put and a get. Ratios
-above 1 are faster than fsspec.
+Each round does everything once, in turn, on a server of its own; a ratio is that of one round, and what counts is the
+median of the rounds. Replicating reads every byte back from the store, unless the store's own checksum is to be enough,
+so it is held against a put, and against a put and a get. Ratios above 1 are faster than fsspec.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 import fsspec
@@ -40,12 +43,27 @@ SERVERS = ("radosgw", "moto")
 SETTINGS = Settings(settle=0.0, keep="none", digest="blake3")
 
 
-def write(path: Path, mebibytes: int) -> None:
-    """A safetensors file of some tensors of random numbers."""
+def write(folder: Path, mebibytes: int, shards: int) -> None:
+    """A safetensors checkpoint of some tensors of random numbers: one file, or shards with their index."""
+    if shards == 1:
+        write_file(folder / NAME, mebibytes, "w")
+        return
+    place = folder / "checkpoint-1"
+    place.mkdir()
+    (place / "config.json").write_text("{}")
+    where: dict[str, str] = {}
+    for number in range(shards):
+        name = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+        where |= dict.fromkeys(write_file(place / name, mebibytes // shards, f"{number}."), name)
+    (place / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+
+
+def write_file(path: Path, mebibytes: int, prefix: str) -> list[str]:
+    """One file; the names of its tensors."""
     count = 16
     each = mebibytes * 2**20 // count
     places = {
-        f"w{n}": {"dtype": "F32", "shape": [each // 4], "data_offsets": [n * each, (n + 1) * each]}
+        f"{prefix}{n}": {"dtype": "F32", "shape": [each // 4], "data_offsets": [n * each, (n + 1) * each]}
         for n in range(count)
     }
     header = json.dumps(places).encode()
@@ -55,32 +73,36 @@ def write(path: Path, mebibytes: int) -> None:
         file.write(len(header).to_bytes(8, "little") + header)
         for _ in range(count):
             file.write(chance.standard_normal(each // 4, dtype="<f4").tobytes())
+    return list(places)
 
 
 def seconds(act: Callable[[], object]) -> float:
-    """How long it took."""
+    """How long it took, with no writing to the disk left over from before."""
+    os.sync()
     begun = time.perf_counter()
     act()
     return time.perf_counter() - begun
 
 
-def measure(root: Path, server: S3Server, out: Path, best: dict[str, float]) -> None:
-    """Everything once, on a server that is new: gateways free what was removed much later. Keeps the best times."""
+def measure(root: Path, server: S3Server, out: Path, times: dict[str, list[float]]) -> None:
+    """Everything once, on a server that is new: gateways free what was removed much later."""
     server.client().create_bucket(Bucket=BUCKET)
     use_options({f"s3://{BUCKET}": server.options})
     fs = fsspec.filesystem("s3", use_listings_cache=False, skip_instance_cache=True, **server.options)
 
     def note(what: str, act: Callable[[], object]) -> None:
-        took = seconds(act)
-        best[what] = min(best.get(what, took), took)
-        print(f"  {what}: {took:.2f} s", flush=True)
+        times.setdefault(what, []).append(seconds(act))
+        print(f"  {what}: {times[what][-1]:.2f} s", flush=True)
 
     url = f"s3://{BUCKET}/replica"
-    note("put", lambda: fs.put(str(root / NAME), f"{BUCKET}/plain"))
+    single = (root / NAME).is_file()
+    local, plain = str(root / (NAME if single else "checkpoint-1")), f"{BUCKET}/plain"
+    note("put", lambda: fs.put(local, plain, recursive=not single))
     note("replicate", lambda: replicated(str(root), url))
     note("replicate by checksum", lambda: replicated(str(root), f"{url}-2", replica_verify="checksum"))
-    note("get", lambda: fs.get(f"{BUCKET}/plain", str(out / "got")))
-    note("verify", lambda: verified(url))
+    note("get", lambda: fs.get(plain, str(out / "got"), recursive=not single))
+    note("verify", lambda: verified(url, md5=False))
+    note("verify with MD5", lambda: verified(url, md5=True))
     note("restore", lambda: restore(open_run(url), SETTINGS, str(out / "restored")))
 
 
@@ -90,17 +112,19 @@ def replicated(root: str, url: str, **settings: str) -> None:
     assert [c.done for c in done.checkpoints] == ["sent"], done
 
 
-def verified(url: str) -> None:
+def verified(url: str, *, md5: bool) -> None:
     """Verify everything there, which must be good."""
     run = open_run(url)
     for checkpoint in list_checkpoints(run):
-        assert verify_checkpoint(run, checkpoint, SETTINGS, md5=False).outcome.value == "good"
+        settings = SETTINGS.changed(digest="md5") if md5 else SETTINGS
+        assert verify_checkpoint(run, checkpoint, settings, md5=md5).outcome.value == "good"
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mebibytes", type=int, default=1024)
+    parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--server", choices=SERVERS, default="radosgw")
     parser.add_argument("--folder", type=Path)
@@ -109,23 +133,28 @@ def main() -> None:
     from servers.radosgw import radosgw
 
     serve = radosgw if given.server == "radosgw" else moto_server
-    best: dict[str, float] = {}
+    times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(dir=given.folder) as place:
         root = Path(place) / "run"
         root.mkdir()
-        write(root / NAME, given.mebibytes)
+        write(root, given.mebibytes, given.shards)
         reconcile(open_run(str(root)), SETTINGS, Watch())
         for number in range(given.rounds):
-            print(f"round {number + 1}", flush=True)
+            print(f"round {number + 1}, load {os.getloadavg()[0]:.1f}", flush=True)
             with tempfile.TemporaryDirectory(dir=place) as folder, serve(Path(folder)) as server:
-                measure(root, server, Path(folder), best)
-    for what, took in best.items():
-        print(f"{what:>22}: {took:6.2f} s, {given.mebibytes / took:7.1f} MiB/s")
-    print(f"replicate against put: {best['put'] / best['replicate']:.2f}")
-    print(f"replicate by checksum against put: {best['put'] / best['replicate by checksum']:.2f}")
-    print(f"replicate against put and get: {(best['put'] + best['get']) / best['replicate']:.2f}")
-    print(f"verify against get: {best['get'] / best['verify']:.2f}")
-    print(f"restore against get: {best['get'] / best['restore']:.2f}")
+                measure(root, server, Path(folder), times)
+    for what, took in times.items():
+        print(f"{what:>22}: {median(took):6.2f} s, {given.mebibytes / median(took):7.1f} MiB/s")
+
+    def ratio(what: str, *plain: str) -> None:
+        rounds = [sum(parts) / took for took, *parts in zip(times[what], *(times[p] for p in plain), strict=True)]
+        print(f"{what} against {' and '.join(plain)}: {median(rounds):.2f} ({min(rounds):.2f} to {max(rounds):.2f})")
+
+    ratio("replicate", "put")
+    ratio("replicate by checksum", "put")
+    ratio("replicate", "put", "get")
+    for what in ("verify", "verify with MD5", "restore"):
+        ratio(what, "get")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """``ckptguard.integrations.transformers.train``: the Trainer goes back by itself, and loses nothing by it."""
 
+import gc
+
 import pytest
 from fixtures_runs import QUICK
 
@@ -19,6 +21,13 @@ from tiny_trainer import Overflow, Regression, everything, examples, same, tiny_
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
 REPLAY = RollbackPolicy(skip=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections():
+    """accelerate has garbage collected in every training: what modules before this one have left is not looked at."""
+    gc.collect()
+    gc.freeze()
 
 
 def train(trainer, **arguments):

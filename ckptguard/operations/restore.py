@@ -28,7 +28,7 @@ from ckptguard.layouts import tops
 from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id, record_name, series_folder
 from ckptguard.operations.compare_copy import copy_differs
-from ckptguard.operations.fetch import fetch_file
+from ckptguard.operations.fetch import fetch_files
 from ckptguard.operations.find_known_good import known_good_candidates, none_found
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
@@ -318,8 +318,8 @@ def _staging(dest: str) -> Iterator[str]:
 
 
 def _copy(storage: Storage, prefix: str, manifest: Manifest, temporary: str, progress: Progress | None) -> None:
-    for file in manifest.files:
-        fetch_file(storage, prefix + file.path, os.path.join(temporary, *file.path.split("/")), progress)
+    wanted = [(prefix + file.path, os.path.join(temporary, *file.path.split("/"))) for file in manifest.files]
+    fetch_files(storage, wanted, progress)
 
 
 def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:

@@ -9,7 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ckptguard.errors import StorageFullError, TransientError
 from ckptguard.operations import fetch
-from ckptguard.operations.fetch import fetch_file
+from ckptguard.operations.fetch import fetch_files
 from ckptguard.storage import open_storage
 from ckptguard.storage.remote_reader import RemoteReader
 
@@ -33,7 +33,7 @@ def stored(request, tmp_path, monkeypatch):
 def test_the_copy_has_every_byte_and_progress_counts_them(stored, tmp_path):
     """Chunks that come in any order land where they belong; folders are made."""
     done = []
-    fetch_file(stored, "a", str(tmp_path / "x" / "y" / "b"), done.append)
+    fetch_files(stored, [("a", str(tmp_path / "x" / "y" / "b"))], done.append)
     assert (tmp_path / "x" / "y" / "b").read_bytes() == DATA
     assert sum(done) == len(DATA)
 
@@ -58,7 +58,7 @@ def test_few_chunks_are_in_memory(tmp_path, monkeypatch):
             held -= length
 
     monkeypatch.setattr(RemoteReader, "read", read)
-    fetch_file(open_storage("memory://fetched"), "a", str(tmp_path / "b"), done)
+    fetch_files(open_storage("memory://fetched"), [("a", str(tmp_path / "b"))], done)
     assert most <= fetch.IN_FLIGHT * CHUNK
 
 
@@ -77,7 +77,7 @@ def test_a_read_that_fails_ends_it(tmp_path, monkeypatch):
 
     monkeypatch.setattr(RemoteReader, "read", fail)
     with pytest.raises(TransientError):
-        fetch_file(storage, "a", str(tmp_path / "b"))
+        fetch_files(storage, [("a", str(tmp_path / "b"))])
     assert threading.active_count() == len([t for t in threading.enumerate() if "ckptguard-fetch" not in t.name])
 
 
@@ -89,4 +89,51 @@ def test_a_full_disk_is_told_by_its_name(stored, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(StorageFullError, match="no space left"):
-        fetch_file(stored, "a", str(tmp_path / "b"))
+        fetch_files(stored, [("a", str(tmp_path / "b"))])
+
+
+def test_several_come_at_once_and_share_what_is_in_memory(tmp_path, monkeypatch):
+    """Files of many chunks, of one, and empty ones: each is whole, and no more chunks are held than for one file."""
+    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    sizes = {f"f{n}": size for n, size in enumerate([5 * CHUNK, 0, 1, CHUNK, 7 * CHUNK + 3, 3 * CHUNK])}
+    for name, size in sizes.items():
+        MemoryFileSystem().pipe_file(f"/several/{name}", DATA[:size])
+    lock, held, most = threading.Lock(), 0, 0
+    real = RemoteReader.read
+
+    def read(self, offset, length):
+        nonlocal held, most
+        with lock:
+            held += length
+            most = max(most, held)
+        return real(self, offset, length)
+
+    def done(length):
+        nonlocal held
+        with lock:
+            held -= length
+
+    monkeypatch.setattr(RemoteReader, "read", read)
+    wanted = [(name, str(tmp_path / "out" / name)) for name in sizes]
+    fetch_files(open_storage("memory://several"), wanted, done)
+    assert {n: (tmp_path / "out" / n).read_bytes() for n in sizes} == {n: DATA[:size] for n, size in sizes.items()}
+    assert most <= fetch.IN_FLIGHT * CHUNK
+
+
+def test_one_that_fails_ends_the_others(tmp_path, monkeypatch):
+    """However many wait: the failure is what is told, and nobody reads on."""
+    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    for number in range(50):
+        MemoryFileSystem().pipe_file(f"/ends/{number:02d}", DATA[:CHUNK])
+    storage = open_storage("memory://ends").inner
+    real = RemoteReader.read
+
+    def fail(self, offset, length):
+        if self.entry.key == "01":
+            raise TransientError("503", key="01")
+        return real(self, offset, length)
+
+    monkeypatch.setattr(RemoteReader, "read", fail)
+    with pytest.raises(TransientError):
+        fetch_files(storage, [(f"{n:02d}", str(tmp_path / f"{n:02d}")) for n in range(50)])
+    assert not any("ckptguard-fetch" in t.name for t in threading.enumerate())

@@ -135,14 +135,15 @@ def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path,
 def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, monkeypatch):
     """An I/O error says nothing about the bytes: nothing is recorded, and with the step named it is the error."""
     reconcile(three, QUICK.changed(keep="none"), Watch())
-    real = module.fetch_file
+    real = module.fetch_files
 
-    def fetch(storage, key, target, progress=None):
-        if "300" in key:
-            raise DeniedError("the disk says no", key=key)
-        real(storage, key, target, progress)
+    def fetch(storage, files, progress=None):
+        for key, _ in files:
+            if "300" in key:
+                raise DeniedError("the disk says no", key=key)
+        real(storage, files, progress)
 
-    monkeypatch.setattr(module, "fetch_file", fetch)
+    monkeypatch.setattr(module, "fetch_files", fetch)
     assert restore(three, QUICK, str(tmp_path / "out")).id == "200.1"
     assert load_history(three).standings("net-#.pt")[300, 1].outcome is Outcome.GOOD
     with pytest.raises(DeniedError):

@@ -40,7 +40,7 @@ def command(
 
     The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, kept, then in the
     settings' replicas. With --as-run, RUN is a replica, and the checkpoint lies in the new run with all that is on
-    record about the training: it goes on from there.
+    record about the training: it goes on from there, and with --step leaves later ones behind, as a rollback does.
     """
     from ckptguard.cli.documents import restore_document
     from ckptguard.operations.restore import restore

@@ -146,11 +146,7 @@ def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
 def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | None = None) -> Run:
     """The replica as a run. SettingsError if it lies in the run, or the run in it."""
     place = normalise_url(url)
-    one, other = (_real(u).rstrip("/") + "/" for u in (run.url, place))
-    if one.startswith(other) or other.startswith(one):
-        raise SettingsError(
-            f"{place} cannot be a replica of {run.url}: one lies in the other", hint="name another place"
-        )
+    refuse_nested(run.url, place, f"{place} cannot be a replica of {run.url}")
     if make and "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
@@ -162,6 +158,13 @@ def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | N
             raise
         clear_broken_beginning(place)
         return opening()
+
+
+def refuse_nested(one: str, other: str, sentence: str) -> None:
+    """SettingsError if one place lies in the other, or is the same."""
+    first, second = (_real(url).rstrip("/") + "/" for url in (one, other))
+    if first.startswith(second) or second.startswith(first):
+        raise SettingsError(f"{sentence}: one lies in the other", hint="name another place")
 
 
 def wanted_in_replica(run: Run, settings: Settings) -> list[Candidate]:

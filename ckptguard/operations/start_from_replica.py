@@ -21,8 +21,10 @@ from ckptguard.errors import (
 from ckptguard.names import RECORDS_FOLDER
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import load_history
+from ckptguard.operations.leave_behind import leave_behind
 from ckptguard.operations.mirror_records import join, mirror_beside, mirror_decisions, mirror_history
 from ckptguard.operations.replica_places import has_newest, open_replicas, order_of, replica_candidates
+from ckptguard.operations.replicate import refuse_nested
 from ckptguard.operations.send_checkpoint import send_checkpoint
 from ckptguard.operations.send_file import pace_of
 from ckptguard.records.lineage import read_lineage
@@ -60,16 +62,22 @@ def start_from_replica(
 ) -> Started:
     """Have the run under `url` hold the replica's known-good checkpoint (or that of `step`), in place and verified.
 
-    What was begun and cut short goes on. SettingsError if something lies there; NoKnownGoodError if no good one of the
+    With `step` the training goes on from there: what the replica has of later steps is left behind, as by a rollback.
+    Without it an older one stands in for what is found damaged, and a warning says so. What was begun and cut short
+    goes on. SettingsError if something lies there, or one place in the other; NoKnownGoodError if no good one of the
     replica arrived whole.
     """
     place = normalise_url(url)
+    refuse_nested(place, replica.url, f"{place} cannot go on from {replica.url}")
     if "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
     target = open_run(place, records=settings.records, must_exist=False, patterns=settings.patterns)
-    _refuse_unless_lost(replica, target)
-    return bring_back(replica, target, settings, step=step, scanner=scanner, progress=progress)
+    _refuse_unless_lost(replica, target, step)
+    started = bring_back(replica, target, settings, step=step, scanner=scanner, progress=progress)
+    if step is not None:
+        leave_behind(replica, target, step)
+    return started
 
 
 def bring_back(
@@ -110,6 +118,9 @@ def bring_back(
             if delivery.done in ("damaged", "raced"):
                 troubles.append(delivery.message or delivery.done)
                 continue
+            if troubles:
+                better, got = candidates[0].answer.id, candidate.answer.id
+                _log.warning("%s could not be had from %s: %s; %s is taken", better, replica.url, troubles[0], got)
             mirror_history(replica, target, [candidate.manifest])
             return _started(replica, target, candidate, delivery.sent)
     raise NoKnownGoodError(f"nothing good came from {replica.url}: {troubles[0]}")
@@ -149,11 +160,13 @@ def regain_before(
     return None
 
 
-def _refuse_unless_lost(replica: Run, target: Run) -> None:
-    """Only what is empty is filled, and what was begun from this very replica and has no good checkpoint yet."""
+def _refuse_unless_lost(replica: Run, target: Run, step: int | None) -> None:
+    """Only what is empty is filled, and what was begun from this very replica and has no good checkpoint yet, or only
+    that of `step`: its beginning may have been cut short."""
     lineage = read_lineage(target)
     if lineage is not None and lineage == read_lineage(replica):
-        if known_good_candidates(target, load_history(target), most=1):
+        own = known_good_candidates(target, load_history(target), most=1)
+        if own and (step is None or own[0].key[0] != step):
             raise SettingsError(
                 f"{target.url} holds a known-good checkpoint of this training", hint="training can go on from it"
             )

@@ -1,4 +1,4 @@
-"""Training that goes on from an older checkpoint of a replica: the newer ones stay behind, in all that asks for them."""
+"""Training that goes on from an older checkpoint of a replica: the newer ones stay behind, whoever asks for them."""
 
 import os
 import shutil

@@ -23,10 +23,10 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     from ckptguard.cli.documents import list_document
     from ckptguard.cli.render import size, table
     from ckptguard.operations.survey import survey
-    from ckptguard.records.run import open_run
+    from ckptguard.operations.target import open_named_run
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
     states = survey(opened)
     if as_json:
         emit(list_document(opened.url, states))

@@ -52,7 +52,10 @@ def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[Run, Checkpoint]:
 
     target = resolve_target(ckpt, records=settings.records, patterns=settings.patterns)
     if target.run is None or target.checkpoint is None:
-        raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint="name the checkpoint's own path")
+        hint = (
+            "name the checkpoint's own path" if target.checkpoint is None else "ckptguard verify RUN begins its records"
+        )
+        raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint=hint)
     return target.run, target.checkpoint
 
 

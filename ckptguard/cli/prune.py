@@ -49,7 +49,7 @@ def command(
     """
     from ckptguard.cli.documents_of_retention import prune_document
     from ckptguard.operations.prune import prune
-    from ckptguard.records.run import open_run
+    from ckptguard.operations.target import open_named_run
     from ckptguard.retention import unknown_metrics
     from ckptguard.retention_policy import parse_span
 
@@ -57,7 +57,7 @@ def command(
     flags = {"last": keep_last, "every": keep_every, "within": keep_within, "best": keep_best}
     given: dict[str, object] = {prefix + name: value for name, value in flags.items()}
     settings = settings_from(config, records, prune_failed=failed or None, **given)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
     policy = settings.retention(replica=replica)
     done = prune(opened, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
     if as_json:

@@ -31,11 +31,11 @@ def command(run: str, ckpt: str | None, dry_run: bool, as_json: bool, config: st
     """
     from ckptguard.cli.documents_of_scrubs import repair_document
     from ckptguard.operations.repair import repair
-    from ckptguard.records.run import open_run
+    from ckptguard.operations.target import open_named_run
     from ckptguard.scan.scanners import scanner_of
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
     if ckpt is not None and "://" not in ckpt and os.path.lexists(ckpt):
         ckpt = os.path.abspath(ckpt)
     with scanner_of(settings) as scanner:

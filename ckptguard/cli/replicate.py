@@ -44,11 +44,11 @@ def command(
     """
     from ckptguard.cli.documents_of_replicas import replicate_document
     from ckptguard.operations.replicate import replica_urls, replicate
-    from ckptguard.records.run import open_run
+    from ckptguard.operations.target import open_named_run
 
     fastest = None if rate is None else parse_rate(rate)
     settings = settings_from(config, records, replicas=urls, replica_rate=fastest)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
     places = replica_urls(opened.url, settings)
     if not places:
         raise click.UsageError("there is no place to replicate to: give --to, or `replicas` in the settings")

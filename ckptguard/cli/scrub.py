@@ -48,7 +48,7 @@ def command(
     from ckptguard.operations.hooks import Hooks
     from ckptguard.operations.scrub import Watcher, scrub
     from ckptguard.operations.scrub_plan import parse_subset
-    from ckptguard.records.run import open_run
+    from ckptguard.operations.target import open_named_run
     from ckptguard.retention_policy import parse_span
     from ckptguard.scan.scanners import scanner_of
 
@@ -56,7 +56,7 @@ def command(
     duration, age = (None if span is None else parse_span(span) for span in (max_duration, max_age))
     bytes_a_second = None if rate is None else parse_rate(rate)
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
     hooks = Hooks(settings, _log)
     try:
         with progress_bar("scrubbing") as advance, scanner_of(settings) as scanner:

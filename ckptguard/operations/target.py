@@ -90,6 +90,26 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
 
 
+def open_named_run(url: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Run:
+    """The run that a user names. NotFoundError, which names the run, if it is one of a run's checkpoints. What has
+    records or checkpoints in it is a run, as is what holds neither yet, and model files whose name says no step."""
+    run = open_run(url, records=records, patterns=patterns)
+    if has_records(run):
+        return run
+    below = run.storage.list("", recursive=True, enter=enter)
+    place = run.url.rstrip("/")
+    parent, _, name = place.rpartition("/")
+    if not below or not parent.rstrip("/") or parent.endswith(":/") or _is_run(run.storage, below, patterns):
+        return run
+    inside = _inside_run(place, records, patterns)
+    if inside is not None and inside.run is not None:
+        raise NotFoundError(f"{place} is a checkpoint, not a run; its run is {inside.run.url}")
+    lone = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
+    if lone is not None and lone.step is not None:
+        raise NotFoundError(f"{place} is a checkpoint, not a run; its run is the folder around it, {parent}")
+    return run
+
+
 def several_checkpoints(target: Target, name: str) -> NotFoundError:
     """The error of what needs one checkpoint, for a target that is a run or a hub cache."""
     if target.run is None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from ckptguard.config import Settings
-from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, SettingsError
+from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, RecordsError, SettingsError
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.listing import list_checkpoints, select_checkpoint
@@ -65,6 +65,7 @@ def repair(
             _repair_all(work, _named(run, history, word), named=True)
         else:
             _repair_damaged(work, _damaged_places(run, history))
+            work.troubles += _unreadable_manifests(run, load_history(run))
     return Repaired(
         dry_run=dry_run,
         files=tuple(work.files),
@@ -190,6 +191,17 @@ def _damaged_places(run: Run, history: History) -> list[_Target]:
         manifest = history.manifest(checkpoint.series, key) if key is not None else None
         if key is not None and manifest is not None and verdict is not None and verdict.place_damaged:
             found.append((IN_PLACE, checkpoint.series, key, manifest))
+    return found
+
+
+def _unreadable_manifests(run: Run, history: History) -> list[str]:
+    """What lies in place and cannot be held against anything: no copy can put that right."""
+    found = []
+    for checkpoint in list_checkpoints(run):
+        try:
+            history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+        except RecordsError as error:
+            found.append(error.message + (f" ({error.hint})" if error.hint else ""))
     return found
 
 

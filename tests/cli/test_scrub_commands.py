@@ -99,3 +99,15 @@ def test_runs_and_checkpoints_that_are_not_there(invoke, copied, tmp_path):
     assert invoke("repair", tmp_path / "none").exit_code == 10
     assert invoke("repair", copied, "999").exit_code == 10
     assert invoke("repair", copied, "../../etc").exit_code == 10
+
+
+def test_repair_says_what_no_copy_can_put_right(copied, invoke):
+    """Without its manifest a checkpoint cannot be held against anything: that is told, and how it is lifted."""
+    manifest = next((copied / "_ckptguard" / "manifests").rglob("*.json"))
+    manifest.write_bytes(manifest.read_bytes()[:-4] + b"0000")
+    for flags in ((), ("--dry-run",)):
+        result = invoke("repair", copied, *flags)
+        assert result.exit_code == 1
+        assert "is damaged" in result.stderr
+        assert "ckptguard reseal" in result.stderr
+        assert "nothing is known" not in result.stdout

@@ -48,7 +48,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Which good checkpoints `prune` leaves in place, and the daemon, once any of these is set; the others go.
     keep_last: int | None = None  # the newest n of a series
     keep_every: int | None = None  # the first of every n steps
-    keep_within: float | str | None = None  # those saved so long before the newest: seconds, or "2d"
+    keep_within: float | str | None = None  # those sealed so long before the newest: seconds, or "2d"
     keep_best: tuple[str, ...] = ()  # METRIC:min or METRIC:max, and :N for more than one
     prune_failed: bool = False  # bad, incomplete and suspect ones go too, once `keep_good` newer ones are good
     trash_grace: float | str = 86400.0  # so long what was pruned can be restored: seconds, or "1d"

@@ -21,7 +21,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.argument("run", type=Place())
 @click.option("--keep-last", metavar="N", type=click.IntRange(1, 10**9), help="Keep the newest N.")
 @click.option("--keep-every", metavar="K", type=click.IntRange(1, 10**12), help="Keep the first of every K steps.")
-@click.option("--keep-within", metavar="SPAN", help="Keep those saved within SPAN (2d, 12h) before the newest.")
+@click.option("--keep-within", metavar="SPAN", help="Keep those sealed within SPAN (2d, 12h) before the newest.")
 @click.option("--keep-best", metavar="METRIC:min|max[:N]", multiple=True, help="Keep the N best by a saved metric.")
 @click.option("--failed", is_flag=True, help="Also remove bad, incomplete and suspect ones that are old enough.")
 @click.option("--replica", is_flag=True, help="RUN is a replica: the settings replica_keep_... apply.")
@@ -43,9 +43,10 @@ def command(
 ) -> None:
     """Keep the good checkpoints of RUN that any rule asks for, in each series, and move the others to the trash.
 
-    A rule counts verified good ones only. The newest good ones (keep_good), pinned ones, those in use, and all that
-    are older than one without a verdict stay, whatever the rules say. Without a rule nothing is removed. `ckptguard
-    restore RUN --step N` still finds what is in the trash, until trash_grace is over.
+    A rule counts verified good ones only. One is sealed when the guard saves it, or else when it is first verified. The
+    newest good ones (keep_good), pinned ones, those in use, and all that are older than one without a verdict stay,
+    whatever the rules say. Without a rule nothing is removed. `ckptguard restore RUN --step N` still finds what is in
+    the trash, until trash_grace is over.
     """
     from ckptguard.cli.documents_of_retention import prune_document
     from ckptguard.operations.prune import prune

@@ -101,13 +101,21 @@ def known_good_candidates(
     exclude: Collection[str] = (),
     most: int | None = None,
     copies: Copies = Copies.ALL,
+    unreadable: dict[tuple[str, Key], CouldNotTellError] | None = None,
 ) -> list[Candidate]:
-    """Known-good checkpoints, best first: highest step, then newest generation."""
+    """Known-good checkpoints, best first: highest step, then newest generation. CouldNotTellError if that of one cannot
+    be told; with `unreadable` it is noted there instead."""
     names = history.names if series is None else {series: history.names.get(series, [])}
     found: list[Candidate] = []
     for name, standing in choose_known_good(names, before_step=before_step, exclude=exclude):
-        good = is_good(history, name, (standing.step, standing.generation))
-        candidate = _candidate(run, history, name, standing, copies) if good else None
+        key = (standing.step, standing.generation)
+        try:
+            candidate = _candidate(run, history, name, standing, copies) if is_good(history, name, key) else None
+        except CouldNotTellError as error:
+            if unreadable is None:
+                raise
+            unreadable[name, key] = error
+            continue
         if candidate is not None:
             found.append(candidate)
             if most is not None and len(found) >= most:

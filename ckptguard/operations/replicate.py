@@ -49,8 +49,8 @@ from ckptguard.verdict import Outcome
 
 class Replicated(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint and one replica. `done`: "there", "sent", "would send", "raced" (another process sealed it there
-    first), "damaged" (in the run: it was not sent), or "failed". `verified` says how its bytes were found to be right
-    there, where that was done now; `sent` are bytes that went over."""
+    first), "gone" (from the run, meanwhile), "damaged" (in the run: it was not sent), or "failed". `verified` says how
+    its bytes were found to be right there, where that was done now; `sent` are bytes that went over."""
 
     path: str
     series: str
@@ -94,7 +94,8 @@ def replicate(
     for a place that cannot be a replica of this run.
     """
     arrived = set() if arrived is None else arrived
-    wanted = wanted_in_replica(run, settings)
+    unreadable: dict[tuple[str, Key], CouldNotTellError] = {}
+    wanted = wanted_in_replica(run, settings, unreadable)
     done: list[Replicated] = []
     trouble: str | None = None
     target: Run | None = None
@@ -122,6 +123,10 @@ def replicate(
                     raise
                 except CkptguardError as error:
                     done.append(_replicated(candidate, "failed", message=error.message))
+                if done[-1].done in ("failed", "damaged") and _is_gone(run, candidate):
+                    done[-1] = _replicated(candidate, "gone", message="it was removed from the run meanwhile")
+                    wanted = [other for other in wanted if other is not candidate]
+            done += [_not_read(run, *place, error) for place, error in unreadable.items()]
     except CouldNotTellError as error:
         trouble = error.message
     behind, last = None, None
@@ -167,10 +172,13 @@ def refuse_nested(one: str, other: str, sentence: str) -> None:
         raise SettingsError(f"{sentence}: one lies in the other", hint="name another place")
 
 
-def wanted_in_replica(run: Run, settings: Settings) -> list[Candidate]:
-    """The known-good checkpoints that a replica should hold, newest first: all, or those that its rules keep."""
+def wanted_in_replica(
+    run: Run, settings: Settings, unreadable: dict[tuple[str, Key], CouldNotTellError] | None = None
+) -> list[Candidate]:
+    """The known-good checkpoints that a replica should hold, newest first: all, or those that its rules keep. Those of
+    which it cannot be told whether they are there are noted in `unreadable`."""
     history = load_history(run)
-    candidates = known_good_candidates(run, history)
+    candidates = known_good_candidates(run, history, unreadable={} if unreadable is None else unreadable)
     policy, pins = settings.retention(replica=True), pins_of(run)
     present = [
         Present(
@@ -202,6 +210,40 @@ def _is_lost(target: History, candidate: Candidate) -> bool:
         return any(target.run.storage.stat(f.path).size != f.size for f in candidate.manifest.files)
     except ObjectMissingError:
         return True
+
+
+def _is_gone(run: Run, candidate: Candidate) -> bool:
+    """Whether retention, or the trainer, has removed the whole of a checkpoint since it was looked for."""
+    series, key = candidate.answer.series, candidate.key
+    try:
+        standing = load_history(run).standings(series).get(key)
+        if standing is None or standing.outcome is not Outcome.GOOD:
+            return False
+        if (series, *key) in list_trashed(run):
+            return True
+        return read_kept(run, series, *key) is None and not any(
+            _is_there(run, f.path) for f in candidate.manifest.files
+        )
+    except CouldNotTellError:
+        return False
+
+
+def _is_there(run: Run, path: str) -> bool:
+    try:
+        run.storage.stat(path)
+    except ObjectMissingError:
+        return False
+    return True
+
+
+def _not_read(run: Run, series: str, key: Key, error: CouldNotTellError) -> Replicated:
+    path, size = series, 0
+    with contextlib.suppress(CouldNotTellError):
+        manifest = load_history(run).manifest(series, key)
+        path, size = (manifest.path, manifest.bytes) if manifest is not None else (path, size)
+    return Replicated(
+        path=path, series=series, step=key[0], id=checkpoint_id(*key), bytes=size, done="failed", message=error.message
+    )
 
 
 def _send(run: Run, target: Run, candidate: Candidate, settings: Settings, scanner: Scanner, pace: Pace) -> Replicated:

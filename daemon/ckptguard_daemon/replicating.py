@@ -136,7 +136,7 @@ class Replicating:
         guarded.replicas = tuple(known[u] for u in self._urls(guarded) if u in known)
         for one in done.checkpoints:
             if one.done != "there":
-                level = "info" if one.done in ("sent", "raced") else "warning"
+                level = "info" if one.done in ("sent", "raced", "gone") else "warning"
                 log("replicated", level=level, run=guarded.url, replica=url, **msgspec.to_builtins(one))
             if one.done == "damaged":
                 guarded.ask(one.path)  # the loop tells of what is bad

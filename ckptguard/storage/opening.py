@@ -26,6 +26,7 @@ _EXTRAS = {
     **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
     **dict.fromkeys(("sftp", "ssh"), "sftp"),
 }
+_LOGIN_SECONDS = 20  # asyncssh would wait for two minutes for a host that accepts connections and says nothing
 # Cached listings, and instances shared with others, gave wrong answers about existence, in both directions.
 _ALWAYS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
 
@@ -78,6 +79,7 @@ def _connect_sftp(url: str, fresh: bool = False) -> tuple[Any, str]:
     options: dict[str, Any] = {
         "known_hosts": (),  # the user's; sshfs would trust any host
         "sftp_client_kwargs": {"path_errors": "surrogateescape"},
+        "login_timeout": _LOGIN_SECONDS,
         **fsspec.config.conf.get("ssh", {}),
         **fsspec.config.conf.get("sftp", {}),
         **options_for(url),

@@ -1,8 +1,10 @@
 """Kept copies: how they are made, whether they still are ones, and what they cost."""
 
+import os
 import uuid
 
 import fsspec
+import msgspec
 import pytest
 import torch
 from fixtures_runs import QUICK, state_dict, write_torch
@@ -59,6 +61,24 @@ def test_the_setting_says_how(root, run, keep, name, expected):
         assert kept.samefile(original) == (copy.how == "link")
         if copy.how != "reflink":
             assert own_bytes(run, copy) == (0 if copy.how == "link" else kept.stat().st_blocks * 512)
+
+
+def test_a_link_on_a_server_that_does_not_count_names(root, run, monkeypatch):
+    """It costs nothing while the checkpoint's own file is the same, and its size when that is another, or gone."""
+    torch.save(state_dict(1), root / "net-1.pt")
+    [checkpoint] = list_checkpoints(run)
+    with run_lock(run):
+        copy = keep_checkpoint(run, checkpoint, 1, QUICK.changed(keep="link"))
+    copy = msgspec.structs.replace(copy, how="link")
+    os.utime(root / "_ckptguard" / copy.key("net-1.pt"), ns=(0, (root / "net-1.pt").stat().st_mtime_ns))
+    monkeypatch.setattr(type(run.records), "root", None)
+    assert own_bytes(run, copy) == 0
+    size = (root / "net-1.pt").stat().st_size
+    (root / "net-1.pt").unlink()
+    assert own_bytes(run, copy) == size
+    torch.save(state_dict(2), root / "net-1.pt")
+    os.utime(root / "net-1.pt", (1, 1))
+    assert own_bytes(run, copy) == size
 
 
 def test_on_an_object_store_the_copy_is_the_stores_own(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from ckptguard import errors
 from ckptguard.config import Settings, parse_settings, with_environment
 from ckptguard.errors import SettingsError
 from ckptguard.operations.load_settings import load_settings
-from ckptguard.storage import normalise_url
+from ckptguard.storage import normalise_url, opening
 from ckptguard.storage import options as storage_options
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.options import options_for, use_options
@@ -149,6 +149,22 @@ def test_options_by_protocol_and_by_url() -> None:
     assert options_for("s3://bucket") == options_for("s3://bucket/x") == {"a": 1, "b": 2}
     assert options_for("s3://bucket/deep/run") == {"a": 1, "b": 2, "c": 3}
     assert options_for("memory://x") == {}
+
+
+def test_a_host_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over SFTP, where the library's own limit is two minutes; the user's counts more."""
+    sshfs = pytest.importorskip("sshfs")
+    asked = []
+
+    class Recorded(sshfs.SSHFileSystem):  # type: ignore[misc]
+        def __init__(self, **options: object) -> None:
+            asked.append(options)
+
+    monkeypatch.setattr(sshfs, "SSHFileSystem", Recorded)
+    opening._connect_sftp("sftp://quiet.example/run")
+    use_options({"sftp": {"login_timeout": 90}})
+    opening._connect_sftp("sftp://quiet.example/run")
+    assert [options["login_timeout"] for options in asked] == [20, 90]
 
 
 def test_options_from_the_settings(tmp_path: Path) -> None:

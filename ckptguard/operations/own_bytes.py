@@ -17,7 +17,7 @@ _BLOCK = 512  # what st_blocks counts in, whatever the file system's own blocks 
 def own_bytes(run: Run, copy: KeptCopy) -> int | None:
     """Bytes of a kept copy that nothing else holds. A hard link costs nothing while another name of the file lives; a
     reflink shares blocks that cannot be counted: None. On an object store, and of a copy, every byte counts. A server
-    that does not tell links apart is believed to hold one where the checkpoint's own file has the same size and time."""
+    that does not tell links apart is taken to hold one where the checkpoint's own file has its size and time."""
     if copy.how == "reflink":
         return None
     total = 0

@@ -1,5 +1,6 @@
 """Records: exclusive, ordered by names, readable after damage, refused when too new."""
 
+import os
 import threading
 
 import pytest
@@ -14,7 +15,7 @@ from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.ledger import ledger_names
-from ckptguard.records.run import open_run
+from ckptguard.records.run import create_record, has_records, list_records, open_run
 from ckptguard.verdict import Outcome
 
 
@@ -47,6 +48,21 @@ def test_records_elsewhere_are_those_of_one_run(root, tmp_path):
     places["one"].rename(tmp_path / "moved")
     (tmp_path / "link").unlink()
     assert find_known_good(open_run(str(tmp_path / "moved"), records=records)).path == f"{tmp_path}/moved/net-300.pt"
+
+
+def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
+    """Both were opened before anything lay there: the later one is refused at its first record, and at every other."""
+    records, places = str(tmp_path / "records"), [tmp_path / "one", tmp_path / os.fsdecode(b"other\xff")]
+    for place in places:
+        place.mkdir()
+    one, other = (open_run(str(place), records=records) for place in places)
+    create_record(one, "ledger/a.json", b"{}")
+    for _ in range(2):
+        with pytest.raises(SettingsError, match="those of another run"):
+            create_record(other, "ledger/b.json", b"{}")
+    assert list_records(one, "ledger") == ["a.json"]
+    create_record(open_run(str(places[1]), records=str(tmp_path / "of its own")), "ledger/b.json", b"{}")
+    assert has_records(open_run(str(places[1]), records=str(tmp_path / "of its own")))
 
 
 def test_a_newer_format_is_refused_with_a_sentence(root, three):

@@ -23,9 +23,11 @@ def collect_saves(run: Run) -> list[str]:
     removed = []
     if run.storage.root is not None:
         for entry in run.storage.list(""):
-            if entry.kind == "folder" and _SAVE.fullmatch(entry.name) and was_left(run.storage, entry):
-                run.storage.remove(entry.key)
-                removed.append(entry.key)
+            if entry.kind == "folder" and _SAVE.fullmatch(entry.name):
+                with contextlib.suppress(CouldNotTellError):  # it does no harm, and a training may be about to begin
+                    if was_left(run.storage, entry):
+                        run.storage.remove(entry.key)
+                        removed.append(entry.key)
         return removed
     for claim in list_claims(run):
         with contextlib.suppress(CouldNotTellError):

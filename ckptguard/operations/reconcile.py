@@ -122,8 +122,11 @@ def reconcile(
         except CouldNotTellError as error:
             troubles.append(f"the trash could not be looked after: {error.message}")
         if time.monotonic() >= watch.collect_at:
-            collect_leftovers(run)
             watch.collect_at = time.monotonic() + _COLLECT_INTERVAL
+            try:
+                collect_leftovers(run)
+            except CouldNotTellError as error:
+                troubles.append(f"what killed processes left could not be collected: {error.message}")
     checkpoints = list_checkpoints(run)
     gone = _forget_gone(watch, checkpoints)
     ready: list[tuple[Checkpoint, _Sample]] = []

@@ -291,6 +291,18 @@ def test_old_temporaries_of_ours_are_collected_and_nothing_else(root, three):
     assert [p.exists() for p in (ours, staged, theirs, fresh)] == [False, False, True, True]
 
 
+def test_leftovers_that_cannot_be_removed_are_in_no_verdicts_way(three, monkeypatch):
+    """Somebody else's rights on what a killed process left: it is told, and the pass goes on."""
+
+    def denied(run):
+        raise DeniedError("tmp-rollback-0123 may not be removed", key="tmp-rollback-0123")
+
+    monkeypatch.setattr("ckptguard.operations.reconcile.collect_leftovers", denied)
+    done = reconcile(three, QUICK, Watch())
+    assert any("may not be removed" in trouble for trouble in done.could_not_tell)
+    assert find_known_good(three).id == "300.1"
+
+
 def test_odd_names_of_files(root, run):
     """Backslashes, spaces, newlines and marks in names are names like any other."""
     path = write_safetensors(root, 100, seed=1)

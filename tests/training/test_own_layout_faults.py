@@ -13,7 +13,7 @@ from fixtures_runs import QUICK
 from forked import Forked
 
 import ckptguard
-from ckptguard.errors import SettingsError
+from ckptguard.errors import SettingsError, StorageFullError
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.reseal import reseal
@@ -155,6 +155,25 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     model = model_of(0)
     assert guard_of(run, model).resume() == 1
     assert holds(model, 1)
+
+
+def test_a_leftover_that_cannot_be_looked_at_is_in_no_trainings_way(tmp_path, monkeypatch):
+    """On a full disk not even the storage can be asked what time it is: training begins all the same."""
+    run = tmp_path / "run"
+    guard_of(run, model_of(1)).save(step=1)
+    left = run / "tmp-step-000000002-01234567"
+    left.mkdir()
+    os.utime(left, (1, 1))
+
+    def full(storage):
+        raise StorageFullError("no space left", key="")
+
+    monkeypatch.setattr("ckptguard.operations.left_alone._clock_of", full)
+    assert guard_of(run, model_of(0)).resume() == 1
+    monkeypatch.undo()
+    assert left.exists()
+    guard_of(run, model_of(0))
+    assert not left.exists()
 
 
 def test_a_rotated_checkpoint_comes_back_from_its_kept_copy(tmp_path):

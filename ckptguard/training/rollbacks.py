@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -129,7 +130,8 @@ class Rollbacks:
             return self._find_and_load(decision, onset, reason)
         except (NoKnownGoodError, CouldNotTellError) as error:
             if self._settings.replicas and self._fetch(onset):
-                return go_back(self._run, self._settings, self._store, before_step=onset, reason=reason)
+                with contextlib.suppress(NoKnownGoodError, CouldNotTellError):
+                    return go_back(self._run, self._settings, self._store, before_step=onset, reason=reason)
             # Where nothing can be written no verdict can be on record; what is on storage may be good all the same.
             loaded = load_unrecorded(self._run, self._settings, self._store, before_step=onset)
             if loaded is None:

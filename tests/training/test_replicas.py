@@ -12,7 +12,7 @@ from tiny_training import Training, assert_same
 
 import ckptguard
 from ckptguard.cli.entry import commands
-from ckptguard.errors import StoppedError
+from ckptguard.errors import StoppedError, StorageFullError
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.replicate import replicate
 from ckptguard.operations.roll_back import roll_back
@@ -133,6 +133,25 @@ def test_a_rollback_finds_the_replica_when_nothing_good_is_left(tmp_path, own, t
     assert go_back_at(training, run, own, 14, before, replicas=replica) == [*range(1, 15), *range(13, 21)]
     assert_same(healthy, training)
     assert "came from" in caplog.text
+
+
+def test_what_a_replica_gave_back_need_not_be_recorded(tmp_path, monkeypatch):
+    """No verdict can be written in the run, before and after the replica was asked: training goes back all the same."""
+    run, replica = tmp_path / "run", str(tmp_path / "replica")
+    asked = []
+
+    def full(*_, **__):
+        asked.append(1)
+        raise StorageFullError("no space left", key="")
+
+    def before():
+        reconcile(open_run(str(run)), QUICK, Watch())
+        replicate(open_run(str(run)), QUICK, replica)
+        monkeypatch.setattr("ckptguard.training.rollbacks.go_back", full)
+
+    taken = go_back_at(Training(), run, True, 14, before, replicas=replica)
+    assert taken == [*range(1, 15), *range(13, 21)]
+    assert len(asked) == 2
 
 
 def test_what_was_saved_in_sickness_does_not_come_back_from_the_replica(tmp_path):

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ckptguard.scan.read_through import Pace, read_through
 from ckptguard.storage import open_storage
-from ckptguard.storage.parts_s3 import _Body
+from ckptguard.storage.parts_s3 import S3Parts, _Body
 from ckptguard.storage.read_ahead import IN_FLIGHT
 from ckptguard.storage.remote_reader import RemoteReader
 from ckptguard.storage.remote_upload import RemoteUpload
@@ -129,3 +129,24 @@ def test_the_body_of_a_part_is_like_any_file_of_bytes():
     body.seek(5)
     assert body.read(10) == DATA[5:15]
     assert body.getbuffer().obj is DATA
+
+
+@pytest.mark.parametrize("tries", [1, 5])
+def test_a_part_is_sent_whole_at_every_try(tries):
+    """s3fs makes the same call again, with what the one before has read to its end."""
+
+    class Store:
+        retries, got = tries, b""
+
+        def split_path(self, path):
+            return "bucket", path, None
+
+        def call_s3(self, name, **given):
+            body = given.get("Body", b"")
+            for _ in range(self.retries):  # botocore wraps bytes anew in each call
+                self.got = (io.BytesIO(body) if isinstance(body, bytes) else body).read()
+            return {"UploadId": "u", "ETag": "e"}
+
+    store = Store()
+    S3Parts(store, "key").put(0, DATA)
+    assert store.got == DATA

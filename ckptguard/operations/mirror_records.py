@@ -18,6 +18,7 @@ from ckptguard.records.lineage import KEY as LINEAGE
 from ckptguard.records.lineage import another_run, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import manifest_key
+from ckptguard.records.quarantine import quarantined_generations
 from ckptguard.records.run import FORMAT_KEY as FORMAT
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.storage import open_storage
@@ -93,8 +94,10 @@ def mirror_beside(source: Run, target: Run, manifest: Manifest) -> None:
 
 
 def mirror_history(source: Run, target: Run, without: Sequence[Manifest]) -> None:
-    """Manifests and verdicts of all generations but these: so no number is ever given twice."""
+    """Manifests and verdicts of all generations but these, and those that the target has set aside, of which it has its
+    own opinion: so no number is ever given twice."""
     keys = [manifest_key(m.series, m.step, m.generation) for m in without]
+    keys += [manifest_key(series, *key) for series, aside in quarantined_generations(target).items() for key in aside]
     starts = tuple(key.removeprefix(f"{MANIFESTS}/").removesuffix("json") for key in keys)
     for folder in (MANIFESTS, LEDGER):
         known = set(list_records(target, folder, recursive=True))

@@ -10,11 +10,13 @@ from test_roll_back import flip
 from ckptguard.errors import SettingsError
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.history import load_history
+from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.replica_places import find_known_good_anywhere
 from ckptguard.operations.replicate import replicate
 from ckptguard.operations.restore import restore
 from ckptguard.operations.start_from_replica import regain, start_from_replica
+from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import open_run
 
 
@@ -37,6 +39,10 @@ def test_what_is_newer_than_the_chosen_step_does_not_come_back(replica, tmp_path
     assert regain(run, settings) is None
     assert find_known_good_anywhere(run, settings).id == "100.1"
     assert restore(run, settings, str(tmp_path / "out")).id == "100.1"
+    for outcome in ("bad", "good"):  # later verdicts of the replica are no reason to change one's mind
+        flip(tmp_path / "elsewhere" / "net-300.pt")
+        checkpoint = find_checkpoint(replica, "net-300.pt")
+        assert verify_checkpoint(replica, checkpoint, QUICK).outcome.value == outcome
     os.unlink(tmp_path / "new" / "net-100.pt")
     shutil.rmtree(tmp_path / "new" / "_ckptguard" / "kept", ignore_errors=True)
     assert regain(run, settings).id == "100.1", "what it lost of its own comes back"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.manifest import Manifest
 from ckptguard.names import RECORDS_FOLDER, series_folder
-from ckptguard.operations.history import load_history
+from ckptguard.operations.history import Key, load_history
 from ckptguard.operations.keep import sealed_outcome
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.send_checkpoint import verdict_on_content
@@ -98,11 +98,25 @@ def mirror_history(source: Run, target: Run, without: Sequence[Manifest]) -> Non
     own opinion: so no number is ever given twice."""
     keys = [manifest_key(m.series, m.step, m.generation) for m in without]
     keys += [manifest_key(series, *key) for series, aside in quarantined_generations(target).items() for key in aside]
-    starts = tuple(key.removeprefix(f"{MANIFESTS}/").removesuffix("json") for key in keys)
-    for folder in (MANIFESTS, LEDGER):
+    judged = [manifest_key(series, *key) for series, key in _judged_itself(source, target)]
+    for folder, not_these in ((MANIFESTS, keys), (LEDGER, [*keys, *judged])):
+        starts = tuple(key.removeprefix(f"{MANIFESTS}/").removesuffix("json") for key in not_these)
         known = set(list_records(target, folder, recursive=True))
         names = (name for name in list_records(source, folder, recursive=True) if not name.startswith(starts))
         copy_records(source, target, (f"{folder}/{name}" for name in names if name not in known))
+
+
+def _judged_itself(source: Run, target: Run) -> list[tuple[str, Key]]:
+    """What the target has verdicts on: the source's speak of another place, and would come after its own. But that the
+    content of what is good is not is news to it."""
+    here, there = load_history(source), load_history(target)
+    found = []
+    for series in there.names:
+        for key, standing in there.standings(series).items():
+            verdict = here.verdict(series, key) if standing.outcome is Outcome.GOOD else None
+            if verdict is None or sealed_outcome(verdict) in (Outcome.GOOD, None):
+                found.append((series, key))
+    return found
 
 
 def mirror_verdicts(source: Run, target: Run) -> None:

@@ -14,7 +14,6 @@ from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.history import load_history
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.prune import prune
-from ckptguard.operations.quarantine import mark_suspect
 from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.replica_places import find_known_good_anywhere, replica_standings
 from ckptguard.operations.replicate import replicate
@@ -365,40 +364,6 @@ def test_what_is_found_damaged_in_the_replica_gives_way_to_an_older_one(root, th
     assert started.id == "200.1"
     assert find_known_good(open_run(place)).id == "200.1"
     assert verify_all(open_run(str(root))) == {"net-200.pt": Outcome.GOOD}
-
-
-def test_a_replicas_verdicts_on_its_own_place_are_none_on_the_runs(root, three, place, replicated):
-    """What was damaged there and healed, or is damaged, is as it was in the run: damaged, suspect or good."""
-    replica = open_run(place)
-    for name in ("net-100.pt", "net-200.pt"):
-        whole = (root / name).read_bytes()
-        flip(type(root)(place) / name)
-        verify_all(replica)
-        (type(root)(place) / name).write_bytes(whole)
-        verify_all(replica)
-        flip(type(root)(place) / name)
-        verify_all(replica)
-        (type(root)(place) / name).write_bytes(whole)
-        verify_all(replica)
-    shutil.rmtree(root / "_ckptguard" / "kept")
-    flip(root / "net-100.pt")
-    verify_all(three)
-    mark_suspect(three, load_history(three), "net-#.pt", (200, 1), "training was sick")
-    (root / "net-300.pt").unlink()
-    assert regain(three, replicated).id == "300.1"
-    standings = load_history(three).standings("net-#.pt")
-    assert {k[0]: s.outcome for k, s in standings.items()} == {
-        100: Outcome.BAD,
-        200: Outcome.SUSPECT,
-        300: Outcome.GOOD,
-    }
-    flip(type(root)(place) / "net-300.pt")
-    verify_all(replica)
-    shutil.rmtree(root / "_ckptguard" / "kept", ignore_errors=True)
-    (root / "net-300.pt").unlink()
-    assert regain(three, replicated).id == "100.1"
-    assert find_known_good(three).id == "100.1"
-    assert load_history(three).standings("net-#.pt")[300, 1].outcome is Outcome.GOOD
 
 
 def test_lost_files_of_a_run_come_back(root, three, place, replicated):

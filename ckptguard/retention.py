@@ -6,8 +6,8 @@ What holds for every policy:
 - What is held (pinned, in use, linked to) stays. So does what has no step, for nothing says what is newer than it.
 - BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for: they take no good one's slot, they are the
   evidence of what went wrong, and some can be repaired or cleared.
-- A metric that is absent, NaN or infinite never is the best. One that no GOOD checkpoint has is no rule at all: its
-  name may be mistyped, or nothing was evaluated yet.
+- A metric that is absent, NaN or infinite never is the best. One that no GOOD checkpoint of a series has is no rule
+  for it at all: its name may be mistyped, nothing was evaluated yet, or others of the run's files hold the numbers.
 - A clock that is wrong removes nothing early: see `ages`.
 """
 
@@ -57,9 +57,12 @@ def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None 
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
         by_series.setdefault(checkpoint.series, []).append(checkpoint)
-    unknown = unknown_metrics(checkpoints, policy)
-    policy = msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
-    return [d for series in sorted(by_series) for d in _decide_series(by_series[series], policy, now)]
+    return [d for _, one in sorted(by_series.items()) for d in _decide_series(one, _rules_for(one, policy), now)]
+
+
+def _rules_for(series: Sequence[Present], policy: Policy) -> Policy:
+    unknown = unknown_metrics(series, policy)
+    return msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
 
 
 def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]:

@@ -139,6 +139,9 @@ def test_a_metric_that_nobody_has_removes_nothing():
     kept = [d.checkpoint.step for d in decide(own, Policy(keep_best=(typo, Best("eval_loss", "min")))) if d.keep]
     assert kept == [0, 7, 8]
     assert [d.checkpoint.step for d in decide(own, Policy(keep_best=(typo,), keep_last=3)) if d.keep] == [6, 7, 8]
+    bare = [Present(path=f"b{i}", series="b", step=i, generation=1, outcome=Outcome.GOOD) for i in range(9)]
+    kept = [d.checkpoint.path for d in decide([*own, *bare], Policy(keep_best=(Best("eval_loss", "min"),))) if d.keep]
+    assert kept == ["0", "7", "8", *(c.path for c in bare)]
 
 
 @given(runs(outcomes=(Outcome.GOOD,)), policies)

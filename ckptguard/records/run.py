@@ -113,7 +113,7 @@ def _refuse_anothers_records(run: Run) -> None:
     if text is None:
         return
     stated = decode_record(text, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}").get("run")
-    if not isinstance(stated, str) or stated == _stated_url(run):
+    if not isinstance(stated, str) or stated == plain_url(run.url):
         return
     root = run.storage.root if "://" not in stated else None
     if root is not None and (not os.path.exists(stated) or os.path.realpath(stated) == os.path.realpath(root)):
@@ -122,11 +122,6 @@ def _refuse_anothers_records(run: Run) -> None:
         f"the records in {run.records.url} are those of another run ({escape(stated)})",
         hint="give each run records of its own",
     )
-
-
-def _stated_url(run: Run) -> str:
-    """The run's URL as a record can hold it: a path need not be UTF-8."""
-    return plain_url(run.url).encode("utf-8", "backslashreplace").decode()
 
 
 def _refuse_counted_folder(run: Run) -> None:
@@ -210,7 +205,7 @@ def _ensure_format(run: Run) -> None:
 def _create_format(run: Run) -> None:
     first = [(".gitignore", b"*\n"), (FORMAT_KEY, msgspec.json.encode({"format": RECORDS_FORMAT}) + b"\n")]
     if not run.records_inside:
-        first.insert(0, (_WHOSE_KEY, msgspec.json.encode({"format": 1, "run": _stated_url(run)}) + b"\n"))
+        first.insert(0, (_WHOSE_KEY, msgspec.json.encode({"format": 1, "run": plain_url(run.url)}) + b"\n"))
     for key, value in first:
         try:
             run.records.create(key, value)

@@ -58,7 +58,8 @@ def secrets_in(options: object, name: str = "") -> frozenset[str]:
 
 
 def plain_url(url: str) -> str:
-    """A URL without user, password and query."""
+    """A URL without user, password and query, as a record can hold it: a path need not be UTF-8."""
+    url = url.encode("utf-8", "backslashreplace").decode()
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url

@@ -15,6 +15,7 @@ from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.ledger import ledger_names
+from ckptguard.records.lineage import begin_lineage
 from ckptguard.records.run import create_record, has_records, list_records, open_run
 from ckptguard.verdict import Outcome
 
@@ -63,6 +64,7 @@ def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
     assert list_records(one, "ledger") == ["a.json"]
     create_record(open_run(str(places[1]), records=str(tmp_path / "of its own")), "ledger/b.json", b"{}")
     assert has_records(open_run(str(places[1]), records=str(tmp_path / "of its own")))
+    assert begin_lineage(open_run(str(places[1]))).begun == f"{tmp_path}/other\\udcff"
 
 
 def test_a_newer_format_is_refused_with_a_sentence(root, three):

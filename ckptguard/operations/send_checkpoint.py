@@ -356,6 +356,9 @@ def _give_verdict(work: _Work, history: History, *, sealed_before: bool) -> None
     key, manifest = work.candidate.key, work.candidate.manifest
     arrived = Finding(check=CHECK, severity=Severity.NOTICE, message=_ARRIVED[_how(work)])
     before = history.verdict(manifest.series, key)
+    there = load_history(work.target).verdict(manifest.series, key)
+    if there is not None and sealed_outcome(there) is Outcome.SUSPECT:
+        return  # it may have become so while it was on its way
     if before is None:
         raise CouldNotTellError(f"the verdict on {work.candidate.answer.path} is gone")
     how = "checksum" if work.vouched else "bytes"

@@ -7,6 +7,7 @@ from fixtures_runs import QUICK
 from test_replicate import verify_all
 from test_roll_back import flip
 
+from ckptguard.operations import send_checkpoint
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.history import load_history
 from ckptguard.operations.quarantine import mark_suspect
@@ -46,6 +47,21 @@ def test_damage_and_suspicion_stand_when_the_replica_was_healed(root, three, rep
     assert outcomes(replica) == dict.fromkeys((100, 200, 300), Outcome.GOOD)
     assert regain(three, QUICK.changed(replicas=(replica.url,))).id == "300.1"
     assert outcomes(three) == {100: Outcome.BAD, 200: Outcome.SUSPECT, 300: Outcome.GOOD}
+
+
+def test_what_becomes_suspect_on_its_way_stays_so(root, three, replica, monkeypatch):
+    """Another process rolls the run back meanwhile."""
+    real = send_checkpoint._send_files
+
+    def send(work):
+        mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "training was sick")
+        return real(work)
+
+    (root / "net-300.pt").unlink()
+    monkeypatch.setattr(send_checkpoint, "_send_files", send)
+    regain(three, QUICK.changed(replicas=(replica.url,)))
+    assert outcomes(three)[300] is Outcome.SUSPECT
+    assert find_known_good(three).id == "200.1"
 
 
 def test_damage_in_the_replica_is_none_in_the_run(root, three, replica):

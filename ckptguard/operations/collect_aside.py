@@ -1,4 +1,4 @@
-"""Collect what was put aside: damaged bytes that are of no use any more, and what lay in the way of a checkpoint."""
+"""Collect what was put aside: damaged bytes that are of no use any more, and what came back from the trash too late."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _REPLACED = re.compile(r"tmp-replaced-[0-9a-f]{8}")
 
 
 def collect_aside(run: Run, grace: float) -> list[str]:
-    """Remove, after `grace` seconds, damaged bytes whose checkpoint was good again all that time, and what lay in the
-    way of a save; returns their keys. While a checkpoint is not good its damaged bytes stay.
+    """Remove, after `grace` seconds, damaged bytes whose checkpoint was good again all that time, and what was put back
+    from the trash when its place was taken again; returns their keys. While a checkpoint is not good its damaged bytes
+    stay.
 
     The time is measured by this machine's own clock from when it was first seen so, by a call of this; what it has seen
     of other machines' marks and pins is noted too. The caller holds the run's lock.

@@ -31,8 +31,8 @@ def make_room(run: Run, path: str) -> None:
     if find_checkpoint(run, path) is not None:
         quarantine(run, path, reason="the step is saved again", suspect=False)
     else:
-        # An empty folder, or a file where a folder belongs: no checkpoint, but somebody's.
-        run.storage.move(path, f"tmp-replaced-{uuid.uuid4().hex[:8]}")
+        # An empty folder, or a file where a folder belongs: no checkpoint, but somebody's: it is never removed.
+        run.storage.move(path, f"tmp-aside-{uuid.uuid4().hex[:8]}")
 
 
 def write_state(folder: str, name: str, text: bytes) -> File:

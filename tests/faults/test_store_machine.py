@@ -18,9 +18,7 @@ from ckptguard.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 EXAMPLES, STEPS = 2000, 50
-
-
-EACH = 10  # examples of a seed: the first of them are always short
+EACH = 10  # examples of one seed
 
 
 def play_some(number: int) -> int:

@@ -213,14 +213,14 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         """Restore: the newest that has a whole copy, as it was sealed, or nothing where there is none."""
         run, out = self.run_of(), os.path.join(self.scratch, "out")
         whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
-        try:
+        done = None
+        with self.passing(), contextlib.suppress(NoKnownGoodError, RefusedError):  # what it finds in place is judged
             done = restore(run, TINY, out, scanner=inline)
-        except (NoKnownGoodError, RefusedError):
+        got = {step: files_below(out, name_of(step)) for step in ALL} if os.path.isdir(out) else {}
+        shutil.rmtree(out, ignore_errors=True)
+        if done is None:
             assert not whole
             return
-        finally:
-            got = {step: files_below(out, name_of(step)) for step in ALL} if os.path.isdir(out) else {}
-            shutil.rmtree(out, ignore_errors=True)
         assert whole, done
         assert done.id == f"{whole[0][0]}.{whole[0][1]}", (done, whole)
         assert got[whole[0][0]] in self.sealed[whole[0]]

@@ -10,7 +10,7 @@ from blake3 import blake3
 from tiny_run import SERIES, TINY, Content, candidates, files_below, name_of
 
 from ckptguard.manifest import Manifest
-from ckptguard.operations.history import load_history
+from ckptguard.operations.history import History, load_history
 from ckptguard.operations.present import look
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
@@ -47,7 +47,7 @@ class StoreModel:
     def known_good(self, history: Any) -> Key | None:
         """By the model: the newest GOOD generation that is in place with its size, or has a kept copy."""
         for key in sorted((k for k, o in self.outcomes.items() if o in (Outcome.GOOD, Outcome.BAD)), reverse=True):
-            if self.outcomes[key] is Outcome.GOOD and self.current(key[0]) == key and self.has_sizes(key):
+            if self.outcomes[key] is Outcome.GOOD and self.current(key[0], history) == key and self.has_sizes(key):
                 return key
             copy = read_kept(history.run, SERIES, *key)
             if copy is not None and any(c.key == key for c in candidates(history.run)):
@@ -60,7 +60,8 @@ class StoreModel:
     def passing(self, *, sure: bool = True) -> Iterator[None]:
         """An operation runs: afterwards the model takes over what it sealed and judged, and holds it against what the
         model knows of the bytes."""
-        lay = {step: self.current(step) for step in ALL}
+        history = load_history(self.run_of())
+        lay = {step: self.current(step, history) for step in ALL}
         whole = {key for key in self.sealed if self.is_whole(key, lay[key[0]])}
         with self.sealing():
             yield
@@ -99,10 +100,10 @@ class StoreModel:
         """The run, opened as any process opens it."""
         return open_run(self.url)
 
-    def current(self, step: int) -> Key | None:
+    def current(self, step: int, history: History | None = None) -> Key | None:
         """The generation whose content should lie in place: the newest that was sealed, unless one of its number or
-        above was quarantined."""
-        history = load_history(self.run_of())
+        above was quarantined. `history` where it was just read."""
+        history = history or load_history(self.run_of())
         return history.current(SERIES, step, name_of(step))
 
     def contents(self, step: int) -> list[Content]:
@@ -133,7 +134,7 @@ class StoreModel:
         """Whether a generation's bytes are as they were sealed: in place where it is the current one, else kept, for
         what was saved over has no other place."""
         if key == current:
-            return self.whole_in_place(key[0])
+            return files_below(self.url, name_of(key[0])) in self.sealed[key]
         copy = read_kept(self.run_of(), SERIES, *key)
         return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in self.sealed[key]
 
@@ -151,7 +152,9 @@ class StoreModel:
 
     def newest_are_kept(self) -> None:
         """The newest two good ones that lie in place have a copy."""
-        good = [c.key for c in candidates(self.run_of())]
-        for key in good[: TINY.keep_good]:
-            if self.whole_in_place(key[0]) and self.current(key[0]) == key and self.untrashed(key[0]):
-                assert read_kept(self.run_of(), SERIES, *key) is not None, f"{key} has no copy"
+        run = self.run_of()
+        history = load_history(run)
+        for key in [c.key for c in candidates(run)][: TINY.keep_good]:
+            current = self.current(key[0], history) == key
+            if current and self.is_whole(key, key) and self.untrashed(key[0]):
+                assert read_kept(run, SERIES, *key) is not None, f"{key} has no copy"

@@ -179,14 +179,22 @@ def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry
     return {file: by_key[copy.key(file)] for file in copy.files if copy.key(file) in by_key}
 
 
-def kept_matches(run: Run, copy: KeptCopy, manifest: Manifest) -> bool:
-    """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
-    yet that its bytes are right). A hard link that was written through since has another time."""
+def made_of_sealed(copy: KeptCopy, manifest: Manifest) -> bool:
+    """Whether a kept copy was made of the files that were sealed. Of a save that raced with it, it is another's."""
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     for file in manifest.files:
         known = (file.size, file.mtime_ns, file.inode, file.etag)
         if file.path not in made_of or (known[1:] != (None, None, None) and made_of[file.path] != known):
             return False
+    return True
+
+
+def kept_matches(run: Run, copy: KeptCopy, manifest: Manifest) -> bool:
+    """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
+    yet that its bytes are right). A hard link that was written through since has another time."""
+    if not made_of_sealed(copy, manifest):
+        return False
+    made_of = dict(zip(copy.files, copy.sources, strict=False))
     entries = kept_checkpoint(copy, run.records.list(copy.folder, recursive=True))
     return all(
         f.path in entries and entries[f.path].size == f.size and not _written_through(entries[f.path], made_of[f.path])

@@ -24,7 +24,15 @@ from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.operations.collect import collect_leftovers
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import is_good, keep_checkpoint, kept_matches, release_unpinned, trim_kept
+from ckptguard.operations.keep import (
+    is_good,
+    keep_checkpoint,
+    kept_matches,
+    made_of_sealed,
+    release,
+    release_unpinned,
+    trim_kept,
+)
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.protect import protect
@@ -288,7 +296,9 @@ def _settle_kept(run: Run, checkpoints: list[Checkpoint], settings: Settings) ->
                     continue
                 manifest = history.manifest(series, key)
                 whole = manifest is not None and kept_matches(run, copy, manifest)
-                if not whole or not is_good(history, series, key):
+                if manifest is not None and not made_of_sealed(copy, manifest):
+                    release(run, series, key)  # pinned or not: what is pinned is the content that was sealed
+                elif not whole or not is_good(history, series, key):
                     unwanted.append((series, key))
             release_unpinned(run, unwanted)
             for checkpoint, key in _good_without_copy(run, history, checkpoints, settings):

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from store_machine import StoreMachine
-from tiny_run import SERIES, WEIGHTS, name_of, rot
+from tiny_run import SERIES, WEIGHTS, candidates, name_of, rot
 
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.records.run import open_run
+from ckptguard.retention_policy import Policy
 from ckptguard.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
@@ -86,5 +87,23 @@ def test_the_copy_of_what_was_saved_over_is_the_last_of_it():
             assert machine.outcomes[300, generation] is outcome
             assert machine.current(300) == (300, 2)
             assert machine.whole_in_place(300)
+    finally:
+        machine.teardown()
+
+
+def test_a_pinned_copy_of_a_content_that_was_saved_over_is_made_anew():
+    """A copy that raced with a save is not what was sealed: pinned, it stood for a good one that had no copy."""
+    machine = StoreMachine()
+    machine.begin()
+    try:
+        words = (900, Policy(), -1.0, None)
+        machine.saved(900, whole=True)
+        machine.raced(name="pass", number=14, other="save", words=words, others=words)
+        machine.pin_one(900)
+        machine.a_pass()
+        found = {c.key: c for c in candidates(open_run(machine.url))}
+        assert found[900, 1].copy is not None
+        assert found[300, 1].copy is not None
+        machine.goes_on(1)
     finally:
         machine.teardown()

@@ -27,12 +27,14 @@ def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Pr
     several threads.
     """
     if storage.root is not None:
+        chunks = _Chunks(progress)
         for key, target in files:
-            _fetch(storage, key, target, _Chunks(progress))
+            _fetch(storage, key, target, chunks)
         return
-    with contextlib.ExitStack() as stack:
-        requests = stack.enter_context(ThreadPoolExecutor(IN_FLIGHT, "ckptguard-fetch"))
-        threads = stack.enter_context(ThreadPoolExecutor(_FILES_AT_ONCE, "ckptguard-fetch-file"))
+    with (
+        ThreadPoolExecutor(IN_FLIGHT, "ckptguard-fetch") as requests,
+        ThreadPoolExecutor(_FILES_AT_ONCE, "ckptguard-fetch-file") as threads,
+    ):
         chunks = _Chunks(progress, requests)
         try:
             fetching = [threads.submit(_fetch, storage, key, target, chunks) for key, target in files]

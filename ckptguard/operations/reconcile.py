@@ -295,10 +295,9 @@ def _settle_kept(run: Run, checkpoints: list[Checkpoint], settings: Settings) ->
                 if copy is None or key not in history.standings(series):
                     continue
                 manifest = history.manifest(series, key)
-                whole = manifest is not None and kept_matches(run, copy, manifest)
                 if manifest is not None and not made_of_sealed(copy, manifest):
                     release(run, series, key)  # pinned or not: what is pinned is the content that was sealed
-                elif not whole or not is_good(history, series, key):
+                elif manifest is None or not kept_matches(run, copy, manifest) or not is_good(history, series, key):
                     unwanted.append((series, key))
             release_unpinned(run, unwanted)
             for checkpoint, key in _good_without_copy(run, history, checkpoints, settings):

@@ -59,51 +59,45 @@ def test_the_store_is_what_the_model_says(capsys):
     assert played == EXAMPLES
 
 
-def test_a_replica_keeps_the_newer_of_two_contents():
+@pytest.fixture
+def machine():
+    """A machine that has begun."""
+    made = StoreMachine()
+    made.begin()
+    yield made
+    made.teardown()
+
+
+def test_a_replica_keeps_the_newer_of_two_contents(machine):
     """Of a step that was saved again, the older content never takes the newer one's place in a replica."""
-    machine = StoreMachine()
-    machine.begin()
-    try:
-        for _ in range(3):
-            machine.saved(300, whole=True)
-            machine.a_pass()
-            machine.replicated()
-            there = open_run(machine.replica, must_exist=False)
-            assert find_known_good(there).id == find_known_good(open_run(machine.url)).id
-    finally:
-        machine.teardown()
-
-
-def test_the_copy_of_what_was_saved_over_is_the_last_of_it():
-    """Rot in the only copy of an older generation makes that one BAD, however whole the newer one in place is."""
-    machine = StoreMachine()
-    machine.begin()
-    try:
+    for _ in range(3):
         machine.saved(300, whole=True)
         machine.a_pass()
-        for generation, outcome in ((2, Outcome.GOOD), (1, Outcome.BAD)):
-            rot(machine.url, f"_ckptguard/kept/{SERIES}/000000000300.{generation}/{name_of(300)}/{WEIGHTS}")
-            machine.scrubbed_and_repaired()
-            assert machine.outcomes[300, generation] is outcome
-            assert machine.current(300) == (300, 2)
-            assert machine.whole_in_place(300)
-    finally:
-        machine.teardown()
+        machine.replicated()
+        there = open_run(machine.replica, must_exist=False)
+        assert find_known_good(there).id == find_known_good(open_run(machine.url)).id
 
 
-def test_a_pinned_copy_of_a_content_that_was_saved_over_is_made_anew():
+def test_the_copy_of_what_was_saved_over_is_the_last_of_it(machine):
+    """Rot in the only copy of an older generation makes that one BAD, however whole the newer one in place is."""
+    machine.saved(300, whole=True)
+    machine.a_pass()
+    for generation, outcome in ((2, Outcome.GOOD), (1, Outcome.BAD)):
+        rot(machine.url, f"_ckptguard/kept/{SERIES}/000000000300.{generation}/{name_of(300)}/{WEIGHTS}")
+        machine.scrubbed_and_repaired()
+        assert machine.outcomes[300, generation] is outcome
+        assert machine.current(300) == (300, 2)
+        assert machine.whole_in_place(300)
+
+
+def test_a_pinned_copy_of_a_content_that_was_saved_over_is_made_anew(machine):
     """A copy that raced with a save is not what was sealed: pinned, it stood for a good one that had no copy."""
-    machine = StoreMachine()
-    machine.begin()
-    try:
-        words = (900, Policy(), -1.0, None)
-        machine.saved(900, whole=True)
-        machine.raced(name="pass", number=14, other="save", words=words, others=words)
-        machine.pin_one(900)
-        machine.a_pass()
-        found = {c.key: c for c in candidates(open_run(machine.url))}
-        assert found[900, 1].copy is not None
-        assert found[300, 1].copy is not None
-        machine.goes_on(1)
-    finally:
-        machine.teardown()
+    words = (900, Policy(), -1.0, None)
+    machine.saved(900, whole=True)
+    machine.raced(name="pass", number=14, other="save", words=words, others=words)
+    machine.pin_one(900)
+    machine.a_pass()
+    found = {c.key: c for c in candidates(open_run(machine.url))}
+    assert found[900, 1].copy is not None
+    assert found[300, 1].copy is not None
+    machine.goes_on(1)

@@ -17,6 +17,27 @@ CHUNK = 1 << 16
 DATA = os.urandom(20 * CHUNK + 11)
 
 
+class Held:
+    """Counts the bytes that were asked of a remote storage and are not written yet: `most` at any time."""
+
+    def __init__(self, monkeypatch):
+        self._lock, self._now, self.most = threading.Lock(), 0, 0
+        real = RemoteReader.read
+
+        def read(reader, offset, length):
+            with self._lock:
+                self._now += length
+                self.most = max(self.most, self._now)
+            return real(reader, offset, length)
+
+        monkeypatch.setattr(RemoteReader, "read", read)
+
+    def written(self, length):
+        """The `progress` of a fetch."""
+        with self._lock:
+            self._now -= length
+
+
 @pytest.fixture(params=["memory", "local"])
 def stored(request, tmp_path, monkeypatch):
     """A storage that holds the data under "a", read in small chunks."""
@@ -42,24 +63,9 @@ def test_few_chunks_are_in_memory(tmp_path, monkeypatch):
     """As many as there are requests at once."""
     monkeypatch.setattr(fetch, "CHUNK", CHUNK)
     MemoryFileSystem().pipe_file("/fetched/a", DATA)
-    lock, held, most = threading.Lock(), 0, 0
-    real = RemoteReader.read
-
-    def read(self, offset, length):
-        nonlocal held, most
-        with lock:
-            held += length
-            most = max(most, held)
-        return real(self, offset, length)
-
-    def done(length):
-        nonlocal held
-        with lock:
-            held -= length
-
-    monkeypatch.setattr(RemoteReader, "read", read)
-    fetch_files(open_storage("memory://fetched"), [("a", str(tmp_path / "b"))], done)
-    assert most <= fetch.IN_FLIGHT * CHUNK
+    held = Held(monkeypatch)
+    fetch_files(open_storage("memory://fetched"), [("a", str(tmp_path / "b"))], held.written)
+    assert held.most <= fetch.IN_FLIGHT * CHUNK
 
 
 def test_a_read_that_fails_ends_it(tmp_path, monkeypatch):
@@ -98,26 +104,11 @@ def test_several_come_at_once_and_share_what_is_in_memory(tmp_path, monkeypatch)
     sizes = {f"f{n}": size for n, size in enumerate([5 * CHUNK, 0, 1, CHUNK, 7 * CHUNK + 3, 3 * CHUNK])}
     for name, size in sizes.items():
         MemoryFileSystem().pipe_file(f"/several/{name}", DATA[:size])
-    lock, held, most = threading.Lock(), 0, 0
-    real = RemoteReader.read
-
-    def read(self, offset, length):
-        nonlocal held, most
-        with lock:
-            held += length
-            most = max(most, held)
-        return real(self, offset, length)
-
-    def done(length):
-        nonlocal held
-        with lock:
-            held -= length
-
-    monkeypatch.setattr(RemoteReader, "read", read)
+    held = Held(monkeypatch)
     wanted = [(name, str(tmp_path / "out" / name)) for name in sizes]
-    fetch_files(open_storage("memory://several"), wanted, done)
+    fetch_files(open_storage("memory://several"), wanted, held.written)
     assert {n: (tmp_path / "out" / n).read_bytes() for n in sizes} == {n: DATA[:size] for n, size in sizes.items()}
-    assert most <= fetch.IN_FLIGHT * CHUNK
+    assert held.most <= fetch.IN_FLIGHT * CHUNK
 
 
 def test_one_that_fails_ends_the_others(tmp_path, monkeypatch):

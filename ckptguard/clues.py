@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.incident import Report, Sample, Training, number
 
-FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
 _HALF = ("float16", "fp16", "half")
 _RECENT = 8
 _SOON = 100  # updates after a start or a resume

@@ -9,8 +9,8 @@ import html
 import math
 from collections.abc import Callable, Iterable
 
-from ckptguard.clues import FP16_LIMIT
 from ckptguard.curves import curve_svg
+from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.incident import ChangedTensor, LikelyCause, Magnitude, Number, Report, Sample, number
 from ckptguard.incident_style import STYLE
 from ckptguard.incident_words import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from ckptguard.clues import FP16_LIMIT
+from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.incident import Report, Sample
 from ckptguard.incident_words import (
     change_line,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import shlex
 
-from ckptguard.clues import FP16_LIMIT
+from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.incident import ChangedTensor, Report, SickTensor, Training
 
 CAUSES = {

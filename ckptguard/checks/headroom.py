@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
-from ckptguard.clues import FP16_LIMIT
+from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.verdict import Finding, Severity
 
 

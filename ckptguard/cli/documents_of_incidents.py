@@ -82,7 +82,7 @@ def _checkpoint(facts: CheckpointFacts | None) -> Document | None:
 
 
 def _share(largest: float | None) -> float | None:
-    from ckptguard.clues import FP16_LIMIT
+    from ckptguard.formats.dtypes import FP16_LIMIT
 
     return None if largest is None else largest / FP16_LIMIT
 

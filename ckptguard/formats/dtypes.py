@@ -10,6 +10,8 @@ import math
 
 import msgspec
 
+FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
+
 
 class FloatLayout(msgspec.Struct, frozen=True, kw_only=True):
     """How to read one float from its bits.

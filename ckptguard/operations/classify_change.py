@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.checks.digests import same_content
 from ckptguard.manifest import File, Manifest
+from ckptguard.operations.unchanged import is_new
 from ckptguard.scan.result import ScannedFile
-from ckptguard.storage.protocol import Entry
 from ckptguard.verdict import Facts
 
 _NO_FACTS = Facts()
@@ -25,20 +25,6 @@ class Change(enum.Enum):
     DAMAGED = "damaged"
     RESAVED = "resaved"  # a new generation
     RESAVING = "resaving"  # some files were written anew, others not yet
-
-
-def is_new(sealed: File, entry: Entry | None) -> bool:
-    """Whether the storage says that a file was written again since it was sealed (or is gone).
-
-    A copy that kept its time has another inode, but nobody saved it again. A file whose times and inode were never
-    recorded cannot be told to be new.
-    """
-    if entry is None:
-        return True
-    if sealed.mtime_ns is not None and entry.mtime_ns is not None:
-        return sealed.mtime_ns != entry.mtime_ns
-    pairs = ((sealed.inode, entry.inode), (sealed.etag, entry.etag))
-    return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
 def classify_change(

@@ -13,7 +13,7 @@ from ckptguard.errors import CouldNotTellError, NoKnownGoodError, ObjectMissingE
 from ckptguard.known_good import Standing, choose_known_good
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import History, Key, histories_by_step, load_history
-from ckptguard.operations.keep import is_good, kept_matches
+from ckptguard.operations.sealed_content import is_good, kept_matches
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.listed import ListedSteps
 from ckptguard.records.run import Run

@@ -11,8 +11,9 @@ from ckptguard.manifest import Manifest
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.close_incident import leave_report
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import put_aside, sealed_outcome
+from ckptguard.operations.keep import put_aside
 from ckptguard.operations.locking import run_lock
+from ckptguard.operations.sealed_content import sealed_outcome
 from ckptguard.records.clock import utc_now
 from ckptguard.records.incidents import Incident, list_incidents, open_incident
 from ckptguard.records.kept import KeptCopy, read_kept

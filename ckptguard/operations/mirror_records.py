@@ -8,8 +8,8 @@ from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissing
 from ckptguard.manifest import Manifest
 from ckptguard.names import RECORDS_FOLDER, series_folder
 from ckptguard.operations.history import Key, load_history
-from ckptguard.operations.keep import sealed_outcome
 from ckptguard.operations.listing import list_checkpoints
+from ckptguard.operations.sealed_content import sealed_outcome
 from ckptguard.operations.send_checkpoint import verdict_on_content
 from ckptguard.record_text import decode_record
 from ckptguard.records.ledger import FOLDER as LEDGER

@@ -24,15 +24,7 @@ from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.operations.collect import collect_leftovers
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import (
-    is_good,
-    keep_checkpoint,
-    kept_matches,
-    made_of_sealed,
-    release,
-    release_unpinned,
-    trim_kept,
-)
+from ckptguard.operations.keep import keep_checkpoint, release, release_unpinned, trim_kept
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.protect import protect
@@ -41,6 +33,7 @@ from ckptguard.operations.quarantine import finish_quarantines
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.repair import mend
 from ckptguard.operations.report import Checked
+from ckptguard.operations.sealed_content import is_good, kept_matches, made_of_sealed
 from ckptguard.operations.trash import settle_trash
 from ckptguard.operations.unchanged import looks_unchanged
 from ckptguard.operations.verify import Resave, verify_checkpoint

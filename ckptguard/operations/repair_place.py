@@ -7,11 +7,12 @@ from ckptguard.errors import BusyError, CouldNotTellError, ResavingError
 from ckptguard.layouts import Checkpoint
 from ckptguard.manifest import Manifest
 from ckptguard.operations.history import Key, load_history
-from ckptguard.operations.keep import sealed_outcome, shares_place
+from ckptguard.operations.keep import shares_place
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.repair_files import LINKED, Damaged, Source, seen_now
 from ckptguard.operations.repair_work import CHECK, Work, close_incidents, note, put_right
+from ckptguard.operations.sealed_content import sealed_outcome
 from ckptguard.operations.verify import Resave, verify_checkpoint
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.run import Run

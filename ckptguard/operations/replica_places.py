@@ -19,8 +19,8 @@ from ckptguard.operations.find_known_good import (
     none_found,
 )
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import is_good
 from ckptguard.operations.replicate import Replica, open_replica, replica_urls, standing, wanted_in_replica
+from ckptguard.operations.sealed_content import is_good
 from ckptguard.records.lineage import refuse_another
 from ckptguard.records.run import Run
 from ckptguard.storage.retries import Retries

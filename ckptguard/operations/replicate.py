@@ -23,7 +23,6 @@ from ckptguard.names import checkpoint_id
 from ckptguard.operations.find_known_good import Candidate, known_good_candidates
 from ckptguard.operations.history import History, Key, load_history
 from ckptguard.operations.holds import pins_of
-from ckptguard.operations.keep import is_good
 from ckptguard.operations.mirror_records import (
     clear_broken_beginning,
     join,
@@ -31,6 +30,7 @@ from ckptguard.operations.mirror_records import (
     mirror_decisions,
     mirror_verdicts,
 )
+from ckptguard.operations.sealed_content import is_good
 from ckptguard.operations.send_checkpoint import has_arrived, send_checkpoint
 from ckptguard.operations.send_file import pace_of
 from ckptguard.records.kept import read_kept

@@ -18,13 +18,14 @@ from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import unfinished_because
 from ckptguard.operations.find_known_good import Candidate, KnownGood, known_good_candidates, none_found
 from ckptguard.operations.history import History, load_history
-from ckptguard.operations.keep import is_good, put_aside
+from ckptguard.operations.keep import put_aside
 from ckptguard.operations.listing import find_checkpoint, list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.point_back import point_back
 from ckptguard.operations.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.operations.quiet import youngest_age
 from ckptguard.operations.seal import seal_written
+from ckptguard.operations.sealed_content import is_good
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run

@@ -28,10 +28,10 @@ from ckptguard.manifest import File, Manifest, identity
 from ckptguard.names import checkpoint_id, record_name, series_folder
 from ckptguard.operations.find_known_good import Candidate
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import sealed_outcome
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.quarantine import quarantine
 from ckptguard.operations.room import need_room
+from ckptguard.operations.sealed_content import sealed_outcome
 from ckptguard.operations.send_file import send_file
 from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.record_text import decode_checked

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptguard.clues import FP16_LIMIT
 from ckptguard.config import Settings
-from ckptguard.formats.dtypes import DTYPES, SAFETENSORS_DTYPES
+from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
 from ckptguard.known_good import parse_verdict_name
 from ckptguard.manifest import File, Manifest, Tensor
 from ckptguard.names import checkpoint_id

@@ -10,9 +10,9 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.names import checkpoint_id
 from ckptguard.operations.history import History, Key, history_of_step, load_history
 from ckptguard.operations.holds import pins_of
-from ckptguard.operations.keep import kept_matches
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.own_bytes import own_bytes
+from ckptguard.operations.sealed_content import kept_matches
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.listed import ListedSteps
 from ckptguard.records.run import Run

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.layouts import Checkpoint
 from ckptguard.manifest import File, Manifest
-from ckptguard.operations.classify_change import is_new
 from ckptguard.storage.protocol import Entry
 from ckptguard.verdict import Verdict
 
@@ -40,3 +39,17 @@ def _are_there(files: Sequence[File], entries: Mapping[str, Entry]) -> bool:
 
 def _as_seen(path: str, size: int, mtime_ns: int | None, inode: int | None, etag: str | None) -> File:
     return File(path=path, size=size, format="", envelope="", mtime_ns=mtime_ns, inode=inode, etag=etag)
+
+
+def is_new(sealed: File, entry: Entry | None) -> bool:
+    """Whether the storage says that a file was written again since it was sealed (or is gone).
+
+    A copy that kept its time has another inode, but nobody saved it again. A file whose times and inode were never
+    recorded cannot be told to be new.
+    """
+    if entry is None:
+        return True
+    if sealed.mtime_ns is not None and entry.mtime_ns is not None:
+        return sealed.mtime_ns != entry.mtime_ns
+    pairs = ((sealed.inode, entry.inode), (sealed.etag, entry.etag))
+    return any(a is not None and b is not None and a != b for a, b in pairs)

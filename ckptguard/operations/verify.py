@@ -23,11 +23,12 @@ from ckptguard.operations.classify_change import Change, classify_change
 from ckptguard.operations.compare_copy import copy_differs
 from ckptguard.operations.examine import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.operations.history import History, Key, load_history
-from ckptguard.operations.keep import put_aside, sealed_outcome
+from ckptguard.operations.keep import put_aside
 from ckptguard.operations.listing import find_checkpoint
 from ckptguard.operations.recorded_md5 import md5_is_recorded
 from ckptguard.operations.report import Checked
 from ckptguard.operations.seal import seal_observed
+from ckptguard.operations.sealed_content import sealed_outcome
 from ckptguard.operations.unchanged import Seen, signature_seen
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import read_kept

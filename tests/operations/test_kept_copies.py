@@ -12,11 +12,12 @@ from fixtures_runs import QUICK, state_dict, write_torch
 from ckptguard.names import series_of
 from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.operations.history import load_history
-from ckptguard.operations.keep import keep_checkpoint, kept_matches
+from ckptguard.operations.keep import keep_checkpoint
 from ckptguard.operations.listing import list_checkpoints
 from ckptguard.operations.locking import run_lock
 from ckptguard.operations.own_bytes import own_bytes
 from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.operations.sealed_content import kept_matches
 from ckptguard.operations.survey import survey
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from ckptguard.version import __version__
 
 if TYPE_CHECKING:
+    from ckptguard.decisions.rollback import RollbackPolicy as RollbackPolicy
+    from ckptguard.decisions.spikes import Spikes as Spikes
     from ckptguard.errors import CkptguardError as CkptguardError
     from ckptguard.errors import RollbackExhausted as RollbackExhausted
     from ckptguard.errors import SickTrainingError as SickTrainingError
     from ckptguard.training.guard import TrainingGuard as TrainingGuard
-    from ckptguard.training.policy import RollbackPolicy as RollbackPolicy
     from ckptguard.training.pretrained import check_pretrained as check_pretrained
-    from ckptguard.training.spike import Spikes as Spikes
 
 _WHERE = {
     "CkptguardError": "ckptguard.errors",
     "RollbackExhausted": "ckptguard.errors",
-    "RollbackPolicy": "ckptguard.training.policy",
+    "RollbackPolicy": "ckptguard.decisions.rollback",
     "SickTrainingError": "ckptguard.errors",
-    "Spikes": "ckptguard.training.spike",
+    "Spikes": "ckptguard.decisions.spikes",
     "TrainingGuard": "ckptguard.training.guard",
     "check_pretrained": "ckptguard.training.pretrained",
 }

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ckptguard import CkptguardError
 from ckptguard.cli.exit_codes import of_outcomes
-from ckptguard.config import Settings
-from ckptguard.names import escape
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.values.ids import escape
+from ckptguard.values.settings import Settings
+from ckptguard.verify.target import verify_target
 
 
 def check(folder: Path) -> int:

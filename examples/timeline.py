@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from ckptguard.operations.survey import CheckpointState, survey
+from ckptguard.inspect.list_states import CheckpointState, survey
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.run import open_run
 

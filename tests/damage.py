@@ -18,7 +18,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from ckptguard.manifest import File, Manifest, Tensor
+from ckptguard.values.manifest import File, Manifest, Tensor
 
 PAGE = 4096
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from ckptguard.checks import Evidence, run_checks
 from ckptguard.formats.structure import Leaf, SpanPlace, Structure, TensorPlace
 from ckptguard.layouts import Checkpoint
-from ckptguard.manifest import File, Manifest, Span, Tensor
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
 from ckptguard.storage.protocol import Entry
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.manifest import File, Manifest, Span, Tensor
+from ckptguard.values.verdict import Finding, Severity
 
 
 class T(NamedTuple):

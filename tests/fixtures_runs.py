@@ -8,7 +8,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from ckptguard.config import Settings
+from ckptguard.values.settings import Settings
 
 QUICK = Settings(settle=0.0, scan_interval=1.0)
 """Settings for tests: files written a moment ago count as quiet."""

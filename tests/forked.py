@@ -23,11 +23,11 @@ TORCH = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
-    "ckptguard.operations.verify_target",
+    "ckptguard.verify.target",
     "ckptguard.scan.one_file",
-    "ckptguard.scan.pass_over",
+    "ckptguard.scan.byte_pass",
     "ckptguard.training.guard",
-    "ckptguard.training.sharded_store",
+    "ckptguard.training.sharded.sharded_store",
 )
 HUGGING_FACE = (*TORCH, "transformers.trainer", "transformers.models.qwen2.modeling_qwen2", "peft", "deepspeed")
 LIGHTNING = (*TORCH, "lightning")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckptguard.operations import repair_files
-from ckptguard.storage.local import LocalStorage
-from ckptguard.storage.remote import RemoteStorage
+from ckptguard.repair import replace_files as repair_files
+from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.storage.remote.remote_storage import RemoteStorage
 
 STEPS = ("create", "move", "remove")
 READS = ("list", "stat", "open")

@@ -6,21 +6,45 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"ckptguard": ROOT / "ckptguard", "ckptguard_daemon": ROOT / "daemon" / "ckptguard_daemon"}
-# Lowest first. The doors share the last floor and never import each other.
-FLOORS = ("pure", "storage", "formats", "layouts", "records", "scan", "checks", "operations")
-DOORS = ("training", "integrations", "cli", "daemon")
-NO_TORCH = {*FLOORS, "cli", "daemon"}
+# Lowest first. A module imports its own room and rooms of lower floors; rooms of one floor never import each other.
+FLOORS = (
+    ("top",),  # errors, version
+    ("values",),
+    ("decisions", "storage"),
+    ("formats", "records"),
+    ("layouts", "scan"),
+    ("checks", "runs"),
+    ("keep", "retention"),
+    ("verify",),
+    ("replicas",),
+    ("inspect", "recover"),
+    ("incidents",),
+    ("repair",),
+    ("upkeep",),
+    ("supervise", "training", "daemon"),
+    ("integrations", "cli"),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+DOORS = {"supervise", "training", "daemon", "integrations", "cli"}
+# An integration is the guard's callback for one framework; supervise is a verb of the command line.
+ALLOWED_BETWEEN_DOORS = {("integrations", "training"), ("cli", "supervise")}
+PURE = {"values", "decisions"}
+MAY_USE_TORCH = {"training", "integrations"}
 BANNED_WORDS = {"utils", "util", "common", "core", "helpers", "helper"}
 BANNED_CLASSES = re.compile(r"(Manager|Handler|Helper|Processor)(?![a-z])")
-# An integration is the guard's callback for one framework, so it stands on the training door.
-ALLOWED_SIDEWAYS = {("integrations", "training")}
 MAX_LINES = 400
+MAX_MODULES = 20
+MAX_LOOSE_FILES = 6
+# One file for each thing of a kind: as many as there are kinds.
+ONE_FILE_A_THING = {"ckptguard/layouts", "ckptguard/checks", "ckptguard/cli/commands"}
+TO_BE_MERGED = {"ckptguard/records", "ckptguard/scan"}
 
 
 def source_files() -> list[Path]:
@@ -37,14 +61,21 @@ def module_name(path: Path) -> str:
     raise AssertionError(path)
 
 
-def floor_of(module: str) -> str:
-    """The floor that a dotted module name of ours belongs to."""
+def room_of(module: str) -> str:
+    """The room that a dotted module name of ours belongs to."""
     parts = module.split(".")
     if parts[0] == "ckptguard_daemon":
         return "daemon"
     if len(parts) > 1 and (PACKAGES["ckptguard"] / parts[1]).is_dir():
         return parts[1]
-    return "pure"
+    return "top"
+
+
+def folder_of(module: str) -> str:
+    """The dotted name of the folder that a module lies in, or is."""
+    first, *rest = module.split(".")
+    place = PACKAGES[first].joinpath(*rest)
+    return module if place.is_dir() else module.rpartition(".")[0]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -73,50 +104,90 @@ def submodule_or(module: str, name: str) -> str:
 
 
 def may_import(importer: str, imported: str) -> bool:
-    """The one rule: a module imports its own folder and lower floors; doors never import each other."""
-    if importer == imported or (importer, imported) in ALLOWED_SIDEWAYS:
+    """The one rule: a module imports its own room and lower floors; doors never import each other."""
+    if importer == imported or (importer, imported) in ALLOWED_BETWEEN_DOORS:
         return True
-    if imported in DOORS:
+    if importer in DOORS and imported in DOORS:
         return False
-    return importer in DOORS or FLOORS.index(imported) < FLOORS.index(importer)
+    return FLOOR[imported] < FLOOR[importer]
+
+
+def our_imports() -> Iterator[tuple[Path, int, str, str]]:
+    """(file, line, importing module, imported module) of every import of ours by ours."""
+    for path in source_files():
+        module = module_name(path)
+        for line, name in imports(path):
+            if name.split(".")[0] in PACKAGES:
+                yield path, line, module, name
 
 
 def test_modules_import_only_their_own_and_lower_floors() -> None:
-    """A module imports its own folder and lower floors, never up and never sideways between doors."""
+    """A module imports its own room and lower floors, never up and never sideways."""
     wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {floor_of(module_name(path))} imports {name}"
-        for path in source_files()
-        if path.name not in ("__init__.py", "__main__.py") or floor_of(module_name(path)) == "daemon"
-        for line, name in imports(path)
-        if name.split(".")[0] in PACKAGES and not may_import(floor_of(module_name(path)), floor_of(name))
+        f"{path.relative_to(ROOT)}:{line}: {room_of(module)} imports {name}"
+        for path, line, module, name in our_imports()
+        if module not in ("ckptguard", "ckptguard.__main__") and not may_import(room_of(module), room_of(name))
     ]
     assert wrong == []
 
 
 def test_every_folder_stands_on_a_known_floor() -> None:
-    """A new folder must be given its floor here before it may exist."""
+    """A new room must be given its floor here before it may exist."""
     folders = {p.name for p in PACKAGES["ckptguard"].iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders <= {*FLOORS, *DOORS}
+    assert folders == FLOOR.keys() - {"top", "daemon"}
 
 
-def test_no_torch_below_the_training_side() -> None:
-    """Formats, layouts, scan, checks, operations, CLI and daemon never import torch."""
+def test_folders_of_a_room_form_no_circle() -> None:
+    """The folders inside one room never import each other in a circle."""
+    arrows: dict[str, set[str]] = {}
+    for _, _, module, name in our_imports():
+        importer, imported = folder_of(module), folder_of(name)
+        inner = importer.count(".") > 1 and imported.count(".") > 1
+        if inner and importer != imported and room_of(module) == room_of(name):
+            arrows.setdefault(importer, set()).add(imported)
+    assert arrows, "no room has folders that import each other: this test looks at nothing"
+    assert list(TopologicalSorter(arrows).static_order())  # raises CycleError, which names the circle
+
+
+def test_private_modules_stay_in_their_folder() -> None:
+    """A file with a leading underscore is imported by its own folder only."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: imports {name}"
+        for path, line, module, name in our_imports()
+        if any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+        and folder_of(module) != folder_of(name)
+    ]
+    assert wrong == []
+
+
+def test_rooms_are_small() -> None:
+    """A room or folder holds at most 20 modules, and the package's top at most 6 loose files."""
+    folders = [p for package in PACKAGES.values() for p in (package, *package.rglob("*")) if p.is_dir()]
+    counts = {str(p.relative_to(ROOT)): len([f for f in p.glob("*.py") if f.name != "__init__.py"]) for p in folders}
+    too_full = {name: count for name, count in counts.items() if count > MAX_MODULES}
+    assert {name: count for name, count in too_full.items() if name not in ONE_FILE_A_THING | TO_BE_MERGED} == {}
+    assert len(list(PACKAGES["ckptguard"].glob("*.py"))) <= MAX_LOOSE_FILES
+
+
+def test_torch_is_the_training_sides_alone() -> None:
+    """Only the training side and the integrations import torch or a training framework."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {name}"
         for path in source_files()
-        if floor_of(module_name(path)) in NO_TORCH
+        if room_of(module_name(path)) not in MAY_USE_TORCH
         for line, name in imports(path)
         if name.split(".")[0] in ("torch", "transformers", "safetensors", "accelerate")
     ]
     assert wrong == []
 
 
-def test_pure_files_import_only_the_standard_library_and_msgspec() -> None:
-    """Files directly in ckptguard/ stay free of third-party imports, msgspec excepted."""
+def test_pure_rooms_import_only_the_standard_library_and_msgspec() -> None:
+    """Values and decisions stay free of third-party imports, msgspec excepted, and so does the package's top."""
     allowed = {"msgspec", *PACKAGES, *sys.stdlib_module_names}
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: imports {name}"
-        for path in sorted(PACKAGES["ckptguard"].glob("*.py"))
+        for path in source_files()
+        if room_of(module_name(path)) in {*PURE, "top"}
         for line, name in imports(path)
         if name.split(".")[0] not in allowed
     ]

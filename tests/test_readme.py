@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ckptguard.cli.entry import COMMANDS
-from ckptguard.config import Settings
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Outcome
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,13 +10,13 @@ from ckptguard.checks.drift import check_drift
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.finite import check_finite
 from ckptguard.checks.headroom import check_headroom, largest_weight
-from ckptguard.checks.one_save import check_one_save
 from ckptguard.checks.pickle_safety import check_pickle_safety
 from ckptguard.checks.resumable import check_resumable, roles_present, stated_world_size
+from ckptguard.checks.same_save import check_one_save
 from ckptguard.checks.schema import check_schema
 from ckptguard.checks.stale import check_stale, is_stale, skipped_steps
 from ckptguard.checks.structure import check_structure
-from ckptguard.verdict import Facts, Finding
+from ckptguard.values.verdict import Facts, Finding
 
 CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_structure,

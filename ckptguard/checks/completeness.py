@@ -10,9 +10,9 @@ from ckptguard.checks.evidence import Evidence
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
-from ckptguard.manifest import File, Manifest
 from ckptguard.scan.result import ScannedFile
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
 _SETTINGS = re.compile(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ckptguard.checks.evidence import Evidence
-from ckptguard.manifest import File
 from ckptguard.scan.result import ScannedFile
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.manifest import File
+from ckptguard.values.verdict import Finding, Severity
 
 
 def check_digests(evidence: Evidence) -> Iterator[Finding]:

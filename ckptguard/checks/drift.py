@@ -10,8 +10,8 @@ from typing import NamedTuple
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.headroom import largest_weight
-from ckptguard.manifest import Manifest
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Finding, Severity
 
 _FACTOR = 10.0
 _SMALLEST = 64  # elements; a smaller tensor may well move by a factor

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from ckptguard.formats import Leaf
 from ckptguard.layouts import Checkpoint, Gap
-from ckptguard.manifest import Manifest
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
-from ckptguard.verdict import Facts
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Facts
 
 
 class ScannedTensor(NamedTuple):

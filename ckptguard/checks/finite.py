@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from ckptguard.checks.evidence import Evidence, ScannedTensor
 from ckptguard.formats import Leaf
 from ckptguard.layouts.roles import key_role, number_role
-from ckptguard.masks import may_be_mask
 from ckptguard.scan.result import Numbers, ScannedFile
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.masks import may_be_mask
+from ckptguard.values.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
 _RATES = frozenset(("lr", "initial_lr", "_last_lr", "base_lrs", "weight_decay", "eps", "momentum", "betas"))

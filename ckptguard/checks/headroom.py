@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.formats.dtypes import FP16_LIMIT
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.verdict import Finding, Severity
 
 
 def check_headroom(evidence: Evidence) -> Iterator[Finding]:

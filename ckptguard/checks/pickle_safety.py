@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.verdict import Finding, Severity
 
 # torch's own weights-only list, numpy reconstruction, plain containers, and the enums, settings and records that
 # training systems write: none of these does more than hold values.

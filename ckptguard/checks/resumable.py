@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.layouts.roles import file_role, number_role
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.verdict import Finding, Severity
 
 ROLES = ("model", "optimizer", "scheduler", "scaler", "rng", "data")
 _LOST_SILENTLY = ("scheduler", "scaler", "rng", "data")

@@ -10,9 +10,9 @@ import msgspec
 
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence, ScannedTensor
-from ckptguard.manifest import Manifest, Tensor
-from ckptguard.schema import SchemaDifference, compare_schemas, schema_of
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.manifest import Manifest, Tensor
+from ckptguard.values.schema import SchemaDifference, compare_schemas, schema_of
+from ckptguard.values.verdict import Finding, Severity
 
 _DCP_METADATA = "dcp_metadata"
 _ACCEPT = "if the change is deliberate: ckptguard accept RUN --step N"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.formats.dtypes import DTYPES
-from ckptguard.verdict import Finding, Severity
+from ckptguard.values.verdict import Finding, Severity
 
 # What a forward pass alone changes: it says nothing about updates.
 _STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tracked|amax_history)")

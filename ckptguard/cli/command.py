@@ -11,7 +11,7 @@ import click
 from ckptguard.cli.exit_codes import MEANINGS, ExitCode
 
 if TYPE_CHECKING:
-    from ckptguard.config import Settings
+    from ckptguard.values.settings import Settings
 
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
@@ -58,7 +58,7 @@ def settings_options(command: _Decorated) -> _Decorated:
 
 def settings_from(config: str | None, records: str | None = None, **flags: object) -> Settings:
     """The settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
-    from ckptguard.operations.load_settings import load_settings
+    from ckptguard.runs.settings_file import load_settings
 
     given = {name: value for name, value in flags.items() if value != ()}
     return load_settings(config, os.environ, records=records, **given)

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptguard.names import checkpoint_id
+from ckptguard.values.ids import checkpoint_id
 
 if TYPE_CHECKING:
-    from ckptguard.manifest import Tensor
-    from ckptguard.operations.bisect_run import Bisection
-    from ckptguard.operations.diff import Diff
-    from ckptguard.operations.doctor import Diagnosis
-    from ckptguard.operations.find_known_good import KnownGood
-    from ckptguard.operations.report import Checked, Report
-    from ckptguard.operations.restore import Restored
-    from ckptguard.operations.roll_back import RolledBack
-    from ckptguard.operations.show import Shown
-    from ckptguard.operations.status import Status
-    from ckptguard.operations.survey import CheckpointState
-    from ckptguard.verdict import Finding, Verdict
+    from ckptguard.inspect.bisect import Bisection
+    from ckptguard.inspect.diff import Diff
+    from ckptguard.inspect.doctor import Diagnosis
+    from ckptguard.inspect.list_states import CheckpointState
+    from ckptguard.inspect.show import Shown
+    from ckptguard.inspect.status import Status
+    from ckptguard.recover.restore import Restored
+    from ckptguard.recover.roll_back import RolledBack
+    from ckptguard.runs.find_known_good import KnownGood
+    from ckptguard.runs.results import Checked, Report
+    from ckptguard.values.manifest import Tensor
+    from ckptguard.values.verdict import Finding, Verdict
 
 SCHEMA = 1
 Document = dict[str, object]
@@ -217,7 +217,7 @@ def clear_document(target: str, verdict: Verdict) -> Document:
 
 def tensor_fields(tensor: Tensor) -> Document:
     """One tensor of a manifest."""
-    from ckptguard.operations.show import fp16_share, stored_bytes
+    from ckptguard.inspect.show import fp16_share, stored_bytes
 
     return {
         "name": tensor.name,
@@ -263,7 +263,7 @@ def show_document(shown: Shown) -> Document:
 
 def diff_fields(diff: Diff, top: int | None) -> Document:
     """What two checkpoints differ in; `top` limits the tensors of each kind of change."""
-    from ckptguard.operations.diff import shown
+    from ckptguard.inspect.diff import shown
 
     kept = shown(diff.changes, top)
     return {

@@ -10,8 +10,8 @@ import msgspec
 from ckptguard.cli.documents import Document, document
 
 if TYPE_CHECKING:
-    from ckptguard.incident import CheckpointFacts, Report
     from ckptguard.records.incidents import Incident
+    from ckptguard.values.incident import CheckpointFacts, Report
 
 
 def incidents_document(target: str, incidents: Sequence[Incident]) -> Document:

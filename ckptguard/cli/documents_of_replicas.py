@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ckptguard.cli.documents import Document, document
 
 if TYPE_CHECKING:
-    from ckptguard.operations.replicate import Replica
-    from ckptguard.operations.start_from_replica import Started
+    from ckptguard.replicas.replicate import Replica
+    from ckptguard.replicas.start_run import Started
 
 
 def replicate_document(target: str, replicas: Sequence[Replica], *, dry_run: bool) -> Document:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptguard.cli.documents import Document, document
-from ckptguard.names import checkpoint_id
+from ckptguard.values.ids import checkpoint_id
 
 if TYPE_CHECKING:
-    from ckptguard.operations.prune import Pruned
+    from ckptguard.decisions.retention import Decision
     from ckptguard.records.pins import Pin
     from ckptguard.records.trash import Trashed
-    from ckptguard.retention import Decision
+    from ckptguard.retention.prune import Pruned
 
 
 def prune_document(target: str, pruned: Pruned) -> Document:

@@ -8,8 +8,8 @@ from ckptguard.cli.documents import Document, checked_fields, document, finding_
 from ckptguard.records.clock import utc_text
 
 if TYPE_CHECKING:
-    from ckptguard.operations.repair import Repaired
-    from ckptguard.operations.scrub import Scrubbed
+    from ckptguard.repair.repair import Repaired
+    from ckptguard.repair.scrub import Scrubbed
 
 
 def scrub_document(target: str, done: Scrubbed) -> Document:

@@ -55,7 +55,7 @@ class Commands(click.Group):
         """The command of this name; its module is imported now."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"ckptguard.cli.{COMMANDS[cmd_name]}").command
+        command = importlib.import_module(f"ckptguard.cli.commands.{COMMANDS[cmd_name]}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -17,7 +17,7 @@ from ckptguard.errors import (
 )
 
 if TYPE_CHECKING:
-    from ckptguard.verdict import Outcome
+    from ckptguard.values.verdict import Outcome
 
 
 class ExitCode(enum.IntEnum):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import click
 
 from ckptguard.errors import CkptguardError
-from ckptguard.names import escape
+from ckptguard.values.ids import escape
 
 
 def open_closed_streams() -> None:

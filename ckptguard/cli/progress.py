@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from ckptguard.names import RECORDS_FOLDER
+from ckptguard.values.ids import RECORDS_FOLDER
 
 Advance = Callable[[int], None]
 

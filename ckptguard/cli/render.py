@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.output import say
-from ckptguard.names import escape
+from ckptguard.values.ids import escape
 
 if TYPE_CHECKING:
-    from ckptguard.operations.report import Checked
-    from ckptguard.verdict import Finding
+    from ckptguard.runs.results import Checked
+    from ckptguard.values.verdict import Finding
 
 COLOURS = {
     "good": "green",

@@ -8,8 +8,8 @@ from ckptguard.cli.output import say, trouble
 from ckptguard.cli.render import cell, columns
 
 if TYPE_CHECKING:
-    from ckptguard.operations.diff import Diff, DiffedCheckpoint, TensorChange
-    from ckptguard.scan.difference import Difference
+    from ckptguard.inspect.diff import Diff, DiffedCheckpoint, TensorChange
+    from ckptguard.scan.tensor_difference import Difference
 
 TITLES = ("change", "rel. L2", "largest", "tensor", "type", "remark")
 DEFAULT_TOP = 20
@@ -17,7 +17,7 @@ DEFAULT_TOP = 20
 
 def print_diff(diff: Diff, *, top: int | None) -> None:
     """Both sides, the changes as a table, and a line that sums up."""
-    from ckptguard.operations.diff import shown
+    from ckptguard.inspect.diff import shown
 
     for name, side in (("a", diff.a), ("b", diff.b)):
         say(f"{name}  {cell(side.path)}  ({_side(side)})")

@@ -5,26 +5,18 @@ Nothing here imports torch or numpy, and nothing that a file names is ever impor
 
 from __future__ import annotations
 
-from ckptguard.formats import (
-    bare_pickle,
-    config_json,
-    dcp_metadata,
-    distcp,
-    hf_index,
-    npy,
-    npz,
-    opaque,
-    own_state,
-    pointer,
-    safetensors,
-    torch_legacy,
-    torch_zip,
-    trainer_state,
-    yaml_numbers,
-)
-from ckptguard.formats.collection import collection_paused
+from ckptguard.formats import hf_index, opaque, own_state, safetensors, trainer_state, yaml_numbers
+from ckptguard.formats import json_files as config_json
+from ckptguard.formats import pointer_file as pointer
+from ckptguard.formats.dcp import distcp
+from ckptguard.formats.dcp import metadata as dcp_metadata
+from ckptguard.formats.gc_pause import collection_paused
+from ckptguard.formats.numpy import npy, npz
 from ckptguard.formats.structure import Beside, Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.suffixes import tensor_suffix
+from ckptguard.formats.torch import bare_pickle
+from ckptguard.formats.torch import legacy_file as torch_legacy
+from ckptguard.formats.torch import zip_file as torch_zip
 from ckptguard.storage.protocol import Reader
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ckptguard.formats.strict_json import JsonProblem, printable, read_object
 from ckptguard.formats.structure import Format, Structure, broken
 from ckptguard.formats.suffixes import name_of
-from ckptguard.names import is_safe_path
 from ckptguard.storage.protocol import Reader
+from ckptguard.values.ids import is_safe_path
 
 MAX_INDEX = 64 << 20
 

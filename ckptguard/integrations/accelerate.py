@@ -11,13 +11,13 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from ckptguard.config import Settings
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, Target
-from ckptguard.names import series_of
 from ckptguard.training.guard import TrainingGuard
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.weights import first_non_finite, first_non_finite_state
+from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
+from ckptguard.values.ids import series_of
+from ckptguard.values.settings import Settings
 
 _AUTOMATIC = "checkpoints/checkpoint_{step}"
 

@@ -16,9 +16,9 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ckptguard.decisions.health import Diagnosis
 from ckptguard.errors import StateError
 from ckptguard.training.guard import TrainingGuard
-from ckptguard.training.health import Diagnosis
 
 
 class EngineGuard(TrainingGuard):

@@ -13,23 +13,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptguard.config import Settings
+from ckptguard.decisions.health import Diagnosis
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
-from ckptguard.incident import Details
-from ckptguard.manifest import Manifest
-from ckptguard.operations.find_known_good import known_good_candidates
-from ckptguard.operations.history import load_history
-from ckptguard.operations.load_settings import load_settings
-from ckptguard.operations.protect import protect_finished
-from ckptguard.operations.put_back_pending import put_back_pending
-from ckptguard.operations.roll_back import roll_back, verify_pending
 from ckptguard.records.run import Run, open_run
+from ckptguard.recover.restore_pending_copies import put_back_pending
+from ckptguard.recover.roll_back import roll_back, verify_pending
+from ckptguard.runs.find_known_good import known_good_candidates
+from ckptguard.runs.history import load_history
+from ckptguard.runs.settings_file import load_settings
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
-from ckptguard.training.durable_skips import updates_left_out
-from ckptguard.training.health import Diagnosis
-from ckptguard.training.policy import RollbackPolicy
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
-from ckptguard.training.rollbacks import Rollbacks
+from ckptguard.training.rollback.rollbacks import Rollbacks
+from ckptguard.training.state.skipped_batches import updates_left_out
+from ckptguard.upkeep.protect import protect_finished
+from ckptguard.values.incident import Details
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
 
 _PROTECT_SECONDS = 60.0
 _RANKS_SECONDS = 3600.0  # rank 0 may have to read back several large checkpoints

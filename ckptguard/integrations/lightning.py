@@ -20,22 +20,22 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from ckptguard.config import Settings
+from ckptguard.decisions.health import Diagnosis
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.incident import Details, Resumed
-from ckptguard.integrations.guarded_io import GuardedIO
 from ckptguard.integrations.guarded_run import GuardedRun, Target
-from ckptguard.operations.load_settings import load_settings
-from ckptguard.training.evidence import Evidence
-from ckptguard.training.health import Diagnosis
-from ckptguard.training.parts import Parts, scale_learning_rate
-from ckptguard.training.policy import RollbackPolicy
+from ckptguard.integrations.lightning_io import GuardedIO
+from ckptguard.runs.settings_file import load_settings
+from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
+from ckptguard.training.content.training_parts import Parts, scale_learning_rate
 from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
-from ckptguard.training.recent import Recent
-from ckptguard.training.rng import capture_rng, restore_rng
-from ckptguard.training.scaler import raise_loss_scale
-from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
-from ckptguard.training.watch import Watch
+from ckptguard.training.signals.incident_evidence import Evidence
+from ckptguard.training.signals.monitor import Watch
+from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.scaler import raise_loss_scale
+from ckptguard.training.state.rng import capture_rng, restore_rng
+from ckptguard.values.incident import Details, Resumed
+from ckptguard.values.settings import Settings
 
 __all__ = ["GuardCallback", "GuardedIO", "fit"]
 

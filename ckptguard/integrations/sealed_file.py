@@ -10,13 +10,13 @@ from typing import Self, cast
 import msgspec
 
 from ckptguard.errors import ChangedWhileReadError
-from ckptguard.manifest import Manifest
-from ckptguard.operations.examine import collect_evidence, manifest_files
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.seal import seal_written
 from ckptguard.records.run import Run
+from ckptguard.runs.listing import find_checkpoint
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.storage.protocol import Entry, Storage
+from ckptguard.values.manifest import Manifest
+from ckptguard.verify.collect_evidence import collect_evidence, manifest_files
+from ckptguard.verify.seal import seal_written
 
 _BLOCK = 64 * 1024**2  # one write of more than 2 GiB is cut short
 

@@ -8,22 +8,22 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ckptguard.config import Settings
+from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.incident import Details, Resumed
 from ckptguard.integrations.guarded_run import GuardedRun, open_guarded
-from ckptguard.integrations.left_out import LeftOut
-from ckptguard.operations.find_known_good import KnownGood, find_known_good
-from ckptguard.operations.roll_back import verify_pending
+from ckptguard.integrations.skipped_updates import LeftOut
 from ckptguard.records.run import Run
+from ckptguard.recover.roll_back import verify_pending
+from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.training.client import ask_known_good
-from ckptguard.training.evidence import Evidence
-from ckptguard.training.health import Diagnosis, Health, Limits, Signal
-from ckptguard.training.incident_log import begin_incident, end_incident
-from ckptguard.training.parts import Parts
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.recent import Recent
-from ckptguard.training.weights import first_non_finite, first_non_finite_state
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.rollback.incident_log import begin_incident, end_incident
+from ckptguard.training.signals.incident_evidence import Evidence
+from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
+from ckptguard.values.incident import Details, Resumed
+from ckptguard.values.settings import Settings
 
 SERIES = "checkpoint-#"
 _log = logging.getLogger("ckptguard")

@@ -18,16 +18,16 @@ from typing import Any
 
 from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
-from ckptguard.config import Settings
+from ckptguard.decisions.health import Diagnosis
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, Target
-from ckptguard.integrations.left_out import LeftOut
+from ckptguard.integrations.skipped_updates import LeftOut
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.training.health import Diagnosis
-from ckptguard.training.parts import scale_learning_rate
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.scaler import raise_loss_scale
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.training.content.training_parts import scale_learning_rate
+from ckptguard.training.signals.scaler import raise_loss_scale
+from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")
 

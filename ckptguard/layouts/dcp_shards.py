@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ckptguard.formats.dcp_chunks import Box, flaw_in_cover, offsets_in
+from ckptguard.formats.dcp.chunks import Box, flaw_in_cover, offsets_in
 from ckptguard.formats.structure import Structure
 from ckptguard.layouts.checkpoint import Checkpoint, Gap
 

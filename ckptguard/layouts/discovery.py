@@ -9,9 +9,9 @@ from ckptguard.layouts.checkpoint import Checkpoint, Folder, Layout
 from ckptguard.layouts.plain_folder import holds_state, is_loose
 from ckptguard.layouts.step_names import counts_steps, is_part, step_from_name
 from ckptguard.layouts.table import LAYOUTS
-from ckptguard.names import RECORDS_FOLDER, is_temporary, series_of
-from ckptguard.patterns import Pattern, choose, is_ignored
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import RECORDS_FOLDER, is_temporary, series_of
+from ckptguard.values.patterns import Pattern, choose, is_ignored
 
 MAX_DEPTH = 3
 FINAL_SERIES = "final"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.names import MAX_STEP
+from ckptguard.values.ids import MAX_STEP
 
 _STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+)", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|epoch|ep|it)[-_=.]?(\d+)", re.IGNORECASE)

@@ -7,7 +7,6 @@ from ckptguard.layouts import (
     dcp,
     deepspeed,
     hf_trainer,
-    hub_cache,
     lightning,
     megatron,
     own,
@@ -15,6 +14,7 @@ from ckptguard.layouts import (
     single_file,
     wenet,
 )
+from ckptguard.layouts import hub_snapshot as hub_cache
 from ckptguard.layouts.checkpoint import Layout
 
 # The first row that accepts a folder or file decides, so the more particular come first.

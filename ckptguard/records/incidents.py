@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.incident import Details, worded
-from ckptguard.record_text import decode_record
 from ckptguard.records.clock import utc_moment
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.values.incident import Details, worded
+from ckptguard.values.record_text import decode_record
 
 FOLDER = "incidents"
 _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json")

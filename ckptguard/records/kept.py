@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.names import is_safe_path, parse_id, record_name, series_folder, series_from_folder
-from ckptguard.record_text import decode_record
-from ckptguard.records.marks import list_marks
+from ckptguard.records.move_marks import list_marks
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.values.ids import is_safe_path, parse_id, record_name, series_folder, series_from_folder
+from ckptguard.values.record_text import decode_record
 
 FOLDER = "kept"
 _ASIDE = ".damaged.json"

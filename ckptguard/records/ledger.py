@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ckptguard.decisions.known_good import Standing, standings, verdict_name
 from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.known_good import Standing, standings, verdict_name
-from ckptguard.names import series_folder, series_from_folder
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.verdict import Verdict, decode_verdict, encode_verdict
+from ckptguard.values.ids import series_folder, series_from_folder
+from ckptguard.values.verdict import Verdict, decode_verdict, encode_verdict
 
 FOLDER = "ledger"
 

@@ -11,10 +11,10 @@ import uuid
 import msgspec
 
 from ckptguard.errors import CouldNotTellError, ObjectExistsError, RecordsError
-from ckptguard.record_text import decode_record
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.storage.redaction import plain_url
+from ckptguard.values.record_text import decode_record
 
 KEY = "lineage.json"
 

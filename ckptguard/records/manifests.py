@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ckptguard.errors import BusyError, ObjectExistsError, RecordsError
-from ckptguard.manifest import Manifest, decode_manifest, encode_manifest
-from ckptguard.names import checkpoint_id, parse_id, record_name, series_folder
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.values.ids import checkpoint_id, parse_id, record_name, series_folder
+from ckptguard.values.manifest import Manifest, decode_manifest, encode_manifest
 
 FOLDER = "manifests"
 

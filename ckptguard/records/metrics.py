@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, RecordsError, SettingsError
-from ckptguard.manifest import split_metrics
-from ckptguard.names import record_name, series_folder
-from ckptguard.record_text import decode_record
 from ckptguard.records.run import Run, create_record, read_record
+from ckptguard.values.ids import record_name, series_folder
+from ckptguard.values.manifest import split_metrics
+from ckptguard.values.record_text import decode_record
 
 _FOLDER = "metrics"
 MOST_METRICS = 1000

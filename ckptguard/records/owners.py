@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from ckptguard.records.presence import this_host
+from ckptguard.records.daemon_record import this_host
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):

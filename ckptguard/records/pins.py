@@ -11,13 +11,13 @@ from typing import Self
 import msgspec
 
 from ckptguard.errors import CkptguardError, CouldNotTellError
-from ckptguard.names import is_temporary, parse_id, record_name, series_folder, series_from_folder
-from ckptguard.record_text import decode_record
 from ckptguard.records.clock import utc_now, utc_text
-from ckptguard.records.moments import Moment, seconds_of, surely_passed, this_moment
+from ckptguard.records.elapsed import Moment, seconds_of, surely_passed, this_moment
+from ckptguard.records.first_seen import seen_for
 from ckptguard.records.owners import Owner, has_ended, is_here, this_process
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.records.sightings import seen_for
+from ckptguard.values.ids import is_temporary, parse_id, record_name, series_folder, series_from_folder
+from ckptguard.values.record_text import decode_record
 
 FOLDER = "pins"
 IN_USE, PINNED = "in use", "pinned"

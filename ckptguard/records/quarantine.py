@@ -7,9 +7,9 @@ from typing import ClassVar
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.record_text import decode_record
-from ckptguard.records.marks import Mark, list_marks, mark_folder, write_once
+from ckptguard.records.move_marks import Mark, list_marks, mark_folder, write_once
 from ckptguard.records.run import Run, read_record
+from ckptguard.values.record_text import decode_record
 
 FOLDER = "quarantine"
 

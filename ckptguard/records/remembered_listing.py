@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ckptguard.errors import StorageError
-from ckptguard.records.listed import FOLDERS, ListedSteps, list_steps
+from ckptguard.records.names_by_step import FOLDERS, ListedSteps, list_steps
 from ckptguard.records.run import Run
 
 _QUIET = 3.0  # seconds: more than the two within which a folder's changes may have the same time

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
-from ckptguard.names import RECORDS_FOLDER, escape
-from ckptguard.patterns import Pattern
-from ckptguard.record_text import decode_record
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import translated
 from ckptguard.storage.redaction import plain_url
+from ckptguard.values.ids import RECORDS_FOLDER, escape
+from ckptguard.values.patterns import Pattern
+from ckptguard.values.record_text import decode_record
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries

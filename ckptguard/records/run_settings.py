@@ -7,9 +7,9 @@ import re
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.names import parse_id, record_name, series_folder
-from ckptguard.record_text import decode_record
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.values.ids import parse_id, record_name, series_folder
+from ckptguard.values.record_text import decode_record
 
 _FOLDER = "settings"
 _REFERENCE = "reference"

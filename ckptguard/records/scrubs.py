@@ -9,8 +9,8 @@ import re
 import msgspec
 
 from ckptguard.errors import CouldNotTellError, ObjectExistsError
-from ckptguard.names import parse_id, record_name, series_folder, series_from_folder
 from ckptguard.records.run import Run, create_record, list_records
+from ckptguard.values.ids import parse_id, record_name, series_folder, series_from_folder
 
 FOLDER = "scrubs"
 IN_PLACE, KEPT = "place", "kept"

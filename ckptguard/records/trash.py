@@ -7,10 +7,10 @@ from typing import ClassVar
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, RecordsError
-from ckptguard.names import checkpoint_id, parse_id
-from ckptguard.record_text import decode_record
-from ckptguard.records.marks import Mark, list_marks, mark_folder, write_once
+from ckptguard.records.move_marks import Mark, list_marks, mark_folder, write_once
 from ckptguard.records.run import Run, list_records, read_record
+from ckptguard.values.ids import checkpoint_id, parse_id
+from ckptguard.values.record_text import decode_record
 
 FOLDER = "trash"
 MOVED, MARKED = "moved", "marked"

@@ -1,4 +1,4 @@
-"""Where the work of a scan runs: in the caller's thread, or in several. (Processes: `ckptguard.scan.processes`.)"""
+"""Where the work of a scan runs: in the caller's thread or in several (`scan/process/` has processes)."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, wait
 from blake3 import blake3
 
 from ckptguard.scan.executors import executor_of, workers_of
-from ckptguard.scan.lane import BLOCK
 from ckptguard.scan.one_file import FileScanner, Stopped, raise_first
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.result import Scan, ScannedFile
+from ckptguard.scan.thread_buffers import BLOCK
 from ckptguard.storage.protocol import Storage
 
 

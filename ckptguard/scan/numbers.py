@@ -13,7 +13,7 @@ import numpy as np
 
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.scan.result import Numbers
-from ckptguard.scan.squares import FEW, Decode, SquareSum, rms_of
+from ckptguard.scan.rms_sample import FEW, Decode, SquareSum, rms_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,19 +14,19 @@ import msgspec
 from blake3 import blake3
 
 from ckptguard.errors import WorkerError
-from ckptguard.names import escape
+from ckptguard.scan.byte_pass import Pass, numbers_of, problems_of
 from ckptguard.scan.digest_names import new_hasher
 from ckptguard.scan.executors import executor_of
-from ckptguard.scan.lane import BLOCK, REMOTE_BLOCK, Lane
 from ckptguard.scan.options import Progress, ScanOptions
-from ckptguard.scan.pass_over import Pass, numbers_of, problems_of
 from ckptguard.scan.plan import Part, Plan, parts_of, plan_of
 from ckptguard.scan.rate import Rate
 from ckptguard.scan.result import ScannedFile
 from ckptguard.scan.structures import Structures
-from ckptguard.scan.views import numbers_of_views
+from ckptguard.scan.thread_buffers import BLOCK, REMOTE_BLOCK, Lane
+from ckptguard.scan.view_numbers import numbers_of_views
 from ckptguard.storage.protocol import Reader, Storage
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
+from ckptguard.values.ids import escape
 
 LEAST_PART = 8 << 20  # less than that is not worth another thread
 _PARTS_EACH = 4  # parts for each thread: spans differ in size

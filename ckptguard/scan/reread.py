@@ -8,9 +8,9 @@ import time
 import msgspec
 
 from ckptguard.errors import ObjectMissingError, RecordsError
-from ckptguard.manifest import File
-from ckptguard.scan.read_through import Pace, read_through
+from ckptguard.scan.paced_reader import Pace, read_through
 from ckptguard.storage.protocol import Storage
+from ckptguard.values.manifest import File
 
 _REMOTE_BLOCK = 8 << 20  # each is one request
 _LOOK = 5.0  # seconds between two looks whether the file is still there: an open one keeps its space when removed
@@ -46,8 +46,8 @@ def reread(storage: Storage, key: str, sealed: File, pace: Pace | None = None, *
 def read_back(storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False) -> Wrong | None:
     """The same of a file that is there; else ObjectMissingError, and DeniedError for what is no regular file."""
     # Not above: a daemon that reads nothing again needs none of it.
-    from ckptguard.scan.lane import BLOCK
     from ckptguard.scan.sealed_stream import SealedStream
+    from ckptguard.scan.thread_buffers import BLOCK
 
     with storage.open(key) as reader:
         size = reader.entry.size

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import msgspec
 
-from ckptguard.config import Settings
 from ckptguard.scan.options import Progress, Scanner, ScanOptions
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
+from ckptguard.values.settings import Settings
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def scanner_of(settings: Settings) -> Iterator[Scanner]:
     """A scanner in this thread, in threads, or in limited processes that end with the context; all find the same."""
     if settings.executor == "processes":
         from ckptguard.scan.executors import workers_of
-        from ckptguard.scan.processes import ProcessScanner
+        from ckptguard.scan.process.process_scanner import ProcessScanner
 
         workers = workers_of(settings.workers)
         with ProcessScanner(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from blake3 import blake3
 
 from ckptguard.errors import RecordsError
-from ckptguard.manifest import File
+from ckptguard.values.manifest import File
 
 
 class SealedStream:

@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from ckptguard.errors import NotFoundError, ObjectMissingError
-from ckptguard.names import escape
 from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.redaction import refuse_secrets
+from ckptguard.values.ids import escape
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
@@ -69,6 +69,6 @@ def _opened(place: str, retries: Retries | None) -> Storage:
 
         retries = retries if retries is not None else Retries()
         return RetryingStorage(open_remote(place, retries), retries)
-    from ckptguard.storage.local import LocalStorage
+    from ckptguard.storage.local.local_storage import LocalStorage
 
     return LocalStorage(place)

@@ -16,9 +16,9 @@ from ckptguard.errors import (
     StorageFullError,
     TransientError,
 )
-from ckptguard.names import escape
 from ckptguard.storage.options import known_secrets
 from ckptguard.storage.redaction import redacted
+from ckptguard.values.ids import escape
 
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptguard.errors import DeniedError
-from ckptguard.names import escape
+from ckptguard.values.ids import escape
 
 
 def is_encodable(name: str) -> bool:

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from ckptguard.errors import SettingsError
-from ckptguard.names import escape
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.options import known_secrets, options_for
-from ckptguard.storage.parts import protocols
 from ckptguard.storage.protocol import Storage
 from ckptguard.storage.redaction import redacted
-from ckptguard.storage.remote import RemoteStorage
+from ckptguard.storage.remote.multipart import protocols
+from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retries import Retries
+from ckptguard.values.ids import escape
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def open_remote(url: str, retries: Retries | None = None) -> Storage:
     """The storage behind an fsspec URL; SettingsError when no installed file system opens it."""
     protocol = url.partition(":")[0]
     if protocol in ("sftp", "ssh"):
-        from ckptguard.storage.sftp import SftpStorage
+        from ckptguard.storage.sftp.sftp_storage import SftpStorage
 
         return SftpStorage(url, functools.partial(_connect_sftp, url))
     return RemoteStorage(url, functools.partial(_connect, url), retries)

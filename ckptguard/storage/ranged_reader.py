@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Self
 
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, TransientError
-from ckptguard.names import escape
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import escape
 
 
 class RangedReader(ABC):

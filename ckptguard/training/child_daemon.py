@@ -12,10 +12,10 @@ import sys
 
 import msgspec
 
-from ckptguard.config import ENVIRONMENT_PREFIX, Settings
-from ckptguard.operations.runtime_folder import private_runtime_folder
 from ckptguard.records.run import Run
+from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.training.client import is_alive
+from ckptguard.values.settings import ENVIRONMENT_PREFIX, Settings
 
 _log = logging.getLogger("ckptguard")
 # What torchrun sets: the daemon is no rank.

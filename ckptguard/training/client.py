@@ -15,9 +15,9 @@ import time
 from typing import Any
 from urllib.parse import urlencode
 
-from ckptguard.names import parse_id
-from ckptguard.records.presence import read_daemon_record, this_host
+from ckptguard.records.daemon_record import read_daemon_record, this_host
 from ckptguard.records.run import Run
+from ckptguard.values.ids import parse_id
 
 LONGEST_ANSWER = 1 << 20  # bytes
 _log = logging.getLogger("ckptguard")

@@ -7,33 +7,33 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from ckptguard.config import Settings
+from ckptguard.decisions.health import Diagnosis
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
-from ckptguard.names import MAX_STEP
-from ckptguard.operations.load_settings import load_settings, with_replicas
 from ckptguard.records.metrics import checked_metrics
 from ckptguard.records.run import begin_run
+from ckptguard.runs.settings_file import load_settings, with_replicas
 from ckptguard.storage.options import use_options
-from ckptguard.training.background_save import EXIT_SECONDS
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
+from ckptguard.training.choose_store import store_for
 from ckptguard.training.client import ask_known_good
-from ckptguard.training.durable_skips import Drawn
-from ckptguard.training.evidence import Evidence
-from ckptguard.training.health import Diagnosis
-from ckptguard.training.incident_log import begin_incident, end_incident
-from ckptguard.training.leading import go_back_together
-from ckptguard.training.only_guard import OnlyGuard
-from ckptguard.training.parts import Parts
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.probe import Probe
-from ckptguard.training.progress import Progress
+from ckptguard.training.content.training_parts import Parts
 from ckptguard.training.ranks import agree, ranks_of_training, together
-from ckptguard.training.resuming import load_checked, resumed_from
-from ckptguard.training.rollbacks import Rollbacks
-from ckptguard.training.saving import Saving
-from ckptguard.training.stores import Store
-from ckptguard.training.watch import Watch
-from ckptguard.training.which_store import store_for
+from ckptguard.training.rollback.incident_log import begin_incident, end_incident
+from ckptguard.training.rollback.lead_and_follow import go_back_together
+from ckptguard.training.rollback.resume import load_checked, resumed_from
+from ckptguard.training.rollback.rollbacks import Rollbacks
+from ckptguard.training.rollback.trial_batch import Probe
+from ckptguard.training.saving.background_save import EXIT_SECONDS
+from ckptguard.training.saving.saving import Saving
+from ckptguard.training.saving.stores import Store
+from ckptguard.training.signals.incident_evidence import Evidence
+from ckptguard.training.signals.monitor import Watch
+from ckptguard.training.single_guard import OnlyGuard
+from ckptguard.training.state.progress import Progress
+from ckptguard.training.state.skipped_batches import Drawn
+from ckptguard.values.ids import MAX_STEP
+from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptguard.config import Settings
 from ckptguard.errors import CouldNotTellError, RefusedError
-from ckptguard.names import escape
-from ckptguard.operations.load_settings import load_settings
-from ckptguard.operations.report import Report
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Finding, Outcome, Severity
+from ckptguard.runs.results import Report
+from ckptguard.runs.settings_file import load_settings
+from ckptguard.values.ids import escape
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Finding, Outcome, Severity
+from ckptguard.verify.target import verify_target
 
 _SHOWN = 3
 _SERIOUS = (Severity.ERROR, Severity.SICKNESS)

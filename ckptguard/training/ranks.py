@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ckptguard.decisions.health import Diagnosis
 from ckptguard.errors import CkptguardError, RanksError
-from ckptguard.training.health import Diagnosis
 
 _TIMEOUT = 600.0
 _log = logging.getLogger("ckptguard")

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
-from ckptguard.names import escape
-from ckptguard.operations.load_settings import load_settings
+from ckptguard.runs.settings_file import load_settings
+from ckptguard.values.ids import escape
 from ckptguard.version import __version__
 from ckptguard_daemon.log import start_logging
 from ckptguard_daemon.settings import distinct_urls

@@ -17,17 +17,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError, SettingsError
+from ckptguard.incidents.events import incident_event
+from ckptguard.incidents.notify import Hooks
+from ckptguard.inspect.list_states import survey, without_verdict
 from ckptguard.layouts import Checkpoint
-from ckptguard.names import MAX_STEP, is_safe_path
-from ckptguard.operations.find_known_good import KnownGood, find_known_good
-from ckptguard.operations.hooks import Hooks
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.news import incident_event
-from ckptguard.operations.reconcile import Waiting
-from ckptguard.operations.survey import survey, without_verdict
+from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
-from ckptguard.records.presence import DaemonRecord
 from ckptguard.records.run import Run
+from ckptguard.runs.find_known_good import KnownGood, find_known_good
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Waiting
+from ckptguard.values.ids import MAX_STEP, is_safe_path
 from ckptguard_daemon import documents
 from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.log import log

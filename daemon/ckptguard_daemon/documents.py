@@ -19,11 +19,11 @@ from ckptguard.errors import (
     RefusedError,
     SettingsError,
 )
-from ckptguard.operations.find_known_good import KnownGood
-from ckptguard.operations.survey import CheckpointState
+from ckptguard.inspect.list_states import CheckpointState
 from ckptguard.records.clock import utc_text
+from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import Incident
-from ckptguard.records.presence import DaemonRecord
+from ckptguard.runs.find_known_good import KnownGood
 from ckptguard.version import __version__
 from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.scrub_state import PlaceAt, ScrubState

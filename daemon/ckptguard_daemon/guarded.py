@@ -6,23 +6,23 @@ import contextlib
 import threading
 import time
 
-from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, NotFoundError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.hooks import Hooks
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.news import Known, known_outcomes, news_in, reason_of, verdict_event
-from ckptguard.operations.reconcile import Pass, Watch, reconcile
-from ckptguard.operations.record_bad_save import record_bad_save
-from ckptguard.operations.replicate import Replica
-from ckptguard.operations.report import Checked
-from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.incidents.notify import Hooks
+from ckptguard.incidents.record_bad_save import record_bad_save
 from ckptguard.records.clock import utc_now
-from ckptguard.records.presence import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
+from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
 from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import Run, open_run
+from ckptguard.replicas.replicate import Replica
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.runs.results import Checked
 from ckptguard.scan import Scanner
-from ckptguard.verdict import Outcome
+from ckptguard.upkeep.reconcile import Pass, Watch, reconcile
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 from ckptguard_daemon.log import log
 from ckptguard_daemon.scrub_state import ScrubState
 

@@ -10,8 +10,8 @@ import warnings
 
 import msgspec
 
-from ckptguard.names import escape
 from ckptguard.records.clock import utc_now
+from ckptguard.values.ids import escape
 
 _LOG = logging.getLogger("ckptguard_daemon")
 _FIELDS = "ckptguard_fields"

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError, StoppedError
-from ckptguard.operations.hooks import Hooks
-from ckptguard.operations.news import replica_event
-from ckptguard.operations.prune import prune
-from ckptguard.operations.replicate import Replica, open_replica, replica_urls, replicate
+from ckptguard.incidents.events import replica_event
+from ckptguard.incidents.notify import Hooks
 from ckptguard.records.run import Run, open_run
-from ckptguard.retention_policy import parse_span
-from ckptguard.scan.stand_back import stand_back
+from ckptguard.replicas.replicate import Replica, open_replica, replica_urls, replicate
+from ckptguard.retention.prune import prune
+from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.values.retention_policy import parse_span
+from ckptguard.values.settings import Settings
 from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.log import log
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError
+from ckptguard.incidents.notify import Hooks
 from ckptguard.layouts import Checkpoint
-from ckptguard.operations.hooks import Hooks
-from ckptguard.operations.scrub import Reread, Scrubbed, Watcher, scrub
-from ckptguard.operations.scrub_plan import Due
 from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import Where
+from ckptguard.repair.scrub import Reread, Scrubbed, Watcher, scrub
+from ckptguard.repair.scrub_plan import Due
+from ckptguard.scan.process.low_priority import stand_back
 from ckptguard.scan.reread import ReadingStopped
-from ckptguard.scan.stand_back import stand_back
+from ckptguard.values.settings import Settings
 from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.scrub_state import PlaceAt, ScrubState

@@ -7,15 +7,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError
-from ckptguard.operations.hooks import COMMAND_SECONDS, Hooks
-from ckptguard.operations.survey import survey
+from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.clock import utc_now
-from ckptguard.records.presence import DaemonRecord, this_host
+from ckptguard.records.daemon_record import DaemonRecord, this_host
 from ckptguard.records.run import open_run
-from ckptguard.scan.processes import ProcessScanner
-from ckptguard.verdict import Outcome
+from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.guarded import GuardedRun

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptguard.config import Settings
 from ckptguard.errors import SettingsError
 from ckptguard.storage import normalise_url
+from ckptguard.values.settings import Settings
 
 
 def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from watchdog.events import FileSystemEvent, FileSystemEventHandler
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from ckptguard.names import RECORDS_FOLDER
+from ckptguard.values.ids import RECORDS_FOLDER
 from ckptguard_daemon.log import log
 
 # Opening and closing without writing is what we do ourselves while we verify.

@@ -7,11 +7,11 @@ import time
 
 import torch
 
-from ckptguard.training.health import Signal
-from ckptguard.training.parts import Parts
-from ckptguard.training.recent import Recent
-from ckptguard.training.sick_tensors import sick_tensors
-from ckptguard.training.weights import first_non_finite
+from ckptguard.decisions.health import Signal
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.sick_tensors import sick_tensors
+from ckptguard.training.signals.weights import first_non_finite
 
 
 def seconds(work, times):

@@ -16,12 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckptguard.config import Settings
-from ckptguard.operations.keep import keep_checkpoint, release
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.operations.locking import run_lock
-from ckptguard.operations.own_bytes import own_bytes
+from ckptguard.keep.copies import keep_checkpoint, release
+from ckptguard.keep.copy_cost import own_bytes
 from ckptguard.records.run import open_run
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.runs.lock import run_lock
+from ckptguard.values.settings import Settings
 
 BLOCK = 8 << 20
 

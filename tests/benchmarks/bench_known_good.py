@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ckptguard.config import Settings
-from ckptguard.manifest import decode_manifest, encode_manifest
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.records.run import open_run
-from ckptguard.storage.local import LocalStorage
-from ckptguard.verdict import decode_verdict, encode_verdict
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.manifest import decode_manifest, encode_manifest
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import decode_verdict, encode_verdict
 
 sys.path[:0] = [str(Path(__file__).parent.parent / "faults")]
 

@@ -25,15 +25,15 @@ from blake3 import blake3
 from safetensors.torch import load_file
 
 import ckptguard
-from ckptguard.config import Settings
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.storage import open_storage
-from ckptguard.training.own_layout import read_checkpoint
-from ckptguard.training.parts import Parts
-from ckptguard.training.safetensors_file import read_file, write_file
-from ckptguard.training.tensor_bytes import threads_for_memory, view_of
+from ckptguard.training.content.safetensors_file import read_file, write_file
+from ckptguard.training.content.tensor_bytes import threads_for_memory, view_of
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.saving.own_layout import read_checkpoint
+from ckptguard.values.settings import Settings
+from ckptguard.verify.target import verify_target
 
 Ways = dict[str, Callable[[], object]]
 

@@ -34,7 +34,7 @@ dcp.save(state, checkpoint_id=f"{folder}/dcp", no_dist=True)
 MEASURE = """
 import json, resource, sys, time
 from ckptguard.scan.structures import Structures
-from ckptguard.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
+from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
 folder, names, runs = sys.argv[1], sys.argv[3:], int(sys.argv[2])

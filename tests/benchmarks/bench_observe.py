@@ -20,7 +20,7 @@ import time
 import torch
 
 import ckptguard
-from ckptguard.config import Settings
+from ckptguard.values.settings import Settings
 
 STEP = 0.010
 BLOCK = 500

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import fsspec
 import numpy as np
 
-from ckptguard.config import Settings
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
+from ckptguard.replicas.replicate import replicate
+from ckptguard.runs.listing import list_checkpoints
 from ckptguard.storage.options import use_options
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.settings import Settings
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 if TYPE_CHECKING:
     from servers.s3 import S3Server

@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckptguard.config import Settings
-from ckptguard.operations.scrub import scrub
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.run import open_run
+from ckptguard.repair.scrub import scrub
+from ckptguard.values.settings import Settings
+from ckptguard.verify.target import verify_target
 
 CHUNK = 8 << 20
 FILES = 5

@@ -7,11 +7,11 @@ import pytest
 from fixtures_runs import QUICK
 from forked import HUGGING_FACE, TORCH, Forked
 
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 CASES = Path(__file__).resolve().parents[2] / "examples" / "cases"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]

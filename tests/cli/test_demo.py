@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ckptguard.config import Settings
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.list_states import survey
+from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.incidents import list_incidents
-from ckptguard.records.presence import read_daemon_record
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 # On a busy machine the fixture, which is the demo itself, takes longer than a test may.
 pytestmark = pytest.mark.timeout(300)

@@ -11,11 +11,11 @@ from fixtures_runs import QUICK, state_dict, write_torch
 
 from ckptguard.cli import documents
 from ckptguard.cli.entry import COMMANDS
-from ckptguard.incident import Details, Resumed, Sample, Training
-from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
-from ckptguard.records.presence import DaemonRecord, write_daemon_record
 from ckptguard.records.run import open_run
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.incident import Details, Resumed, Sample, Training
 
 TEXT = (Path(documents.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)

@@ -8,7 +8,7 @@ import pytest
 from fixtures_runs import write_torch
 
 from ckptguard.cli.entry import COMMANDS
-from ckptguard.operations import replica_places
+from ckptguard.replicas import find_replicas as replica_places
 
 
 def test_help_imports_no_heavy_module(process):

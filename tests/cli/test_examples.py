@@ -12,8 +12,8 @@ from fixtures_runs import write_sharded
 from forked import HUGGING_FACE, Forked
 from hub_caches import Hub, flip, sharded_files
 
-from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -8,7 +8,7 @@ import pytest
 from ckptguard import errors
 from ckptguard.cli.entry import COMMANDS
 from ckptguard.cli.exit_codes import MEANINGS, ExitCode, of_error, of_outcomes
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 G, B, S, I, P = Outcome.GOOD, Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE, Outcome.PENDING  # noqa: E741

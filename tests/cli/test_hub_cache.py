@@ -9,8 +9,8 @@ import pytest
 from hub_caches import COMMIT, LATER, Hub, flip, git_sha1, sharded_files
 
 from ckptguard.cli.progress import bytes_below
-from ckptguard.config import Settings
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.values.settings import Settings
+from ckptguard.verify.target import verify_target
 
 SHARD = "model-00002-of-00003.safetensors"
 REPOSITORY = "models--org--tiny"

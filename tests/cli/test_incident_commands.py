@@ -6,9 +6,9 @@ import pytest
 import torch
 from fixtures_runs import state_dict
 
-from ckptguard.incident import Details, Sample, Training
 from ckptguard.records.incidents import open_incident, update_incident
 from ckptguard.records.run import open_run
+from ckptguard.values.incident import Details, Sample, Training
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import os
 import pytest
 from fixtures_runs import QUICK, write_torch
 
-from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.records.run import open_run
+from ckptguard.upkeep.reconcile import Watch, reconcile
 
 
 def steps(documents):

@@ -7,10 +7,10 @@ import pytest
 import torch
 from fixtures_runs import state_dict, write_torch
 
-from ckptguard.operations.history import load_history
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Finding, Outcome, Severity
+from ckptguard.runs.history import load_history
+from ckptguard.values.verdict import Finding, Outcome, Severity
 
 
 def test_known_good_prints_the_path_alone(invoke, verified):

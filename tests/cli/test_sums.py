@@ -9,8 +9,8 @@ import pytest
 import torch
 from fixtures_runs import state_dict, write_safetensors, write_torch
 
-from ckptguard.operations.check_sums import parse_check_sums
-from ckptguard.operations.sums import check_line
+from ckptguard.inspect.sums import check_line
+from ckptguard.verify.checksum_files import parse_check_sums
 
 needs_md5sum = pytest.mark.skipif(shutil.which("md5sum") is None, reason="needs GNU coreutils")
 

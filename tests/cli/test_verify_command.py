@@ -11,7 +11,8 @@ import torch
 from fixtures_runs import save_file, state_dict, write_safetensors, write_torch
 
 from ckptguard.errors import DeniedError, StorageError
-from ckptguard.operations import verify, verify_target
+from ckptguard.verify import checkpoint as verify
+from ckptguard.verify import target as verify_target
 
 CONTRACT = ["path", "series", "layout", "step", "id", "outcome", "digest_origin", "bytes", "seconds", "findings"]
 FINDING = ["check", "severity", "file", "tensor", "count", "expected", "found", "message"]

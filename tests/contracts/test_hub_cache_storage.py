@@ -13,7 +13,7 @@ from storage_contract import StorageContract
 
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError
 from ckptguard.storage import Storage
-from ckptguard.storage.hub_cache import HubCacheStorage, blob_of
+from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
 
 SNAPSHOT = f"models--org--tiny/snapshots/{COMMIT}"
 SHARD = f"{SNAPSHOT}/model-00001-of-00003.safetensors"

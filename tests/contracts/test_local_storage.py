@@ -18,7 +18,9 @@ from ckptguard.errors import (
     StorageError,
     StorageFullError,
 )
-from ckptguard.storage import Storage, local_writes, open_storage, system_calls
+from ckptguard.storage import Storage, open_storage
+from ckptguard.storage.local import system_calls
+from ckptguard.storage.local import writes as local_writes
 
 
 class TestLocalStorage(StorageContract):

@@ -17,8 +17,8 @@ from ckptguard.errors import (
     StorageError,
 )
 from ckptguard.storage import Storage, normalise_url, open_storage
-from ckptguard.storage.local import LocalStorage
-from ckptguard.storage.remote import RemoteStorage
+from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retrying import RetryingStorage
 
 

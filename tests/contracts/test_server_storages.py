@@ -23,7 +23,7 @@ from storage_contract import StorageContract
 from ckptguard.errors import DeniedError, NotFoundError, ObjectMissingError, TransientError
 from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.retrying import RetryingStorage
-from ckptguard.storage.sftp import SftpStorage
+from ckptguard.storage.sftp.sftp_storage import SftpStorage
 
 # aiohttp would like large bodies as streams, and gcsfs and adlfs hand over bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")

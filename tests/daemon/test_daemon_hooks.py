@@ -18,9 +18,9 @@ from ckptguard_daemon.log import log
 from daemon_process import Starter, flip_bit, save, until
 from test_daemon_answers import assert_like, example
 
-from ckptguard.config import Settings
-from ckptguard.operations import hooks
-from ckptguard.operations.hooks import Hooks
+from ckptguard.incidents import notify as hooks
+from ckptguard.incidents.notify import Hooks
+from ckptguard.values.settings import Settings
 
 TELL = "import sys; open({path!r}, 'a').write(sys.stdin.read())"
 

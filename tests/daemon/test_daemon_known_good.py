@@ -29,15 +29,15 @@ from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.service import run_id_of
 from ckptguard_daemon.waiting import Passes
 
-from ckptguard.config import Settings
-from ckptguard.operations.history import load_history
-from ckptguard.operations.hooks import Hooks
+from ckptguard.incidents.notify import Hooks
+from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.presence import DaemonRecord
 from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import open_run
+from ckptguard.runs.history import load_history
 from ckptguard.scan import scan_files
-from ckptguard.verdict import Outcome
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 
 QUIET = 3.2  # seconds; names are remembered after 3
 SERIES = "net-#.safetensors"

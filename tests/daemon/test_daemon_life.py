@@ -17,10 +17,10 @@ import pytest
 from ckptguard_daemon.service import run_once
 from daemon_process import PATIENCE, DaemonProcess, Starter, flip_bit, save, until, was_asked
 
-from ckptguard.config import Settings
-from ckptguard.operations.survey import survey
-from ckptguard.records.presence import read_daemon_record
+from ckptguard.inspect.list_states import survey
+from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.run import open_run
+from ckptguard.values.settings import Settings
 
 
 def once(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:

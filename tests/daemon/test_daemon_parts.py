@@ -23,10 +23,10 @@ from ckptguard_daemon.settings import distinct_urls
 from ckptguard_daemon.watcher import Watcher
 from daemon_process import save, until
 
-from ckptguard.config import Settings
 from ckptguard.errors import BusyError, SettingsError
-from ckptguard.operations.load_settings import load_settings
-from ckptguard.verdict import Outcome
+from ckptguard.runs.settings_file import load_settings
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 
 # watchdog warns whenever a folder is made while it looks at the one above.
 pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")

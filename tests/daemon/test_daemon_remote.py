@@ -13,9 +13,9 @@ from servers.fixtures import S3_BUCKETS
 from servers.s3 import S3Server
 
 import ckptguard
-from ckptguard.config import Settings
-from ckptguard.operations.history import load_history
 from ckptguard.records.run import list_records, open_run, read_record
+from ckptguard.runs.history import load_history
+from ckptguard.values.settings import Settings
 
 
 def test_saves_on_a_store_are_found_read_back_and_judged_and_no_secret_gets_out(

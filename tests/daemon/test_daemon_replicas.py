@@ -10,8 +10,8 @@ from typing import Any
 from daemon_process import DaemonProcess, Starter, flip_bit, request, save, until
 from test_daemon_hooks import command, told, toml
 
-from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
 
 
 def replicas_of(daemon: DaemonProcess) -> list[dict[str, Any]]:

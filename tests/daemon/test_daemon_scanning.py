@@ -18,11 +18,12 @@ from daemon_process import Starter, save, until, was_asked
 
 from ckptguard.errors import ObjectMissingError, WorkerError
 from ckptguard.formats.structure import Leaf
-from ckptguard.scan import ScanOptions, scan_files, worker, worker_process
-from ckptguard.scan.frames import PREFIX, Answer
-from ckptguard.scan.processes import ProcessScanner
+from ckptguard.scan import ScanOptions, scan_files
+from ckptguard.scan.process import worker, worker_process
+from ckptguard.scan.process.messages import PREFIX, Answer
+from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.scan.process.worker_process import scrubbed
 from ckptguard.scan.result import Scan
-from ckptguard.scan.worker_process import scrubbed
 from ckptguard.storage import Storage, open_storage
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from daemon_process import DaemonProcess
 
-from ckptguard.config import Settings
-from ckptguard.operations.restore import restore
-from ckptguard.operations.survey import survey
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

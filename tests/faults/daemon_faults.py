@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptguard.errors import CkptguardError
-from ckptguard.records.presence import DaemonRecord, this_host, write_daemon_record
+from ckptguard.records.daemon_record import DaemonRecord, this_host, write_daemon_record
 from ckptguard.records.run import open_run
 from ckptguard.training.client import is_alive
 

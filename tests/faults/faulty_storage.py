@@ -23,7 +23,7 @@ import ckptguard.storage
 from ckptguard.errors import ObjectMissingError, StorageError, TransientError
 from ckptguard.storage import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.failures import storage_error
-from ckptguard.storage.local import LocalStorage
+from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.opening import open_remote
 from ckptguard.storage.retries import Retries
 from ckptguard.storage.retrying import RetryingStorage

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from ckptguard.records.owners import Owner, this_process
-from ckptguard.storage.remote import RemoteStorage
+from ckptguard.storage.remote.remote_storage import RemoteStorage
 
 CALLS = ("list", "stat", "open", "create", "upload", "copy", "move", "remove")
 

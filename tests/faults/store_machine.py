@@ -41,23 +41,23 @@ from tiny_run import (
 )
 
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RefusedError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.pin import pin, unpin
-from ckptguard.operations.present import look
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.repair import repair
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.scrub import Watcher, scrub
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records import pins
 from ckptguard.records.run import open_run
-from ckptguard.retention_policy import Policy
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.replicas.replicate import replicate
+from ckptguard.retention.inventory import look
+from ckptguard.retention.pin import pin, unpin
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 STEPS = st.sampled_from(ALL)
 POLICIES = st.builds(

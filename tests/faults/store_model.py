@@ -9,12 +9,12 @@ from typing import Any
 from blake3 import blake3
 from tiny_run import SERIES, TINY, Content, candidates, files_below, name_of
 
-from ckptguard.manifest import Manifest
-from ckptguard.operations.history import History, load_history
-from ckptguard.operations.present import look
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.retention.inventory import look
+from ckptguard.runs.history import History, load_history
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Outcome
 
 Key = tuple[int, int]
 ALL = range(100, 1000, 100)

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from tiny_run import TINY, Content, forget, inline, name_of, rot, save
 
-from ckptguard.operations.listing import find_checkpoint, select_checkpoint
-from ckptguard.operations.pin import pin
-from ckptguard.operations.protect import protect_finished
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.repair import repair
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.scrub import Watcher, scrub
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import Run, open_run
-from ckptguard.retention_policy import Policy
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.replicas.replicate import replicate
+from ckptguard.retention.pin import pin
+from ckptguard.retention.prune import prune
+from ckptguard.runs.listing import find_checkpoint, select_checkpoint
+from ckptguard.upkeep.protect import protect_finished
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 LAST = Policy(keep_last=2, keep_good=2)
 GRACE = 86400.0

@@ -29,13 +29,13 @@ from torch.distributed.checkpoint.state_dict import (
 from training_faults import SAVE_EVERY, TOTAL, Scaler, damage, saves
 
 import ckptguard
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
 from ckptguard.training.ranks import GlooRanks
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=False)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from fixtures_runs import QUICK, save_file
 
-from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome, Severity
 
 COUNT = 500 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 60
 PER_RUN = 5

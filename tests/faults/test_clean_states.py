@@ -17,8 +17,8 @@ from fixtures_runs import QUICK, save_file
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.target import verify_target
 
 EXAMPLES = 2000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 60
 

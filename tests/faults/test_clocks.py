@@ -12,19 +12,20 @@ from unittest import mock
 import pytest
 from tiny_run import SERIES, TINY, inline, name_of, save
 
-from ckptguard.operations import collect_aside
-from ckptguard.operations.collect import collect_leftovers
-from ckptguard.operations.listing import select_checkpoint
-from ckptguard.operations.pin import pin
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.repair_files import cut_short
-from ckptguard.records import moments, owners, pins
+from ckptguard.records import elapsed as moments
+from ckptguard.records import owners, pins
 from ckptguard.records.pins import IN_USE, LONGEST_USE, pin_checkpoint, pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
-from ckptguard.retention_policy import Policy
-from ckptguard.storage.local_writes import shown_as_written
+from ckptguard.repair.replace_files import cut_short
+from ckptguard.retention import expire_trash as collect_aside
+from ckptguard.retention.pin import pin
+from ckptguard.retention.prune import prune
+from ckptguard.runs.listing import select_checkpoint
+from ckptguard.storage.local.writes import shown_as_written
+from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
 
 YEAR = 365 * 86400.0
 DAY = 86400.0
@@ -213,7 +214,7 @@ def test_pins_of_another_machine_hold_until_their_time(run, wrong, elsewhere, da
 def test_a_save_that_is_being_written_is_no_leftover(run, wrong):
     """The folder of a save of our own layout, however old its files seem to be."""
     if run.storage.root is None:
-        return  # there it has a claim, see records/claims.py
+        return  # there it has a claim, see records/write_claims.py
     folder = Path(run.storage.root, "tmp-step-000000500-0123abcd")
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"being written")

@@ -14,10 +14,10 @@ import pytest
 from store_operations import OPERATIONS, build
 from tiny_run import TINY, candidates, clone, cycle, files_below, inline, leftovers, name_of
 
-from ckptguard.operations.history import load_history
-from ckptguard.operations.restore import restore
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.runs.history import load_history
+from ckptguard.values.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 TIMES = 20 if FULL else 1
@@ -51,7 +51,7 @@ def killed_at(name, real, left, after, told):
                 os.kill(os.getpid(), signal.SIGKILL)
     return call
 
-import ckptguard.storage.local_writes as writes
+import ckptguard.storage.local.writes as writes
 assert "torch" not in sys.modules
 for line in sys.stdin:
     name, number, when, url, replica, dest = line.rstrip("\\n").split("\\t")

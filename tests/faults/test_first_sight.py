@@ -8,10 +8,10 @@ import pytest
 import torch
 from fixtures_runs import QUICK, save_file, state_dict, write_sharded, write_torch
 
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 def small(seed, count, size):

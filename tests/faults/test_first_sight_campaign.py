@@ -12,12 +12,12 @@ from damage import KINDS, Hit, applies
 from fixtures_layouts import WRITERS
 from fixtures_runs import QUICK
 
-from ckptguard.manifest import Manifest
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 SEEDS = 20 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 1
 STATE = ("model", "optimizer", "ema")

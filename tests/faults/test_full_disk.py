@@ -10,11 +10,11 @@ from fixtures_runs import QUICK, write_torch
 
 import ckptguard
 from ckptguard.errors import StorageFullError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
 from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
 
 COPIES = QUICK.changed(keep="copy")
 

@@ -8,13 +8,13 @@ from fixtures_runs import QUICK
 from training_faults import FullDisk
 
 import ckptguard
-from ckptguard.operations.survey import survey
+from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.going_back import Loaded
-from ckptguard.training.owed import Owed
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.verdict import Outcome
+from ckptguard.training.rollback.load_known_good import Loaded
+from ckptguard.training.rollback.retry_unrecorded import Owed
+from ckptguard.values.verdict import Outcome
 
 NAN_FROM = 17  # a row of NaN losses begins here; the weights stay finite, and step 20 is saved within it
 

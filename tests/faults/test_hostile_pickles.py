@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from format_files import structure_of, torch_archive, torch_bytes
 
-from ckptguard.formats.pickle_constants import PickleProblem
-from ckptguard.formats.pickle_reader import read_pickle
+from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.machine import read_pickle
 
 _EVENTS: list[tuple[str, Any]] = []
 _WATCHING = [False]

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from fixtures_runs import QUICK
 
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
 from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
 
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 15
 

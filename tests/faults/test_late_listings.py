@@ -12,13 +12,13 @@ from faulty_storage import FakeClock, LateListing, wrapped
 from tiny_run import TINY, candidates, cycle, files_below, forget, inline, leftovers, name_of, save
 
 from ckptguard.errors import BusyError, CkptguardError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
 from ckptguard.records.run import open_run
-from ckptguard.retention_policy import Policy
+from ckptguard.recover.restore import restore
+from ckptguard.replicas.replicate import replicate
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 ROUNDS = 100 if FULL else 5

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tiny_run import SERIES, TINY, candidates, content, cycle, files_below, leftovers, name_of
 
-from ckptguard.operations.history import load_history
 from ckptguard.records.run import open_run
+from ckptguard.runs.history import load_history
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 WRITERS = 8 if FULL else 3
@@ -27,7 +27,7 @@ sys.path[:0] = sys.argv[5:]
 from pathlib import Path
 from tiny_run import SERIES, content, files_of_manifest, name_of
 from ckptguard.errors import BusyError
-from ckptguard.operations.seal import seal_written
+from ckptguard.verify.seal import seal_written
 from ckptguard.records.run import open_run
 
 assert "torch" not in sys.modules
@@ -51,7 +51,7 @@ LOOP = """
 import sys
 sys.path[:0] = sys.argv[2:]
 from tiny_run import TINY, inline
-from ckptguard.operations.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import Watch, reconcile
 from ckptguard.records.run import open_run
 
 assert "torch" not in sys.modules
@@ -148,6 +148,6 @@ def _save_whole(root: Path, step: int) -> None:
 
 
 def _series(folder: str) -> str:
-    from ckptguard.names import series_from_folder
+    from ckptguard.values.ids import series_from_folder
 
     return series_from_folder(folder)

@@ -14,11 +14,11 @@ from store_operations import OPERATIONS, Stage, build
 from tiny_run import TINY, WEIGHTS, Content, candidates, clone, cycle, files_below, forget, inline, leftovers, name_of
 
 from ckptguard.errors import CkptguardError, RecordsError
-from ckptguard.operations.history import load_history
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
 from ckptguard.records.run import Run, open_run
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.replicas.replicate import replicate
+from ckptguard.runs.history import load_history
+from ckptguard.values.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 # In the short form only some n of each: which ones differs from one way of failing to the next.

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from fixtures_runs import QUICK, write_sharded
 
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
-from ckptguard.retention_policy import Policy
+from ckptguard.recover.restore import restore
+from ckptguard.retention.prune import prune
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
 
 TIMES = 20 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 1
 GRACE = 86400.0
@@ -26,10 +26,10 @@ LAST = Policy(keep_last=2, keep_good=2)
 # or after it. Without torch, which is imported nowhere here.
 PRUNER = """
 import os, signal, sys
-from ckptguard.operations.prune import prune
+from ckptguard.retention.prune import prune
 from ckptguard.records.run import open_run
-from ckptguard.retention_policy import Policy
-from ckptguard.storage.local import LocalStorage
+from ckptguard.values.retention_policy import Policy
+from ckptguard.storage.local.local_storage import LocalStorage
 
 def killed_at(real, left, after):
     def call(*args, **kwargs):

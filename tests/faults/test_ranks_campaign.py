@@ -15,11 +15,11 @@ from rank_processes import run_ranks
 from struck_ranks import Job, train_all
 from training_faults import SAVE_EVERY, TOTAL
 
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import open_run
-from ckptguard.training.sharded_store import ShardedStore
-from ckptguard.verdict import Outcome
+from ckptguard.training.sharded.sharded_store import ShardedStore
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 pytestmark = pytest.mark.torch
 

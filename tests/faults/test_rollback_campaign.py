@@ -15,12 +15,12 @@ from training_faults import SAVE_EVERY, TOTAL, FullDisk, HeldSave, Oracle, Struc
 
 import ckptguard
 from ckptguard.errors import RollbackExhausted
-from ckptguard.operations.history import load_history
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
+from ckptguard.runs.history import load_history
 from ckptguard.training import guard as guard_module
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 KINDS = (
     *("gradient", "weight", "buffer", "optimizer", "input", "spike", "scale", "floor", "lasting", "killed", "asked"),

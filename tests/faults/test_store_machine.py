@@ -12,10 +12,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from store_machine import StoreMachine
 from tiny_run import SERIES, WEIGHTS, candidates, name_of, rot
 
-from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.records.run import open_run
-from ckptguard.retention_policy import Policy
-from ckptguard.verdict import Outcome
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 EXAMPLES, STEPS = 2000, 50

@@ -19,18 +19,18 @@ import msgspec
 from blake3 import blake3
 from fsspec.implementations.memory import MemoryFile
 
-from ckptguard.config import Settings
 from ckptguard.errors import ObjectMissingError
-from ckptguard.manifest import File
-from ckptguard.operations import left_alone
-from ckptguard.operations.find_known_good import Candidate, known_good_candidates
-from ckptguard.operations.history import load_history
-from ckptguard.operations.reconcile import Pass, Watch, reconcile
 from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import Run, open_run
+from ckptguard.runs import stale_temporaries as left_alone
+from ckptguard.runs.find_known_good import Candidate, known_good_candidates
+from ckptguard.runs.history import load_history
 from ckptguard.scan import Progress, ScanOptions, scan_files
 from ckptguard.scan.result import Scan
 from ckptguard.storage import Storage
+from ckptguard.upkeep.reconcile import Pass, Watch, reconcile
+from ckptguard.values.manifest import File
+from ckptguard.values.settings import Settings
 
 TINY = Settings(settle=0.0, scan_interval=1.0, keep="copy", workers=1)
 SERIES = "model-#"

@@ -12,13 +12,13 @@ import torch
 from fixtures_runs import QUICK
 from torch import nn
 
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
-from ckptguard.training import own_layout, stores
-from ckptguard.verdict import Outcome
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.training.saving import own_layout, stores
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 TOTAL, SAVE_EVERY = 16, 3
 

@@ -7,7 +7,7 @@ import math
 import pickle
 import struct
 
-from ckptguard.formats.pickle_values import Call, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.inert_values import Call, Mapping, PersistentId, Sequence, SetOf
 
 MAX_COMPARED = 20_000
 _MAX_MEMO = 100_000

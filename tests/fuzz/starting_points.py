@@ -17,11 +17,11 @@ from format_files import safetensors_bytes, some_tensors, torch_bytes
 from fuzz.targets import CHOICES
 from safetensors.torch import save
 
-from ckptguard.formats.torch_legacy import MAGIC
-from ckptguard.manifest import File, Manifest, Span, Tensor, encode_manifest
+from ckptguard.formats.torch.legacy_file import MAGIC
 from ckptguard.records.incidents import Incident
 from ckptguard.records.kept import KeptCopy
-from ckptguard.verdict import Finding, Outcome, Severity, Verdict, encode_verdict
+from ckptguard.values.manifest import File, Manifest, Span, Tensor, encode_manifest
+from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict, encode_verdict
 
 
 def starting_points(what: str) -> list[bytes]:

@@ -22,31 +22,25 @@ from fuzz.disarmed import InC, InPython, Loaded, differs, may_take_much_memory
 from memory_reader import MemoryReader
 
 from ckptguard.errors import RecordsError, SettingsError
-from ckptguard.formats import (
-    bare_pickle,
-    dcp_metadata,
-    hf_index,
-    npy,
-    npz,
-    own_state,
-    read_structure,
-    torch_legacy,
-    torch_zip,
-    trainer_state,
-)
+from ckptguard.formats import hf_index, own_state, read_structure, trainer_state
 from ckptguard.formats import safetensors as own_safetensors
-from ckptguard.formats.crc import crc32_of
-from ckptguard.formats.pickle_constants import PickleProblem
-from ckptguard.formats.pickle_reader import read_pickle
+from ckptguard.formats.dcp import metadata as dcp_metadata
+from ckptguard.formats.numpy import npy, npz
+from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.zip_archive import read_archive
-from ckptguard.manifest import decode_manifest, encode_manifest
-from ckptguard.names import is_safe_path
-from ckptguard.record_text import decode_record
+from ckptguard.formats.torch import bare_pickle
+from ckptguard.formats.torch import legacy_file as torch_legacy
+from ckptguard.formats.torch import zip_file as torch_zip
+from ckptguard.formats.zip.archive import read_archive
+from ckptguard.formats.zip.crc import crc32_of
 from ckptguard.records.incidents import Incident
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.quarantine import Quarantined
-from ckptguard.verdict import decode_verdict, encode_verdict
+from ckptguard.values.ids import is_safe_path
+from ckptguard.values.manifest import decode_manifest, encode_manifest
+from ckptguard.values.record_text import decode_record
+from ckptguard.values.verdict import decode_verdict, encode_verdict
 
 
 def check_structure(structure: Structure, size: int) -> None:
@@ -308,7 +302,7 @@ def fuzz_any(data: bytes) -> None:
 
 def fuzz_check_sums(data: bytes) -> None:
     """Any checksum file ends in sums under keys inside the storage, or in a sentence."""
-    from ckptguard.operations.check_sums import parse_check_sums, sums_for
+    from ckptguard.verify.checksum_files import parse_check_sums, sums_for
 
     try:
         sums = sums_for(parse_check_sums(data, "it"), "m", ["m/a", "m/b/c"], root="/r", folder="/r/x")

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptguard.integrations.left_out import LeftOut  # noqa: E402
+from ckptguard.integrations.skipped_updates import LeftOut  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

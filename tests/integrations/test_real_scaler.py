@@ -5,9 +5,9 @@ from fixtures_runs import QUICK
 
 import ckptguard
 import ckptguard.integrations
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.policy import RollbackPolicy
 
 torch = pytest.importorskip("torch")
 

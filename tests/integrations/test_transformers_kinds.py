@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from contracts.writers.launch import launch
 
-from ckptguard.config import Settings
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 pytestmark = [pytest.mark.writers, pytest.mark.timeout(400)]
 

@@ -6,12 +6,12 @@ import pytest
 from fixtures_runs import QUICK
 
 import ckptguard
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

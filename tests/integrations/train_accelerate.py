@@ -14,8 +14,8 @@ import torch
 from tiny_trainer import same
 
 import ckptguard.integrations
-from ckptguard.config import Settings
-from ckptguard.training.policy import RollbackPolicy
+from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.values.settings import Settings
 
 TOTAL = 14  # two epochs and a half
 

@@ -19,9 +19,9 @@ from leave import leave
 from tiny_trainer import same
 
 import ckptguard.integrations
-from ckptguard.config import Settings
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted
-from ckptguard.training.policy import RollbackPolicy
+from ckptguard.values.settings import Settings
 
 TOTAL = 12
 

@@ -19,9 +19,9 @@ import transformers
 from leave import leave
 from tiny_trainer import Overflow, everything, same
 
-from ckptguard.config import Settings
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.integrations.transformers import train
-from ckptguard.training.policy import RollbackPolicy
+from ckptguard.values.settings import Settings
 
 QUICK = Settings(settle=0.0)
 FSDP = {"fsdp_version": 2, "version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}

@@ -24,12 +24,12 @@ from tiny_trainer import same
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import ckptguard.integrations
-from ckptguard.config import Settings
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.integrations import sealed_file
-from ckptguard.manifest import Manifest
 from ckptguard.records.manifests import read_manifest, sealed_generations
-from ckptguard.training.policy import RollbackPolicy
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
 
 QUICK = Settings(settle=0.0)
 fit = ckptguard.integrations.lightning.fit

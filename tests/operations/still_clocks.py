@@ -7,7 +7,7 @@ import time
 
 import msgspec
 
-from ckptguard.storage.local import LocalStorage
+from ckptguard.storage.local.local_storage import LocalStorage
 
 
 class Clock:

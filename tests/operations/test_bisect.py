@@ -8,12 +8,12 @@ import torch
 from fixtures_runs import QUICK, state_dict, write_torch
 
 from ckptguard.errors import NotFoundError, SettingsError
-from ckptguard.operations.bisect_run import bisect_run
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.bisect import bisect_run
 from ckptguard.records.ledger import ledger_names
-from ckptguard.verdict import Outcome
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 def save_sick(root, step, *, series="net", seed=None, **where):

@@ -14,16 +14,16 @@ import torch
 from fixtures_runs import QUICK, save_file
 
 from ckptguard.errors import RefusedError
-from ckptguard.operations.accept import accept
-from ckptguard.operations.clear import clear
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.quarantine import quarantine
-from ckptguard.operations.report import Checked
-from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.run import Run, open_run
-from ckptguard.verdict import Finding, Outcome, Severity
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.runs.results import Checked
+from ckptguard.values.verdict import Finding, Outcome, Severity
+from ckptguard.verify.accept import accept
+from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.clear import clear
 
 State = dict[str, Any]
 

@@ -8,16 +8,16 @@ import pytest
 from fixtures_runs import QUICK
 from test_repair import guarded
 
-from ckptguard.operations.collect_aside import collect_aside
-from ckptguard.operations.history import load_history
-from ckptguard.operations.prune import prune_by_settings
-from ckptguard.operations.quarantine import mark_suspect
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.repair import repair
-from ckptguard.operations.scrub import scrub
-from ckptguard.records import moments
+from ckptguard.keep.quarantine import mark_suspect
+from ckptguard.records import elapsed as moments
 from ckptguard.records.run import list_records
-from ckptguard.storage.local_writes import shown_as_written
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import scrub
+from ckptguard.retention.expire_trash import collect_aside
+from ckptguard.retention.prune import prune_by_settings
+from ckptguard.runs.history import load_history
+from ckptguard.storage.local.writes import shown_as_written
+from ckptguard.upkeep.reconcile import Watch, reconcile
 
 DAY = 86400.0
 

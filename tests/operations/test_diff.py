@@ -8,10 +8,11 @@ import torch
 from fixtures_runs import QUICK, WRITERS, save_file, state_dict, write_sharded, write_torch
 
 from ckptguard.errors import CouldNotTellError, NotFoundError, RefusedError
-from ckptguard.operations import diff as diff_module
-from ckptguard.operations.diff import diff
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.scan import scan_files, values
+from ckptguard.inspect import diff as diff_module
+from ckptguard.inspect.diff import diff
+from ckptguard.scan import compare as values
+from ckptguard.scan import scan_files
+from ckptguard.verify.target import verify_target
 
 
 def compare(a, b, **options):

@@ -10,11 +10,11 @@ from fixtures_runs import QUICK, write_torch
 
 from ckptguard.cli.entry import commands
 from ckptguard.layouts import Checkpoint
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import Run
+from ckptguard.runs.listing import find_checkpoint
 from ckptguard.scan import Scan, ScanOptions, files, scan_files
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 BLAKE3 = QUICK.changed(digest="blake3")
 

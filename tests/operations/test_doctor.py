@@ -16,10 +16,10 @@ from servers.processes import free_port
 from servers.s3 import S3Server
 from servers.sshd import SftpServer
 
-import ckptguard.operations.doctor as doctor
+import ckptguard.inspect.doctor as doctor
 from ckptguard.cli.entry import commands
 from ckptguard.errors import CouldNotTellError, DeniedError, NotFoundError, ObjectMissingError
-from ckptguard.operations.doctor import diagnose, words
+from ckptguard.inspect.doctor import diagnose, words
 from ckptguard.storage import Capabilities, Storage, open_storage
 
 

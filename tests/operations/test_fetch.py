@@ -8,10 +8,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ckptguard.errors import StorageFullError, TransientError
-from ckptguard.operations import fetch
-from ckptguard.operations.fetch import fetch_files
+from ckptguard.recover import fetch_files as fetch
+from ckptguard.recover.fetch_files import fetch_files
 from ckptguard.storage import open_storage
-from ckptguard.storage.remote_reader import RemoteReader
+from ckptguard.storage.remote.reader import RemoteReader
 
 CHUNK = 1 << 16
 DATA = os.urandom(20 * CHUNK + 11)

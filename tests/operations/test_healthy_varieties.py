@@ -10,8 +10,8 @@ import torch
 from fixtures_layouts import moments, scheduler, trainer_files, weights
 from fixtures_runs import QUICK, save_file
 
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.target import verify_target
 
 
 def accelerate_beside(place: Path, step: int) -> None:

@@ -5,14 +5,14 @@ import json
 import pytest
 from fixtures_runs import QUICK, write_torch
 
+from ckptguard.decisions.known_good import verdict_name
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError, RecordsError
-from ckptguard.known_good import verdict_name
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 SERIES = "net-#.pt"
 
@@ -131,9 +131,9 @@ def test_an_empty_worse_entry_neither_counts_nor_stays_in_the_way(root, three):
 def test_an_empty_better_entry_lifts_nothing(root, three):
     """SUSPECT, then a torn GOOD: still suspect."""
     from ckptguard.errors import RefusedError
-    from ckptguard.operations.history import load_history
-    from ckptguard.operations.quarantine import mark_suspect
-    from ckptguard.operations.restore import restore
+    from ckptguard.keep.quarantine import mark_suspect
+    from ckptguard.recover.restore import restore
+    from ckptguard.runs.history import load_history
 
     reconcile(three, QUICK, Watch())
     mark_suspect(three, load_history(three), SERIES, (300, 1), "sick soon after")

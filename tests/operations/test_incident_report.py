@@ -9,16 +9,16 @@ import torch
 from fixtures_runs import QUICK, save_file, state_dict, write_torch
 
 from ckptguard.errors import NotFoundError
-from ckptguard.incident import Details, Sample, SickTensor
-from ckptguard.incident_text import report_text
-from ckptguard.operations.close_incident import close_incident
-from ckptguard.operations.incident_report import MOST_TENSORS, choose_incident, report_of
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.record_bad_save import record_bad_save
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.incidents.build_report import MOST_TENSORS, choose_incident, report_of
+from ckptguard.incidents.close_incident import close_incident
+from ckptguard.incidents.record_bad_save import record_bad_save
+from ckptguard.incidents.report_text import report_text
 from ckptguard.records.incidents import list_incidents, open_incident, read_incident, update_incident
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.incident import Details, Sample, SickTensor
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 def flip_bits(path):

@@ -9,18 +9,18 @@ import pytest
 import torch
 from fixtures_runs import QUICK, state_dict, write_torch
 
-from ckptguard.names import series_of
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.keep import keep_checkpoint
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.operations.locking import run_lock
-from ckptguard.operations.own_bytes import own_bytes
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.sealed_content import kept_matches
-from ckptguard.operations.survey import survey
+from ckptguard.inspect.list_states import survey
+from ckptguard.keep.copies import keep_checkpoint
+from ckptguard.keep.copy_cost import own_bytes
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.sealed_content import kept_matches
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.ids import series_of
 
 
 def test_a_link_that_was_written_through_is_no_copy(root, run):

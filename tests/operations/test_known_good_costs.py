@@ -17,17 +17,17 @@ from bench_known_good import counted, write_run
 from tiny_run import TINY, delete, inline, name_of, rot, save
 
 from ckptguard.errors import NoKnownGoodError
-from ckptguard.operations.find_known_good import find_known_good, known_good_candidates
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import select_checkpoint
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.survey import survey, without_verdict
-from ckptguard.operations.verify import verify_checkpoint
-from ckptguard.records.listed import list_steps
+from ckptguard.inspect.list_states import survey, without_verdict
+from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.run import open_run
-from ckptguard.storage.remote import RemoteStorage
-from ckptguard.verdict import Outcome
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.runs.find_known_good import find_known_good, known_good_candidates
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import select_checkpoint
+from ckptguard.storage.remote.remote_storage import RemoteStorage
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 @pytest.fixture(scope="module")

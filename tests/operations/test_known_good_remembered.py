@@ -19,22 +19,22 @@ from still_clocks import Clock, CoarseTimes
 from tiny_run import TINY, delete, inline, name_of, rot, save
 
 from ckptguard.errors import NoKnownGoodError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.keep import release
-from ckptguard.operations.listing import select_checkpoint
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.keep.copies import release
 from ckptguard.records import remembered_listing
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.listed import list_steps
+from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import open_run
-from ckptguard.retention_policy import Policy
-from ckptguard.storage.local import LocalStorage
-from ckptguard.verdict import Outcome
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import select_checkpoint
+from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 SERIES = "model-#"
 
@@ -47,7 +47,7 @@ def clock():
 @pytest.fixture
 def memory(clock, monkeypatch):
     """On whatever file system the tests run, its folders' times are trusted."""
-    monkeypatch.setattr("ckptguard.storage.local.folder_times_tell", lambda path: True)
+    monkeypatch.setattr("ckptguard.storage.local.local_storage.folder_times_tell", lambda path: True)
     return RememberedListing(clock.monotonic, clock.wall)
 
 
@@ -329,7 +329,7 @@ def test_names_that_change_while_they_are_listed(memory, clock, url, asked, monk
 
 def test_a_file_system_that_cannot_be_trusted(memory, clock, url, monkeypatch):
     """All is listed each time."""
-    monkeypatch.setattr("ckptguard.storage.local.folder_times_tell", lambda path: False)
+    monkeypatch.setattr("ckptguard.storage.local.local_storage.folder_times_tell", lambda path: False)
     for _ in range(3):
         assert listings(memory, url) == 1
         clock.passed += 100

@@ -9,15 +9,15 @@ import pytest
 from fixtures_layouts import LAYOUT_OF, LAYOUT_WRITERS
 from fixtures_runs import QUICK
 
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.verify import verify_checkpoint
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.target import verify_target
 
 
 def content(folder: Path, top: str) -> dict[str, bytes]:

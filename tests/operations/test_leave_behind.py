@@ -8,16 +8,16 @@ from fixtures_runs import QUICK, write_torch
 from test_roll_back import flip
 
 from ckptguard.errors import SettingsError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replica_places import find_known_good_anywhere
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
-from ckptguard.operations.start_from_replica import regain, start_from_replica
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
+from ckptguard.replicas.find_replicas import find_known_good_anywhere
+from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.start_run import regain, start_from_replica
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import torch
 from fixtures_layouts import trainer_files, weights
 from fixtures_runs import QUICK, save_file
 
-from ckptguard.operations.report import Checked
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.runs.results import Checked
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.target import verify_target
 
 NAN = float("nan")
 

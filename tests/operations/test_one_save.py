@@ -7,9 +7,9 @@ import torch
 from fixtures_layouts import zero_files
 from fixtures_runs import QUICK
 
-from ckptguard.operations.report import Checked
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.runs.results import Checked
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.target import verify_target
 
 
 def save(run: Path, step: int, ranks: int, *, stage: int = 2, name: str = "tag", into: int = 0) -> Path:

@@ -9,14 +9,14 @@ from fixtures_runs import QUICK, state_dict
 from test_roll_back import flip
 
 from ckptguard.errors import SettingsError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 def save(root: Path, epoch: int) -> None:

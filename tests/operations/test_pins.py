@@ -11,13 +11,7 @@ import pytest
 from fixtures_runs import QUICK, write_torch
 
 from ckptguard.errors import StorageFullError
-from ckptguard.operations import restore as restore_module
-from ckptguard.operations.collect import collect_leftovers
-from ckptguard.operations.history import load_history
-from ckptguard.operations.keep import trim_kept
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
+from ckptguard.keep.copies import trim_kept
 from ckptguard.records.kept import list_kept
 from ckptguard.records.pins import (
     IN_USE,
@@ -29,6 +23,12 @@ from ckptguard.records.pins import (
     release_pin,
 )
 from ckptguard.records.run import open_run
+from ckptguard.recover import restore as restore_module
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.runs.history import load_history
+from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.reconcile import Watch, reconcile
 
 SERIES = "net-#.pt"
 _OTHER = """

@@ -5,9 +5,9 @@ import shutil
 import pytest
 from fixtures_runs import QUICK, write_safetensors, write_torch
 
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.roll_back import roll_back
 from ckptguard.records.run import open_run
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.upkeep.reconcile import Watch, reconcile
 
 
 def back(folder, **how):

@@ -10,22 +10,22 @@ import torch
 from fixtures_runs import QUICK, state_dict, write_torch
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
-from ckptguard.names import series_of
-from ckptguard.operations import present
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.locking import run_lock
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.survey import survey
-from ckptguard.records import moments
+from ckptguard.inspect.list_states import survey
+from ckptguard.records import elapsed as moments
 from ckptguard.records.pins import pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
-from ckptguard.retention_policy import Policy
-from ckptguard.storage.local import LocalStorage
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.retention import inventory as present
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.lock import run_lock
+from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.ids import series_of
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
 
 DAY = 86400.0
 YEAR = 365 * DAY
@@ -204,10 +204,10 @@ def test_the_decision_is_that_of_the_moment_of_removal(five, root, monkeypatch):
 
     def pin_late(run):
         found = real(run)
-        monkeypatch.setattr("ckptguard.operations.prune.decide", decide_and_pin)
+        monkeypatch.setattr("ckptguard.retention.prune.decide", decide_and_pin)
         return found
 
-    from ckptguard.operations import prune as module
+    from ckptguard.retention import prune as module
 
     decide = module.decide
 
@@ -272,8 +272,8 @@ def test_where_nothing_else_is_good_the_trash_is_named(five, root, tmp_path):
 
 def watch_again(run):
     """Have everything verified again."""
-    from ckptguard.operations.listing import list_checkpoints
-    from ckptguard.operations.verify import verify_checkpoint
+    from ckptguard.runs.listing import list_checkpoints
+    from ckptguard.verify.checkpoint import verify_checkpoint
 
     for checkpoint in list_checkpoints(run):
         verify_checkpoint(run, checkpoint, QUICK)
@@ -298,7 +298,7 @@ def test_a_wrong_clock_removes_nothing_early(five, root, monkeypatch):
     for off in (YEAR, -YEAR):
         monkeypatch.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
         assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
-        monkeypatch.setattr("ckptguard.operations.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
+        monkeypatch.setattr("ckptguard.verify.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
         write_torch(root, 600 if off > 0 else 700, seed=int(off))
         reconcile(five, QUICK.changed(keep="none"), Watch())
         assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
@@ -330,7 +330,7 @@ def test_two_prunes_at_once_remove_nothing_twice(five, root):
 
 def test_a_run_that_is_held_is_left_alone(five, root, monkeypatch):
     """Whoever moves files of the run holds its lock; nothing is decided without it."""
-    monkeypatch.setattr("ckptguard.operations.prune.run_lock", lambda run: run_lock(run, timeout=0.0))
+    monkeypatch.setattr("ckptguard.retention.prune.run_lock", lambda run: run_lock(run, timeout=0.0))
     with run_lock(five), pytest.raises(CkptguardError, match="another process"):
         prune(five, LAST, grace=DAY)
     assert in_place(root) == [100, 200, 300, 400, 500]

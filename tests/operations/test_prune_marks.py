@@ -8,17 +8,17 @@ import pytest
 from fixtures_runs import QUICK, save_file, state_dict, write_safetensors, write_sharded, write_torch
 from kill_points import Killed, kill_at
 
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.operations.pin import pin
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
-from ckptguard.operations.survey import survey
-from ckptguard.records import moments
+from ckptguard.inspect.list_states import survey
+from ckptguard.records import elapsed as moments
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
-from ckptguard.retention_policy import Policy
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.retention.pin import pin
+from ckptguard.retention.prune import prune
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
 
 DAY = 86400.0
 LAST = Policy(keep_last=2, keep_good=2)
@@ -36,7 +36,7 @@ def test_records_on_another_disk_take_a_mark_for_trash(root, tmp_path, monkeypat
     (root / "sharded-200" / "link").symlink_to("config.json")
     run = open_run(str(root), records=str(tmp_path / "records"))
     reconcile(run, QUICK.changed(keep="none"), Watch())
-    monkeypatch.setattr("ckptguard.operations.trash.moves_files", lambda run: False)
+    monkeypatch.setattr("ckptguard.retention.trash.moves_files", lambda run: False)
     assert removed(prune(run, Policy(keep_last=1, keep_good=1), grace=DAY)) == [100, 200]
     (root / "sharded-100" / "notes.txt").write_text("mine")
     assert [s.in_place and s.trashed for s in survey(run)] == [True, True, False]
@@ -52,7 +52,7 @@ def test_a_newer_save_keeps_the_files_that_it_did_not_write_again(root, tmp_path
         write_safetensors(root, step, seed=step)
     run = open_run(str(root), records=str(tmp_path / "records"))
     reconcile(run, QUICK.changed(keep="none"), Watch())
-    monkeypatch.setattr("ckptguard.operations.trash.moves_files", lambda run: False)
+    monkeypatch.setattr("ckptguard.retention.trash.moves_files", lambda run: False)
     one = Policy(keep_last=1, keep_good=1)
     assert removed(prune(run, one, grace=DAY)) == [100, 200]
     (root / "model-100/model.safetensors").unlink()

@@ -8,15 +8,15 @@ import pytest
 from fixtures_runs import QUICK, write_sharded
 from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS
 
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
-from ckptguard.retention_policy import Policy
+from ckptguard.recover.restore import restore
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.storage import open_storage
-from ckptguard.verdict import Outcome
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
 
 LAST = Policy(keep_last=1, keep_good=1)
 

@@ -9,13 +9,13 @@ from fixtures_runs import QUICK, state_dict
 from kill_points import Killed, fail_at, kill_at
 
 from ckptguard.errors import CouldNotTellError, StorageError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
-from ckptguard.retention_policy import Policy
+from ckptguard.recover.restore import restore
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
 
 
 def write_pair(root, epoch):

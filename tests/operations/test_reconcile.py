@@ -8,13 +8,13 @@ import torch
 from fixtures_runs import QUICK, state_dict, write_safetensors, write_sharded, write_torch
 
 from ckptguard.errors import CouldNotTellError, DeniedError, NoKnownGoodError, WorkerError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.survey import survey
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.ledger import ledger_names
+from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.scan import scan_files
-from ckptguard.verdict import Outcome
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
 
 
 def outcomes(run):
@@ -228,7 +228,7 @@ def test_one_shard_saved_anew_waits_for_the_others(root, run):
 
 def test_a_missing_tensor_against_the_reference_is_bad_until_accepted(root, run):
     """The schema of the previous good checkpoint is the reference; `accept` makes a change deliberate."""
-    from ckptguard.operations.accept import accept
+    from ckptguard.verify.accept import accept
 
     write_torch(root, 100, seed=1)
     state = state_dict(2)
@@ -297,7 +297,7 @@ def test_leftovers_that_cannot_be_removed_are_in_no_verdicts_way(three, monkeypa
     def denied(run):
         raise DeniedError("tmp-rollback-0123 may not be removed", key="tmp-rollback-0123")
 
-    monkeypatch.setattr("ckptguard.operations.reconcile.collect_leftovers", denied)
+    monkeypatch.setattr("ckptguard.upkeep.reconcile.collect_leftovers", denied)
     done = reconcile(three, QUICK, Watch())
     assert any("may not be removed" in trouble for trouble in done.could_not_tell)
     assert find_known_good(three).id == "300.1"

@@ -6,18 +6,18 @@ import threading
 import pytest
 from fixtures_runs import QUICK, write_torch
 
+from ckptguard.decisions.known_good import verdict_name
 from ckptguard.errors import RecordsError, SettingsError
-from ckptguard.known_good import verdict_name
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.lineage import begin_lineage
 from ckptguard.records.run import create_record, has_records, list_records, open_run
-from ckptguard.verdict import Outcome
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 def ledger(root):

@@ -10,19 +10,19 @@ from fixtures_runs import QUICK, write_sharded, write_torch
 from test_scrub import guarded, rot, told
 
 from ckptguard.errors import BusyError, NotFoundError
-from ckptguard.operations import repair_files
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.keep import trim_kept
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.repair import repair
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.scrub import scrub
+from ckptguard.keep.copies import trim_kept
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.repair import replace_files as repair_files
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import scrub
+from ckptguard.replicas.replicate import replicate
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
 
 SECOND = "sharded-200/model-00002-of-00003.safetensors"
 THIRD = "sharded-200/model-00003-of-00003.safetensors"
@@ -178,7 +178,7 @@ def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
 
 def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
     """What has no source is read by one reconciliation and not by the next ones; what is damaged later is repaired."""
-    import ckptguard.operations.repair_kept as module
+    import ckptguard.repair.kept_copies as module
 
     run = guarded(root)
     for place in (root, root / KEPT):

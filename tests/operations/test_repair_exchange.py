@@ -8,9 +8,9 @@ from test_repair import SECOND, contents, in_quarantine, leftovers, outcomes
 from test_scrub import guarded, rot
 
 from ckptguard.errors import BusyError
-from ckptguard.operations import repair_files
-from ckptguard.operations.repair import repair
-from ckptguard.operations.scrub import scrub
+from ckptguard.repair import replace_files as repair_files
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import scrub
 
 
 @pytest.mark.parametrize("moment", ["before the move", "after the move"])

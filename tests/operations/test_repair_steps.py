@@ -9,14 +9,14 @@ from kill_points import Killed, fail_at, kill_at
 from test_scrub import guarded, rot
 
 from ckptguard.errors import CkptguardError, StorageError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.repair import repair
-from ckptguard.operations.scrub import scrub
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import scrub
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
 
 STRIDE = 1 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 3
 KEEP = QUICK.changed(keep="copy")

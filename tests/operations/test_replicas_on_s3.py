@@ -13,23 +13,23 @@ from servers.fixtures import S3_BUCKETS
 from test_replicate import files_of, verify_all
 
 from ckptguard.errors import CkptguardError
-from ckptguard.operations.find_known_good import find_known_good, known_good_candidates
-from ckptguard.operations.history import load_history
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
-from ckptguard.operations.start_from_replica import start_from_replica
 from ckptguard.records.run import open_run
-from ckptguard.storage.etags import ExpectedTag
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.start_run import start_from_replica
+from ckptguard.runs.find_known_good import find_known_good, known_good_candidates
+from ckptguard.runs.history import load_history
+from ckptguard.storage.remote.etags import ExpectedTag
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
 
 # Replicates, and kills itself when so many blocks have passed.
 KILLED = """
 import os, signal, sys
-from ckptguard.operations.replicate import replicate
+from ckptguard.replicas.replicate import replicate
 from ckptguard.records.run import open_run
 from ckptguard.storage.options import use_options
-from ckptguard.config import Settings
+from ckptguard.values.settings import Settings
 left = [int(sys.argv[3])]
 def progress(length):
     left[0] -= 1

@@ -10,21 +10,21 @@ from fixtures_runs import QUICK, state_dict, write_sharded, write_torch
 from test_roll_back import flip
 
 from ckptguard.errors import NoKnownGoodError, NotFoundError, SettingsError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replica_places import find_known_good_anywhere, replica_standings
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.start_from_replica import regain, start_from_replica
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.lineage import begin_lineage, join_lineage
 from ckptguard.records.run import open_run
-from ckptguard.retention_policy import Policy
-from ckptguard.verdict import Outcome
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.replicas.find_replicas import find_known_good_anywhere, replica_standings
+from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.start_run import regain, start_from_replica
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import pytest
 from fixtures_runs import QUICK
 
 from ckptguard.errors import DeniedError
-from ckptguard.operations import replicate as module
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replicate import replicate
-from ckptguard.retention_policy import Policy
+from ckptguard.replicas import replicate as module
+from ckptguard.replicas.replicate import replicate
+from ckptguard.retention.prune import prune
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
 
 
 @pytest.fixture

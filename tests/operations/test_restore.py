@@ -10,15 +10,15 @@ from fixtures_runs import QUICK, state_dict, write_sharded, write_torch
 from test_roll_back import flip
 
 from ckptguard.errors import DeniedError, NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StorageFullError
-from ckptguard.operations import prune as prune_module
-from ckptguard.operations import restore as module
-from ckptguard.operations.history import load_history
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.restore import restore
 from ckptguard.records.trash import list_trashed
-from ckptguard.retention_policy import Policy
-from ckptguard.verdict import Outcome
+from ckptguard.recover import restore as module
+from ckptguard.recover.restore import restore
+from ckptguard.retention import prune as prune_module
+from ckptguard.retention.prune import prune
+from ckptguard.runs.history import load_history
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
 
 
 def test_the_known_good_comes_out_byte_for_byte(root, three, tmp_path):

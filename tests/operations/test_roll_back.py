@@ -7,15 +7,15 @@ import torch
 from fixtures_runs import QUICK, state_dict, write_torch
 
 from ckptguard.errors import BusyError, NoKnownGoodError
-from ckptguard.operations.clear import clear
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept
-from ckptguard.verdict import Outcome
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.clear import clear
 
 
 def flip(path, offset=20000):
@@ -122,8 +122,8 @@ def test_nothing_good_is_said_so(root, run):
 def test_clear_lifts_suspicion_and_damage_cannot_be_cleared(root, three):
     """SUSPECT becomes GOOD with a reason, and stays so when it is verified again; BAD is refused."""
     from ckptguard.errors import RefusedError
-    from ckptguard.operations.history import load_history
-    from ckptguard.operations.quarantine import mark_suspect
+    from ckptguard.keep.quarantine import mark_suspect
+    from ckptguard.runs.history import load_history
 
     reconcile(three, QUICK, Watch())
     mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "loss was NaN soon after")
@@ -143,7 +143,7 @@ def test_clear_lifts_suspicion_and_damage_cannot_be_cleared(root, three):
 
 def test_a_crash_between_mark_and_move_is_mended(root, three, monkeypatch):
     """What was marked and not moved is moved in the next pass, not verified as a new save."""
-    from ckptguard.operations import quarantine as module
+    from ckptguard.keep import quarantine as module
 
     reconcile(three, QUICK, Watch())
 
@@ -201,7 +201,7 @@ def test_the_copy_that_was_gone_back_to_stays_known_good(root, three):
 def test_a_failure_anywhere_keeps_the_good_copy(root, three, monkeypatch, name, call):
     """Whatever operation fails, once, in the middle of a rollback: afterwards there still is the same good content."""
     from ckptguard.errors import StorageError
-    from ckptguard.storage.local import LocalStorage
+    from ckptguard.storage.local.local_storage import LocalStorage
 
     settings = QUICK.changed(keep="copy")
     before = (root / "net-300.pt").read_bytes()
@@ -244,9 +244,9 @@ def test_suspicion_follows_a_checkpoint_that_is_moved_back(root, three):
 
 def test_reseal_lifts_no_suspicion(three):
     """Taking the same bytes as a new generation does not make them trusted."""
-    from ckptguard.operations.history import load_history
-    from ckptguard.operations.quarantine import mark_suspect
-    from ckptguard.operations.reseal import reseal
+    from ckptguard.keep.quarantine import mark_suspect
+    from ckptguard.runs.history import load_history
+    from ckptguard.verify.reseal import reseal
 
     reconcile(three, QUICK, Watch())
     mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "sick soon after")
@@ -256,8 +256,8 @@ def test_reseal_lifts_no_suspicion(three):
 
 def test_two_paths_with_one_step_are_told_apart(root, run):
     """Quarantining one of two files of the same series and step does not make the other one new."""
-    from ckptguard.operations.quarantine import quarantine
-    from ckptguard.operations.verify_target import verify_target
+    from ckptguard.keep.quarantine import quarantine
+    from ckptguard.verify.target import verify_target
 
     for epoch in (1, 2):
         torch.save(state_dict(epoch), root / f"epoch={epoch}-step=500.ckpt")

@@ -7,17 +7,17 @@ import types
 import pytest
 from fixtures_runs import QUICK, write_safetensors
 
-from ckptguard.config import Settings
 from ckptguard.errors import SettingsError, StorageFullError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.keep import keep_checkpoint
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.restore import restore
-from ckptguard.operations.room import need_room
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.keep.copies import keep_checkpoint
 from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
+from ckptguard.replicas.replicate import replicate
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.free_space import need_room
+from ckptguard.runs.listing import find_checkpoint
 from ckptguard.storage import open_storage
+from ckptguard.values.settings import Settings
+from ckptguard.verify.target import verify_target
 
 
 class Stop(Exception):

@@ -5,12 +5,12 @@ import pytest
 import torch
 from fixtures_runs import QUICK, state_dict, write_torch
 
-from ckptguard.incident import Details
-from ckptguard.operations.close_incident import close_incident
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.record_bad_save import record_bad_save
-from ckptguard.operations.verify import verify_checkpoint
+from ckptguard.incidents.close_incident import close_incident
+from ckptguard.incidents.record_bad_save import record_bad_save
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.values.incident import Details
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 def poison(root, step):

@@ -4,8 +4,8 @@ import pytest
 from fixtures_runs import QUICK, write_torch
 
 from ckptguard.errors import WorkerError
-from ckptguard.operations.save_watch import SaveWatch
 from ckptguard.scan import scan_files
+from ckptguard.supervise.save_watch import SaveWatch
 
 
 def unreadable(storage, keys, options, progress):

@@ -9,18 +9,18 @@ import pytest
 from fixtures_runs import QUICK, write_sharded, write_torch
 
 from ckptguard.errors import SettingsError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.scrub import Watcher, scrub
-from ckptguard.operations.scrub_plan import parse_subset
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import read_scrubs
+from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.repair.scrub_plan import parse_subset
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
 from ckptguard.scan.reread import ReadingStopped
-from ckptguard.verdict import Outcome
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
 
 
 def guarded(root, *, keep="copy", writer=write_sharded, steps=(100, 200)):
@@ -227,7 +227,7 @@ def test_damage_is_told_although_time_is_up(root):
 
 def test_what_differs_only_once_is_no_damage(root, monkeypatch):
     """A bad read that is not there the second time: the verdict stays, and a sentence tells of it."""
-    import ckptguard.operations.scrub as module
+    import ckptguard.repair.scrub as module
 
     run = guarded(root, writer=write_torch, steps=(100,))
     real, lies = module.reread, {"net-100.pt"}

@@ -6,12 +6,12 @@ import pytest
 import torch
 from fixtures_runs import QUICK, state_dict, write_torch
 
-from ckptguard.operations.history import load_history
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.sick_saves import find_sick_saves, sick_without_step, sickness_in
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Finding, Outcome, Severity, Verdict
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.supervise.sick_saves import find_sick_saves, sick_without_step, sickness_in
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 
 NAN = Finding(check="finite", severity=Severity.ERROR, message="1 NaN", tensor="w", count=1)
 DIGEST = Finding(check="digests", severity=Severity.ERROR, message="it differs")

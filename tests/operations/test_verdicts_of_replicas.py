@@ -7,15 +7,15 @@ from fixtures_runs import QUICK
 from test_replicate import verify_all
 from test_roll_back import flip
 
-from ckptguard.operations import send_checkpoint
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.quarantine import mark_suspect
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.start_from_replica import regain
+from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.replicas import send_checkpoint
+from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.start_run import regain
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 from fixtures_runs import QUICK, state_dict, write_safetensors, write_sharded, write_torch
 
 from ckptguard.errors import NotFoundError, SettingsError
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.target import verify_target
 
 
 def test_a_stray_file_is_judged_and_nothing_is_written(tmp_path):

@@ -14,9 +14,11 @@ from sharded_training import die, digest, make, train
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 import ckptguard
-from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError
-from ckptguard.training import dcp_plan, dcp_writer, host_copy, own_layout
+from ckptguard.training.content import host_copy
+from ckptguard.training.saving import own_layout
+from ckptguard.training.sharded import dcp_plan, dcp_writer
+from ckptguard.values.settings import Settings
 
 
 class Patch:

@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch import nn
 
 import ckptguard
-from ckptguard.config import Settings
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
-from ckptguard.training import dcp_writer
-from ckptguard.training.parts import Parts
+from ckptguard.replicas.replicate import replicate
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.training.content.training_parts import Parts
 from ckptguard.training.ranks import ranks_of_training
-from ckptguard.training.sharded_store import ShardedStore
+from ckptguard.training.sharded import dcp_writer
+from ckptguard.training.sharded.sharded_store import ShardedStore
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.settings import Settings
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 def make(kind: str) -> tuple[nn.Module, torch.optim.Optimizer, object]:

@@ -13,13 +13,13 @@ import torch
 from fixtures_runs import QUICK
 
 import ckptguard
-from ckptguard.operations.survey import survey
+from ckptguard.inspect.list_states import survey
+from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, this_host, write_daemon_record
 from ckptguard.records.incidents import list_incidents
-from ckptguard.records.presence import DaemonRecord, read_daemon_record, this_host, write_daemon_record
 from ckptguard.records.run import open_run
 from ckptguard.training import guard as guard_module
 from ckptguard.training.client import ask_known_good, is_alive, report_incident
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
 
 ANSWER = {"series": "step-#", "id": "500.1", "path": "/x", "step": 500}
 

@@ -11,12 +11,12 @@ from test_saving import fill_disk, guard_of
 
 import ckptguard
 from ckptguard.errors import SettingsError, SickTrainingError, StorageFullError
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training import own_files, own_layout
-from ckptguard.verdict import Outcome
+from ckptguard.training.saving import own_files, own_layout
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 class Held:
@@ -262,7 +262,7 @@ def test_no_memory_for_a_copy_makes_it_a_save_that_blocks(tmp_path, monkeypatch,
     def no_room(*_, **__):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("ckptguard.training.host_copy._allocated", no_room)
+    monkeypatch.setattr("ckptguard.training.content.host_copy._allocated", no_room)
     guard.save(step=1, blocking=False)
     assert outcomes(tmp_path / "run") == {"step-000000001": Outcome.GOOD}
     assert "while training waits" in caplog.text

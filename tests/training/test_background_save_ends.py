@@ -13,7 +13,7 @@ SCRIPT = """
 import os, sys, threading
 import torch
 from test_saving import guard_of
-from ckptguard.training import background_save, own_layout
+from ckptguard.training.saving import background_save, own_layout
 model = torch.nn.Linear(1000, 1000)
 guard = guard_of({run!r}, model)
 with torch.no_grad():

@@ -10,10 +10,10 @@ from background_ranks import killed, many
 from fixtures_runs import QUICK
 from rank_processes import run_ranks
 
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 pytestmark = pytest.mark.torch
 VICTIMS = range(3) if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else (0,)

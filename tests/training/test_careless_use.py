@@ -10,9 +10,9 @@ import ckptguard
 from ckptguard.errors import DeniedError, SettingsError, StateError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.incident_log import begin_incident, end_incident
-from ckptguard.training.parts import Parts
-from ckptguard.training.weights import first_of
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.rollback.incident_log import begin_incident, end_incident
+from ckptguard.training.signals.weights import first_of
 
 
 def guard_of(run, model, optimizer=None, **options):
@@ -279,7 +279,7 @@ def test_an_incident_of_any_text_is_recorded_and_nothing_raises(tmp_path, monkey
     assert end_incident(run, found, action="\udc80") is not None
     [recorded] = list_incidents(run)
     assert (recorded.reason, recorded.state) == ("a\\udc80b", "closed")
-    monkeypatch.setattr("ckptguard.training.incident_log.open_incident", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("ckptguard.training.rollback.incident_log.open_incident", lambda *_, **__: 1 / 0)
     assert begin_incident(run, step=1, cause="weights", reason="r", evidence={}) is None
 
 

@@ -11,10 +11,10 @@ from tiny_training import Training, assert_same
 
 import ckptguard
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StateError
-from ckptguard.operations.survey import survey
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
 
 
 def guarded(run, training, **options):
@@ -71,7 +71,7 @@ def test_a_probe_puts_everything_back(tmp_path):
             small_batch(training).backward()
             raise ValueError("of my own")
 
-        from ckptguard.training.probe import sick_because
+        from ckptguard.training.rollback.trial_batch import sick_because
 
         with pytest.raises(ValueError, match="of my own"):
             sick_because(training.model, raises)
@@ -252,7 +252,7 @@ def test_pretrained_weights_that_cannot_be_read(tmp_path, monkeypatch):
     """Could not tell is not good, and not bad."""
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.randn(8, 8)}, path)
-    from ckptguard.operations import verify_stray
+    from ckptguard.verify import stray as verify_stray
 
     def unreadable(*_, **__):
         raise CouldNotTellError("the disk does not answer")

@@ -7,8 +7,8 @@ import torch
 from rank_processes import run_ranks
 
 import ckptguard
-from ckptguard.config import Settings
 from ckptguard.errors import CkptguardError
+from ckptguard.values.settings import Settings
 
 pytestmark = pytest.mark.torch
 

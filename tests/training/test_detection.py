@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from ckptguard.decisions.error_texts import cause_of_error
+from ckptguard.decisions.health import Health, Limits, Signal, overdue
+from ckptguard.decisions.spikes import Baseline, Spikes
 from ckptguard.errors import SettingsError
-from ckptguard.training.error_texts import cause_of_error
-from ckptguard.training.health import Health, Limits, Signal, overdue
-from ckptguard.training.spike import Baseline, Spikes
 
 SPIKES = Spikes(window=32, warm_up=32, sigma=8.0, factor=4.0, in_a_row=3)
 

@@ -8,11 +8,12 @@ from fake_device import Device
 from fixtures_runs import QUICK
 
 import ckptguard
-from ckptguard.training import device_signals, watch, weights
-from ckptguard.training.device_signals import DeviceSignals
-from ckptguard.training.parts import Parts
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.watch import Watch
+from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.signals import device_signals, weights
+from ckptguard.training.signals import monitor as watch
+from ckptguard.training.signals.device_signals import DeviceSignals
+from ckptguard.training.signals.monitor import Watch
 
 
 @pytest.fixture

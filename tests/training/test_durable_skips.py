@@ -9,12 +9,12 @@ import torch
 from fixtures_runs import QUICK, write_torch
 
 import ckptguard
-from ckptguard.incident import Details
-from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.records.incidents import incident_key, list_incidents, open_incident, update_incident
 from ckptguard.records.run import open_run
-from ckptguard.training.durable_skips import MOST_UPDATES, Drawn, leave_out_again, skipped_of, updates_left_out
 from ckptguard.training.ranks import OneRank
+from ckptguard.training.state.skipped_batches import MOST_UPDATES, Drawn, leave_out_again, skipped_of, updates_left_out
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.incident import Details
 
 HOT = 7  # the number of the batch that does harm, from 0; it makes update 8 sick
 

@@ -10,17 +10,17 @@ import torch
 from fixtures_runs import QUICK
 
 import ckptguard
+from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted
-from ckptguard.incident import Sample
-from ckptguard.operations.incident_report import choose_incident, report_of
+from ckptguard.incidents.build_report import choose_incident, report_of
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.autocast_probe import AutocastProbe
-from ckptguard.training.evidence import Evidence, describe_training
-from ckptguard.training.parts import Parts
-from ckptguard.training.policy import RollbackPolicy
-from ckptguard.training.recent import Recent, learning_rate
-from ckptguard.training.sick_tensors import MOST, sick_tensors
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.signals.autocast_probe import AutocastProbe
+from ckptguard.training.signals.incident_evidence import Evidence, describe_training
+from ckptguard.training.signals.sample_buffer import Recent, learning_rate
+from ckptguard.training.signals.sick_tensors import MOST, sick_tensors
+from ckptguard.values.incident import Sample
 
 
 def network():
@@ -251,8 +251,8 @@ def test_a_report_that_cannot_be_made_stops_nothing(tmp_path, monkeypatch, caplo
     def broken(*_, **__):
         raise RuntimeError("no report today")
 
-    monkeypatch.setattr("ckptguard.operations.close_incident.report_of", broken)
-    monkeypatch.setattr("ckptguard.training.evidence.sick_tensors", broken)
+    monkeypatch.setattr("ckptguard.incidents.close_incident.report_of", broken)
+    monkeypatch.setattr("ckptguard.training.signals.incident_evidence.sick_tensors", broken)
     sick_run(tmp_path / "run")
     (incident,) = list_incidents(open_run(str(tmp_path / "run")))
     assert (incident.state, incident.known_good) == ("closed", "4.1")

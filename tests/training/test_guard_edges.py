@@ -6,11 +6,11 @@ from fixtures_runs import QUICK
 
 import ckptguard
 from ckptguard.errors import BusyError, SettingsError, StateError
-from ckptguard.operations import roll_back as roll_back_module
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.recover import roll_back as roll_back_module
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 def guard_of(run, **options):
@@ -78,7 +78,7 @@ def test_a_rollback_that_cannot_be_made_closes_its_incident(tmp_path, monkeypatc
     def busy(*args, **kwargs):
         raise BusyError("another process is moving files")
 
-    monkeypatch.setattr("ckptguard.training.going_back.roll_back", busy)
+    monkeypatch.setattr("ckptguard.training.rollback.load_known_good.roll_back", busy)
     assert roll_back_module.roll_back is not busy
 
     def train():

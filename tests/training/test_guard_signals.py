@@ -8,10 +8,10 @@ import torch
 from test_sickness import Half, batches, flip_last_byte, guarded
 
 import ckptguard
-from ckptguard.operations.survey import survey
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
 
 
 class Scaler:

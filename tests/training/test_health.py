@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from ckptguard.decisions.health import Health, Limits, Signal
+from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, decide
 from ckptguard.errors import SettingsError
-from ckptguard.training.health import Health, Limits, Signal
-from ckptguard.training.policy import PastRollback, RollbackPolicy, decide
 
 
 def diagnose(*signals, **limits):

@@ -7,10 +7,10 @@ from fixtures_runs import QUICK
 
 import ckptguard
 from ckptguard.errors import SettingsError, SickTrainingError
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -126,7 +126,7 @@ def test_a_healthy_run_is_left_alone(tmp_path):
 def test_trouble_of_ours_never_ends_training(tmp_path, monkeypatch, caplog):
     """Nothing can be recorded: a warning, and training goes on to its end."""
     from ckptguard.errors import DeniedError
-    from ckptguard.operations import keep
+    from ckptguard.keep import copies as keep
 
     def denied(run, copy):
         raise DeniedError("permission denied", key="kept")

@@ -9,9 +9,9 @@ pytest.importorskip("torchdata")
 
 from torchdata.stateful_dataloader import StatefulDataLoader  # noqa: E402
 
-from ckptguard.training.data_position import DataPosition  # noqa: E402
-from ckptguard.training.rng import capture_rng, restore_rng  # noqa: E402
-from ckptguard.training.state_json import decode_state, encode_state  # noqa: E402
+from ckptguard.training.content.tagged_json import decode_state, encode_state  # noqa: E402
+from ckptguard.training.state.data_position import DataPosition  # noqa: E402
+from ckptguard.training.state.rng import capture_rng, restore_rng  # noqa: E402
 
 pytestmark = [
     pytest.mark.writers,

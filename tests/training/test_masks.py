@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import ckptguard
-from ckptguard.config import Settings
 from ckptguard.errors import SickTrainingError
-from ckptguard.masks import may_be_mask
-from ckptguard.training.weights import first_non_finite, first_non_finite_state
+from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
+from ckptguard.values.masks import may_be_mask
+from ckptguard.values.settings import Settings
 
 INF, NAN = float("inf"), float("nan")
 

@@ -10,13 +10,13 @@ from rank_processes import run_ranks
 
 import ckptguard
 from ckptguard.errors import SettingsError
-from ckptguard.manifest import decode_manifest, encode_manifest
-from ckptguard.operations.prune import prune
-from ckptguard.operations.reconcile import Watch, reconcile
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.metrics import checked_metrics
 from ckptguard.records.run import open_run
-from ckptguard.retention_policy import Best, Policy
+from ckptguard.retention.prune import prune
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.manifest import decode_manifest, encode_manifest
+from ckptguard.values.retention_policy import Best, Policy
 
 
 def guard_of(tmp_path, **options):

@@ -14,7 +14,7 @@ import ckptguard
 from ckptguard.errors import SettingsError
 from ckptguard.records.owners import Owner, this_process
 from ckptguard.records.run import open_run
-from ckptguard.records.trainings import TrainingRecord, begin_training
+from ckptguard.records.training_leases import TrainingRecord, begin_training
 
 RECORD = "_ckptguard/trainings/step-#.json"
 

@@ -7,17 +7,17 @@ import torch
 from fixtures_runs import QUICK
 
 import ckptguard
+from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
+from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, decide
 from ckptguard.errors import SickTrainingError
-from ckptguard.incident_html import report_html
-from ckptguard.incident_text import report_text
-from ckptguard.operations.incident_report import report_of
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.incidents.build_report import report_of
+from ckptguard.incidents.report_html import report_html
+from ckptguard.incidents.report_text import report_text
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.health import Diagnosis, Health, Limits, Signal
-from ckptguard.training.policy import PastRollback, RollbackPolicy, decide
 from ckptguard.training.ranks import agree
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 LOOK, BAD = {"looked": True}, {"looked": True, "bad_tensor": "w"}
 

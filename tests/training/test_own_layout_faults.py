@@ -14,14 +14,14 @@ from forked import Forked
 
 import ckptguard
 from ckptguard.errors import SettingsError, StorageFullError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.reseal import reseal
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.reseal import reseal
+from ckptguard.verify.target import verify_target
 
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 12
 
@@ -30,7 +30,7 @@ PATH = (str(Path(__file__).parent), str(Path(__file__).parents[1]))
 SAVER = """
 import os, sys
 from test_own_layout_faults import guard_of, model_of
-import ckptguard.training.own_layout, blake3
+import ckptguard.training.saving.own_layout, blake3
 print("ready", flush=True)
 for line in sys.stdin:
     root, step = line.split()
@@ -168,7 +168,7 @@ def test_a_leftover_that_cannot_be_looked_at_is_in_no_trainings_way(tmp_path, mo
     def full(storage):
         raise StorageFullError("no space left", key="")
 
-    monkeypatch.setattr("ckptguard.operations.left_alone._clock_of", full)
+    monkeypatch.setattr("ckptguard.runs.stale_temporaries._clock_of", full)
     assert guard_of(run, model_of(0)).resume() == 1
     monkeypatch.undo()
     assert left.exists()
@@ -246,7 +246,7 @@ def test_a_rollback_reads_the_bytes_once(tmp_path, monkeypatch):
     def again(*_, **__):
         raise AssertionError("read in advance")
 
-    monkeypatch.setattr("ckptguard.operations.roll_back.verify_checkpoint", again)
+    monkeypatch.setattr("ckptguard.recover.roll_back.verify_checkpoint", again)
     assert guard.rollback() == 10
 
 

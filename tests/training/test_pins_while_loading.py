@@ -8,7 +8,7 @@ import ckptguard
 from ckptguard.errors import StorageFullError
 from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
-from ckptguard.training.stores import OwnStore
+from ckptguard.training.saving.stores import OwnStore
 
 
 class Broken(Exception):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, choose_target, decide
 from ckptguard.errors import SettingsError
-from ckptguard.training.policy import PastRollback, RollbackPolicy, choose_target, decide
 
 
 def target(policy, steps, onset, past=()):

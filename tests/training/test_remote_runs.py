@@ -15,16 +15,16 @@ from tiny_training import Training
 
 import ckptguard
 from ckptguard.errors import BusyError, NoKnownGoodError, SettingsError, StorageFullError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.records.claims import FOLDER, claim_path, list_claims
 from ckptguard.records.run import list_records, open_run
-from ckptguard.storage import parts_s3
-from ckptguard.storage.remote_reader import RemoteReader
-from ckptguard.storage.remote_upload import SMALLEST_PART, RemoteUpload
-from ckptguard.training import remote_save
-from ckptguard.training.own_layout import local_root
-from ckptguard.verdict import Outcome
+from ckptguard.records.write_claims import FOLDER, claim_path, list_claims
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.storage.remote import multipart_s3 as parts_s3
+from ckptguard.storage.remote.reader import RemoteReader
+from ckptguard.storage.remote.upload import SMALLEST_PART, RemoteUpload
+from ckptguard.training.saving import remote_save
+from ckptguard.training.saving.own_layout import local_root
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -246,7 +246,7 @@ def test_a_save_that_was_given_up_gives_way_and_never_counts(url, monkeypatch):
 KILLED = """
 import os, signal, sys, torch
 sys.path[:0] = {path!r}
-from ckptguard.storage import parts_s3
+from ckptguard.storage.remote import multipart_s3 as parts_s3
 from ckptguard.storage.options import use_options
 use_options({options!r})
 import ckptguard

@@ -13,11 +13,11 @@ from tiny_training import Training, assert_same
 import ckptguard
 from ckptguard.cli.entry import commands
 from ckptguard.errors import StoppedError, StorageFullError
-from ckptguard.operations.reconcile import Watch, reconcile
-from ckptguard.operations.replicate import replicate
-from ckptguard.operations.roll_back import roll_back
-from ckptguard.operations.start_from_replica import regain, regain_before
 from ckptguard.records.run import open_run
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.start_run import regain, regain_before
+from ckptguard.upkeep.reconcile import Watch, reconcile
 
 
 def options_of(training, own):
@@ -147,7 +147,7 @@ def test_what_a_replica_gave_back_need_not_be_recorded(tmp_path, monkeypatch):
     def before():
         reconcile(open_run(str(run)), QUICK, Watch())
         replicate(open_run(str(run)), QUICK, replica)
-        monkeypatch.setattr("ckptguard.training.rollbacks.go_back", full)
+        monkeypatch.setattr("ckptguard.training.rollback.rollbacks.go_back", full)
 
     taken = go_back_at(Training(), run, True, 14, before, replicas=replica)
     assert taken == [*range(1, 15), *range(13, 21)]

@@ -4,9 +4,9 @@ import torch
 from fixtures_runs import QUICK
 
 import ckptguard
-from ckptguard.operations.listing import find_checkpoint
-from ckptguard.operations.verify import verify_checkpoint
 from ckptguard.records.run import open_run
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 def test_older_ones_are_verified_when_the_known_good_is_damaged(tmp_path):

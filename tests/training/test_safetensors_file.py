@@ -10,8 +10,8 @@ import torch
 from ckptguard.errors import SickTrainingError, StateError, StorageFullError
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
-from ckptguard.training.safetensors_file import fitting, plan_file, read_file, write_file
-from ckptguard.training.tensor_bytes import is_finite, view_of
+from ckptguard.training.content.safetensors_file import fitting, plan_file, read_file, write_file
+from ckptguard.training.content.tensor_bytes import is_finite, view_of
 
 DTYPES = [
     torch.float64,

@@ -9,10 +9,10 @@ from fixtures_runs import QUICK
 
 import ckptguard
 from ckptguard.errors import CkptguardError, StateError
-from ckptguard.training.data_position import DataPosition
-from ckptguard.training.parts import Parts
-from ckptguard.training.progress import Progress
-from ckptguard.training.saved_extra import wrong_with
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.state.check_state_json import wrong_with
+from ckptguard.training.state.data_position import DataPosition
+from ckptguard.training.state.progress import Progress
 
 DELETED = object()
 FORGED = [

@@ -9,11 +9,11 @@ import torch
 from test_saving import guard_of
 
 import ckptguard
-from ckptguard.config import Settings
 from ckptguard.errors import StorageFullError
-from ckptguard.operations import room
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.runs import free_space as room
+from ckptguard.values.settings import Settings
 
 
 class Disk:

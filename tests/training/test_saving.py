@@ -10,12 +10,12 @@ from fixtures_runs import QUICK
 
 import ckptguard
 from ckptguard.errors import SettingsError, StorageFullError
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training import own_layout
-from ckptguard.verdict import Outcome
+from ckptguard.training.saving import own_layout
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 def guard_of(run, model=None, **options):

@@ -9,11 +9,11 @@ from fixtures_runs import QUICK
 
 import ckptguard
 from ckptguard.errors import NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
-from ckptguard.operations.survey import survey
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
 
 
 class Half(torch.nn.Module):

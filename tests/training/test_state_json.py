@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptguard.errors import StateError
-from ckptguard.training.state_json import decode_state, encode_state, from_text, to_text
+from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 
 leaves = st.one_of(
     st.none(),

@@ -10,10 +10,10 @@ import pytest
 import torch
 from memory_reader import MemoryReader
 
-from ckptguard.formats import torch_zip
-from ckptguard.formats.alike_archives import AlikeArchives
+from ckptguard.formats.dcp.identical_headers import AlikeArchives
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.window import Windows
+from ckptguard.formats.torch import zip_file as torch_zip
+from ckptguard.formats.zip.subrange import Windows
 
 
 def torch_archive(value: object) -> bytes:

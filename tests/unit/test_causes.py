@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from ckptguard.causes import likely_causes
-from ckptguard.clues import Clues, growth
-from ckptguard.incident import (
+from ckptguard.incidents.causes import likely_causes
+from ckptguard.incidents.evidence_queries import Clues, growth
+from ckptguard.values.incident import (
     CheckpointFacts,
     Details,
     LikelyCause,

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from ckptguard.errors import SettingsError
-from ckptguard.operations.check_sums import parse_check_sums, sums_for
 from ckptguard.scan.digest_names import new_hasher
+from ckptguard.verify.checksum_files import parse_check_sums, sums_for
 
 MD5 = "900150983cd24fb0d6963f7d28e17f72"
 SHA1 = "a9993e364706816aba3e25717850c26c9cd0d89d"

@@ -12,9 +12,9 @@ from fixtures_checks import T, errors, evidence, found_by, manifest
 from ckptguard.checks import facts_of, run_checks
 from ckptguard.formats.structure import Leaf, TensorPlace
 from ckptguard.layouts.roles import assign_roles
-from ckptguard.record_text import decode_checked, encode_checked
 from ckptguard.scan.result import Numbers, Scan
-from ckptguard.verdict import Facts, Severity
+from ckptguard.values.record_text import decode_checked, encode_checked
+from ckptguard.values.verdict import Facts, Severity
 
 W = T("w")
 MOMENT = T("m", role="optimizer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fixtures_checks import T, evidence, found_by, manifest
 
 from ckptguard.checks import Evidence
-from ckptguard.verdict import Facts, Severity
+from ckptguard.values.verdict import Facts, Severity
 
 REST = [T(f"w{i}") for i in range(5)]
 

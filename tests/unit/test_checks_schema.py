@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fixtures_checks import Files, T, errors, evidence, found_by, manifest
 
-from ckptguard.verdict import Finding
+from ckptguard.values.verdict import Finding
 
 W = T("layer.w")
 MOMENT = T("state.0.exp_avg", role="optimizer")

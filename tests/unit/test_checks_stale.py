@@ -10,7 +10,7 @@ from fixtures_checks import T, evidence, found_by, manifest
 
 from ckptguard.checks import Evidence, facts_of
 from ckptguard.formats.structure import Leaf
-from ckptguard.verdict import Facts, Finding, Severity
+from ckptguard.values.verdict import Facts, Finding, Severity
 
 WEIGHT = T("w", "w1")
 MOMENT = T("state.0.exp_avg", "m1", role="optimizer")

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from ckptguard.formats.structure import Problem, SpanPlace, Structure, TensorPlace
-from ckptguard.manifest import File, Manifest, Span, Tensor
-from ckptguard.operations.classify_change import Change, classify_change
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.manifest import File, Manifest, Span, Tensor
+from ckptguard.verify.damage_or_resave import Change, classify_change
 
 TENSORS = 6
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ckptguard.config import Settings, parse_settings, with_environment
 from ckptguard.errors import SettingsError
-from ckptguard.retention_policy import Best, Policy
+from ckptguard.values.retention_policy import Best, Policy
+from ckptguard.values.settings import Settings, parse_settings, with_environment
 
 
 def test_toml_and_environment():

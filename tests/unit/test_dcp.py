@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties
 
 from ckptguard.formats import Structure
-from ckptguard.formats.dcp_chunks import flaw_in_cover
+from ckptguard.formats.dcp.chunks import flaw_in_cover
 from ckptguard.layouts import find_checkpoints
 from ckptguard.layouts.checkpoint import Gap
 from ckptguard.layouts.dcp import dcp_gaps

@@ -12,7 +12,8 @@ from memory_reader import MemoryReader
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from ckptguard.formats import dcp_metadata, dcp_pickle
+from ckptguard.formats.dcp import metadata as dcp_metadata
+from ckptguard.formats.dcp import metadata_pickle as dcp_pickle
 from ckptguard.formats.structure import Structure
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckptguard.storage import folder_times
-from ckptguard.storage.local import LocalStorage
+from ckptguard.storage.local import folder_times
+from ckptguard.storage.local.local_storage import LocalStorage
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_incident_page import Page
 
-from ckptguard.causes import likely_causes
-from ckptguard.incident import (
+from ckptguard.incidents.causes import likely_causes
+from ckptguard.incidents.report_html import report_html
+from ckptguard.incidents.report_text import report_text
+from ckptguard.values.incident import (
     ChangedTensor,
     CheckpointFacts,
     Details,
@@ -18,8 +20,6 @@ from ckptguard.incident import (
     SickTensor,
     Training,
 )
-from ckptguard.incident_html import report_html
-from ckptguard.incident_text import report_text
 
 TEXT = st.text(max_size=12)
 STEP = st.none() | st.integers(-(2**70), 2**70)

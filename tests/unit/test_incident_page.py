@@ -7,9 +7,11 @@ import re
 import msgspec
 import pytest
 
-from ckptguard.causes import likely_causes
-from ckptguard.curves import HEIGHT, WIDTH, curve_svg
-from ckptguard.incident import (
+from ckptguard.incidents.causes import likely_causes
+from ckptguard.incidents.curves_svg import HEIGHT, WIDTH, curve_svg
+from ckptguard.incidents.report_html import report_html
+from ckptguard.incidents.report_text import report_text
+from ckptguard.values.incident import (
     ChangedTensor,
     CheckpointFacts,
     Details,
@@ -20,8 +22,6 @@ from ckptguard.incident import (
     SickTensor,
     Training,
 )
-from ckptguard.incident_html import report_html
-from ckptguard.incident_text import report_text
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[31m\u202e"
 VOID = {"meta"}

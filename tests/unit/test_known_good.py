@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.known_good import choose_known_good, parse_verdict_name, standings, verdict_name
-from ckptguard.verdict import Outcome, worst
+from ckptguard.decisions.known_good import choose_known_good, parse_verdict_name, standings, verdict_name
+from ckptguard.values.verdict import Outcome, worst
 
 WRITTEN = [Outcome.GOOD, Outcome.SUSPECT, Outcome.INCOMPLETE, Outcome.BAD]
 entries = st.tuples(

@@ -13,9 +13,10 @@ import torch
 from format_files import scan_of, structure_of, torch_bytes
 from memory_reader import MemoryReader
 
-from ckptguard.formats import read_structure, torch_zip
-from ckptguard.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
+from ckptguard.formats import read_structure
+from ckptguard.formats.torch import zip_file as torch_zip
 from ckptguard.storage import open_storage
+from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
 
 FAR = (1 << 32) + 4096
 MANY = 5000

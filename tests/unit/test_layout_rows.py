@@ -6,8 +6,8 @@ from ckptguard.errors import SettingsError
 from ckptguard.formats.structure import Leaf, Structure, TensorPlace
 from ckptguard.layouts import LAYOUTS, find_checkpoints, tops
 from ckptguard.layouts.roles import assign_roles
-from ckptguard.patterns import Pattern
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.patterns import Pattern
 
 
 def listing(*keys):

@@ -7,12 +7,12 @@ import pytest
 from fixtures_runs import QUICK, write_torch
 
 from ckptguard.errors import StorageError, StorageFullError
-from ckptguard.operations.keep import keep_checkpoint
-from ckptguard.operations.listing import list_checkpoints
-from ckptguard.operations.locking import run_lock
+from ckptguard.keep.copies import keep_checkpoint
 from ckptguard.records.run import open_run
-from ckptguard.storage import local_syncs
-from ckptguard.storage.local_syncs import sync, synced_together
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.runs.lock import run_lock
+from ckptguard.storage.local import syncs as local_syncs
+from ckptguard.storage.local.syncs import sync, synced_together
 
 
 @pytest.fixture

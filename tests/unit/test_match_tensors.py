@@ -3,9 +3,9 @@
 import pytest
 
 from ckptguard.formats.structure import TensorPlace
+from ckptguard.inspect.match_tensors import match_tensors
+from ckptguard.inspect.tensor_table import Contents, HeldTensor, Source
 from ckptguard.layouts import Checkpoint
-from ckptguard.operations.contents import Contents, HeldTensor, Source
-from ckptguard.operations.match_tensors import match_tensors
 from ckptguard.storage import open_storage
 
 

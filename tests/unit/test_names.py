@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.names import (
+from ckptguard.values.ids import (
     checkpoint_id,
     escape,
     is_safe_path,

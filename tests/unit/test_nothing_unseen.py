@@ -14,13 +14,13 @@ import pytest
 import torch
 from format_files import pickled, scan_of, structure_of, torch_bytes
 
-from ckptguard.config import Settings
 from ckptguard.formats import Structure
-from ckptguard.formats.pickle_constants import PickleProblem
-from ckptguard.formats.pickle_reader import BUDGET, read_pickle
+from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.machine import BUDGET, read_pickle
 from ckptguard.layouts.roles import assign_roles
-from ckptguard.operations.verify_target import verify_target
-from ckptguard.verdict import Severity
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Severity
+from ckptguard.verify.target import verify_target
 
 NAN = float("nan")
 WORDS = ["scaler", "best_head", "data", "metrics", "config", "scheduler", "amp", "callbacks", "numpy", "cuda_rng"]

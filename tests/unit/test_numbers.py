@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from ckptguard.formats.dtypes import DTYPES
-from ckptguard.scan import numbers, squares
+from ckptguard.scan import numbers
+from ckptguard.scan import rms_sample as squares
 from ckptguard.scan.numbers import Reading, Tally, merge
 from ckptguard.scan.result import Numbers
 

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from format_files import scan_of, structure_of
 
-from ckptguard.config import Settings
 from ckptguard.formats import Structure, read_structure, tensor_suffix
-from ckptguard.formats import npz as npz_format
-from ckptguard.formats.crc import crc32_of_rest
-from ckptguard.formats.npy_header import HeaderProblem, read_header
-from ckptguard.operations.verify_target import verify_target
+from ckptguard.formats.numpy import npz as npz_format
+from ckptguard.formats.numpy.npy_header import HeaderProblem, read_header
+from ckptguard.formats.zip.crc import crc32_of_rest
 from ckptguard.scan import ScannedFile
 from ckptguard.storage import open_storage
-from ckptguard.verdict import Severity
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Severity
+from ckptguard.verify.target import verify_target
 
 NAN, INF = math.nan, math.inf
 

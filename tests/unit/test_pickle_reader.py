@@ -12,9 +12,9 @@ import pytest
 import torch
 from format_files import scan_of, structure_of, torch_bytes
 
-from ckptguard.formats.pickle_reader import read_pickle
-from ckptguard.formats.pickle_values import Call, Global, Mapping, Sequence, SetOf
-from ckptguard.formats.state_tree import walk
+from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence, SetOf
+from ckptguard.formats.pickle.machine import read_pickle
+from ckptguard.formats.torch.state_tree import walk
 
 
 def plain(value: object) -> object:

@@ -9,12 +9,12 @@ import threading
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckptguard.scan.read_through import Pace, read_through
+from ckptguard.scan.paced_reader import Pace, read_through
 from ckptguard.storage import open_storage
-from ckptguard.storage.parts_s3 import S3Parts, _Body
 from ckptguard.storage.read_ahead import IN_FLIGHT
-from ckptguard.storage.remote_reader import RemoteReader
-from ckptguard.storage.remote_upload import RemoteUpload
+from ckptguard.storage.remote.multipart_s3 import S3Parts, _Body
+from ckptguard.storage.remote.reader import RemoteReader
+from ckptguard.storage.remote.upload import RemoteUpload
 from ckptguard.storage.retries import Retries
 
 BLOCK = 1000
@@ -106,7 +106,7 @@ class _Parts:
 
 def test_a_block_that_is_a_part_is_sent_as_it_is(monkeypatch):
     """Only bytes, which nobody can change meanwhile, and only where nothing came before them in the part."""
-    monkeypatch.setattr("ckptguard.storage.remote_upload.SMALLEST_PART", BLOCK)
+    monkeypatch.setattr("ckptguard.storage.remote.upload.SMALLEST_PART", BLOCK)
     parts = _Parts()
     upload = RemoteUpload("k", "x", lambda: parts, lambda data: None, lambda: None, replace=False, retries=Retries())
     blocks = [DATA[:BLOCK], bytearray(DATA[BLOCK : 2 * BLOCK]), DATA[2 * BLOCK : 2 * BLOCK + 7]]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ckptguard.restarts import Ended, Then, decide
+from ckptguard.decisions.restarts import Ended, Then, decide
 
 DIED = {"status": 137, "saved": True, "good_since": True}
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptguard.decisions.retention import Present, ages, decide
 from ckptguard.errors import SettingsError
-from ckptguard.retention import Present, ages, decide
-from ckptguard.retention_policy import Best, Policy, parse_best, parse_span, span_text
-from ckptguard.verdict import Outcome
+from ckptguard.values.retention_policy import Best, Policy, parse_best, parse_span, span_text
+from ckptguard.values.verdict import Outcome
 
 YEAR = 365 * 86400.0
 HOUR = 3600.0

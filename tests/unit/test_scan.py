@@ -19,9 +19,9 @@ from format_files import FLOATS, safetensors_bytes, scan_of, torch_bytes
 from ckptguard.errors import ChangedWhileReadError, StorageError
 from ckptguard.formats.structure import SpanPlace, Structure, TensorPlace
 from ckptguard.scan import ScanOptions, digest_places, scan_files
+from ckptguard.scan.byte_pass import Pass, numbers_of
 from ckptguard.scan.digest_threads import DigestThreads
 from ckptguard.scan.numbers import Reading, Tally, merge
-from ckptguard.scan.pass_over import Pass, numbers_of
 from ckptguard.scan.plan import Part, plan_of
 from ckptguard.storage import open_storage
 

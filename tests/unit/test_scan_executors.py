@@ -18,16 +18,16 @@ import torch
 import torch.distributed.checkpoint as dcp
 from format_files import FLOATS, safetensors_bytes, some_tensors, torch_bytes
 
-from ckptguard.config import Settings
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, WorkerError
-from ckptguard.formats import dcp_metadata
+from ckptguard.formats.dcp import metadata as dcp_metadata
 from ckptguard.scan import Scan, Scanner, ScanOptions, one_file, scan_files
 from ckptguard.scan.numbers import Reading, Tally, merge
 from ckptguard.scan.plan import Region, parts_of
-from ckptguard.scan.processes import ProcessScanner
+from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.scanners import scanner_of
 from ckptguard.scan.structures import Structures
 from ckptguard.storage import open_storage
+from ckptguard.values.settings import Settings
 
 MIB = 1 << 20
 

@@ -8,13 +8,13 @@ import threading
 import pytest
 from format_files import safetensors_bytes
 
-from ckptguard.config import Settings
 from ckptguard.errors import WorkerError
 from ckptguard.scan import ScanOptions, one_file, scan_files
-from ckptguard.scan.processes import ProcessScanner
+from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.scan.process.worker_process import WorkerProcess
 from ckptguard.scan.rate import CATCH_UP, Rate
-from ckptguard.scan.worker_process import WorkerProcess
 from ckptguard.storage import open_storage
+from ckptguard.values.settings import Settings
 
 KEYS = ["a.safetensors", "b.safetensors"]
 SLOWEST = 65536.0

@@ -4,9 +4,9 @@ import pytest
 from blake3 import blake3
 
 from ckptguard.errors import RecordsError
-from ckptguard.manifest import File, Span, Tensor
 from ckptguard.scan.sealed_stream import SealedStream
 from ckptguard.storage.redaction import plain_url
+from ckptguard.values.manifest import File, Span, Tensor
 
 DATA = bytes(range(256)) * 8
 

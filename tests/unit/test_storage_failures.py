@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from ckptguard import errors
-from ckptguard.config import Settings, parse_settings, with_environment
 from ckptguard.errors import SettingsError
-from ckptguard.operations.load_settings import load_settings
+from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage import normalise_url, opening
 from ckptguard.storage import options as storage_options
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.options import options_for, use_options
 from ckptguard.storage.redaction import redacted, secrets_in
+from ckptguard.values.settings import Settings, parse_settings, with_environment
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_fsspecs_own_configuration_holds(monkeypatch: pytest.MonkeyPatch) -> Non
     import fsspec.config
 
     from ckptguard.storage.opening import open_remote
-    from ckptguard.storage.remote import RemoteStorage
+    from ckptguard.storage.remote.remote_storage import RemoteStorage
 
     pytest.importorskip("s3fs")
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://127.0.0.1:1", "anon": True})

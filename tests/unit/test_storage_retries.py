@@ -19,7 +19,7 @@ from ckptguard.errors import (
     TransientError,
 )
 from ckptguard.storage import Storage, open_storage
-from ckptguard.storage.remote import RemoteStorage
+from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retries import Retries
 from ckptguard.storage.retrying import RetryingStorage
 

@@ -9,9 +9,9 @@ from format_files import safetensors_bytes, torch_bytes
 
 from ckptguard.formats import read_structure
 from ckptguard.formats.structure import TensorPlace
-from ckptguard.scan import values
+from ckptguard.scan import compare as values
+from ckptguard.scan.compare import NotComparable, Stored, compare
 from ckptguard.scan.decode import Decoder
-from ckptguard.scan.values import NotComparable, Stored, compare
 from ckptguard.storage import open_storage
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

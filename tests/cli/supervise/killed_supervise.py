@@ -9,21 +9,21 @@ import sys
 
 # step -> where, what, and whether it is done before the kill
 STEPS = {
-    "the incident is open": ("recover_run", "open_incident", True),
-    "the quarantine is marked": ("quarantine", "_move", False),
-    "it is moved": ("quarantine", "mark_moved", False),
-    "the copy is staged": ("roll_back", "copy_differs", True),
-    "the known-good is in place": ("roll_back", "point_back", False),
-    "the incident is not closed": ("recover_run", "close_incident", False),
-    "the command is about to start": ("supervised_command", "SupervisedCommand.start", False),
-    "the command has started": ("supervised_command", "SupervisedCommand.start", True),
+    "the incident is open": ("supervise.recover_run", "open_incident", True),
+    "the quarantine is marked": ("keep.quarantine", "_move", False),
+    "it is moved": ("keep.quarantine", "mark_moved", False),
+    "the copy is staged": ("recover.roll_back", "copy_differs", True),
+    "the known-good is in place": ("recover.roll_back", "point_back", False),
+    "the incident is not closed": ("supervise.recover_run", "close_incident", False),
+    "the command is about to start": ("supervise.command", "SupervisedCommand.start", False),
+    "the command has started": ("supervise.command", "SupervisedCommand.start", True),
 }
 
 
 def main() -> None:
     """Run the command line with one function replaced."""
     where, what, done = STEPS[sys.argv.pop(1)]
-    place = importlib.import_module(f"ckptguard.operations.{where}")
+    place = importlib.import_module(f"ckptguard.{where}")
     *inside, name = what.split(".")
     for part in inside:
         place = getattr(place, part)

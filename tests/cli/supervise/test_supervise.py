@@ -209,8 +209,8 @@ def test_an_incident_that_a_guard_deals_with_is_left_to_it(supervise, run):
     """While a guard inside the command has it in hand, a sick save is no reason to stop anything."""
     done = supervise(
         """
-from ckptguard.config import Settings
-from ckptguard.operations.roll_back import roll_back
+from ckptguard.values.settings import Settings
+from ckptguard.recover.roll_back import roll_back
 from ckptguard.records.incidents import open_incident, update_incident
 from ckptguard.records.run import open_run
 

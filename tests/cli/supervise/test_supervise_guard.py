@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from supervised_training import starts
 
-from ckptguard.operations.find_known_good import find_known_good
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
 
 SCRIPT = Path(__file__).with_name("train_guard.py")
 

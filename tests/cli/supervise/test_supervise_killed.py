@@ -8,9 +8,9 @@ import pytest
 from supervised_training import PATIENCE, is_there, newest, starts, until
 
 from ckptguard.errors import BusyError
-from ckptguard.operations.supervision import Supervision
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.supervise.lock_file import Supervision
 
 KILLED = Path(__file__).with_name("killed_supervise.py")
 # Whoever runs beside another one leaves a note.

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from supervised_training import PATIENCE, newest, starts, until
 
-from ckptguard.config import Settings
-from ckptguard.operations.held_signals import means_it
-from ckptguard.operations.hooks import Hooks
-from ckptguard.operations.process_tree import descendants, send_signal
-from ckptguard.scan.worker_process import WorkerProcess
+from ckptguard.incidents.notify import Hooks
+from ckptguard.scan.process.worker_process import WorkerProcess
+from ckptguard.supervise.blocked_signals import means_it
+from ckptguard.supervise.process_tree import descendants, send_signal
+from ckptguard.values.settings import Settings
 
 
 def noted(run, name):

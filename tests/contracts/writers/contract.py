@@ -12,13 +12,13 @@ from fixtures_runs import QUICK
 from mishaps import MISHAPS, age
 
 from ckptguard.errors import NotFoundError
-from ckptguard.operations.find_known_good import find_known_good
-from ckptguard.operations.history import load_history
-from ckptguard.operations.report import Checked
-from ckptguard.operations.restore import restore
-from ckptguard.operations.verify_target import verify_target
 from ckptguard.records.run import open_run
-from ckptguard.verdict import Outcome, Severity
+from ckptguard.recover.restore import restore
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.results import Checked
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.target import verify_target
 
 FULL = ("model", "optimizer", "scheduler", "rng")
 DAMAGED = (Outcome.BAD, Outcome.INCOMPLETE)

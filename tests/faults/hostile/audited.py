@@ -30,7 +30,7 @@ FORBIDDEN = frozenset(
 )
 # What happens once, when our own code or the standard library is first needed.
 LOADING = frozenset(("exec", "compile", "marshal.loads", "code.__new__", "ctypes.dlopen"))
-COMPILERS = ("importlib._bootstrap", "importlib._bootstrap_external", "ckptguard.config", "msgspec._utils")
+COMPILERS = ("importlib._bootstrap", "importlib._bootstrap_external", "ckptguard.values.settings", "msgspec._utils")
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 

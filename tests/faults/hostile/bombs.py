@@ -14,7 +14,7 @@ import numpy as np
 from faults.hostile.assembly import text
 from format_files import torch_archive, torch_bytes
 
-from ckptguard.formats.torch_legacy import MAGIC
+from ckptguard.formats.torch.legacy_file import MAGIC
 
 MIB = 1 << 20
 

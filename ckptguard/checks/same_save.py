@@ -1,0 +1,107 @@
+"""Do the files that each rank wrote for itself tell of one and the same save?
+
+A save that was killed over an older one leaves files of both, each of them whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckptguard.checks.evidence import Evidence
+from ckptguard.layouts.deepspeed import leftovers
+from ckptguard.layouts.roles import number_role
+from ckptguard.scan.result import ScannedFile
+from ckptguard.values.verdict import Finding, Severity
+
+_BY_RANK = re.compile(
+    r"(?:.*/)?(?:\w*zero_pp_rank_\d+_mp_rank_\d+_optim_states|mp_rank_[\d_]+/(?:model_optim_rng|distrib_optim))\.pt"
+)
+_STEP = re.compile(r"(?:.*\.)?step")
+_SHARED = re.compile(r"optimizer_state_dict\.partition_count(?:\.\d+)?|iteration")
+_MOST_NAMED = 20
+
+
+class _Told(NamedTuple):
+    """What a rank's file tells: steps taken, and what is the same on all ranks (Megatron's iteration, and into how
+    many parts DeepSpeed cut the weights)."""
+
+    steps: float
+    shared: tuple[float, ...]
+
+
+def check_one_save(evidence: Evidence) -> Iterator[Finding]:
+    """Errors where the optimizer states of ranks, which step together, count different numbers of steps or tell of
+    different numbers of ranks, and where they count more steps than DeepSpeed's model states beside them."""
+    groups: dict[str, dict[str, _Told]] = {}
+    left = _left_of_former_saves(evidence)
+    for file in evidence.scan.files:
+        inside = evidence.checkpoint.inside(file.entry.key)
+        if _BY_RANK.fullmatch(inside) and file.entry.key not in left and not file.structure.problems:
+            shared = tuple(n.value for n in file.structure.leaves if _SHARED.fullmatch(n.name))
+            kind = re.sub(r"_rank_\d[\d_]*", "_rank_#", inside)  # the folder of a tag keeps its digits
+            groups.setdefault(kind, {})[file.entry.key] = _Told(_steps_taken(evidence, file), shared)
+    for told in groups.values():
+        steps = {key: t.steps for key, t in told.items() if t.steps}  # a rank without weights takes none
+        low, high = min(steps, key=steps.__getitem__, default=""), max(steps, key=steps.__getitem__, default="")
+        if low and steps[low] != steps[high]:
+            yield _error(low, f"its optimizer took {steps[low]:g} steps, that of {high} {steps[high]:g}")
+        first = next(iter(told))
+        for key in [key for key, t in told.items() if t.shared != told[first].shared][:_MOST_NAMED]:
+            yield _error(key, f"it tells of other ranks or another iteration than {first}")
+        folder = low.rpartition("/")[0]
+        counted = _global_steps(evidence, folder, left) if low else None
+        if counted is not None and steps[high] > counted:
+            yield _error(
+                high, f"its optimizer took {steps[high]:g} steps, the model states beside it tell of {counted:g}"
+            )
+
+
+def _error(key: str, what: str) -> Finding:
+    message = f"{what}: they are of two saves"
+    return Finding(check="completeness", severity=Severity.ERROR, message=message, file=key)
+
+
+def _global_steps(evidence: Evidence, folder: str, left: set[str]) -> float | None:
+    """What the model states in a folder count."""
+    return next(
+        (
+            leaf.value
+            for file in evidence.scan.files
+            if file.entry.key.rpartition("/")[0] == folder and file.entry.key not in left
+            for leaf in file.structure.leaves
+            if leaf.name == "global_steps"
+        ),
+        None,
+    )
+
+
+def _left_of_former_saves(evidence: Evidence) -> set[str]:
+    """Files of ranks that the last save did not have."""
+    folders: dict[str, dict[str, ScannedFile]] = {}
+    for file in evidence.scan.files:
+        folder, _, name = file.entry.key.rpartition("/")
+        folders.setdefault(folder, {})[name] = file
+    left = set()
+    for folder, files in folders.items():
+        models = [files[name].structure for name in sorted(files) if name.endswith("_model_states.pt")]
+        left |= {f"{folder}/{name}" for name in leftovers(files, models)}
+    return left
+
+
+def _steps_taken(evidence: Evidence, file: ScannedFile) -> float:
+    """How many steps the optimizer in a file counts, where it does; 0 where it does not."""
+    counts = [
+        t.numbers.largest
+        for t in evidence.tensors_of(file)
+        if t.role == "optimizer" and not t.shape and t.numbers is not None and _STEP.fullmatch(t.name)
+    ]
+    counts += [
+        leaf.value
+        for leaf in file.structure.leaves
+        if _STEP.fullmatch(leaf.name)
+        and number_role(file.entry.key, leaf.name, file.structure.containers) == "optimizer"
+        and leaf.value > 0
+    ]
+    return max(counts, default=0.0)

@@ -1,0 +1,104 @@
+"""``ckptguard bisect``: where a run turned bad, and which tensors went first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode, of_outcomes
+from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from ckptguard.inspect.bad_tensors import Culprit
+    from ckptguard.inspect.bisect import Bisection
+
+CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
+DEFAULT_TOP = 10
+
+
+@click.command("bisect", cls=Command, codes=CODES, short_help="Find where a run turned bad, and what went first.")
+@click.argument("run", type=Place())
+@click.option("--series", metavar="NAME", help="Which checkpoints of the run, if several kinds turned bad.")
+@click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
+@click.option("--no-record", is_flag=True, help="Write no verdicts into the run's records.")
+@json_option
+@settings_options
+def command(
+    run: str,
+    series: str | None,
+    top: int | None,
+    no_record: bool,
+    as_json: bool,
+    config: str | None,
+    records: str | None,
+) -> None:
+    """Compare the last good checkpoint of RUN with the first bad one after it, and list what is wrong in that one.
+
+    Verdicts come from the records; what has none is verified first. Recorded damage comes first, then the tensors that
+    are not finite, in file order: in a model that is the order of its layers, as its writer wrote them. It ends with
+    0 if all is good, with 3 if something turned bad, and with 13 if nothing good came before.
+    """
+    from ckptguard.cli.documents import bisect_document
+    from ckptguard.inspect.bisect import bisect_run
+    from ckptguard.records.run import open_run
+
+    settings = settings_from(config, records)
+    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    with progress_bar("reading") as advance:
+        found = bisect_run(opened, settings, series=series, record=not no_record, progress=advance)
+    for note in dict.fromkeys(found.notes):
+        trouble(f"warning: {note}")
+    if as_json:
+        emit(bisect_document(found, top))
+    else:
+        print_bisection(found, DEFAULT_TOP if top is None else top)
+    raise click.exceptions.Exit(code_of(found))
+
+
+def code_of(found: Bisection) -> ExitCode:
+    """A run that turned bad is bad; one that never was good has no known-good checkpoint."""
+    outcomes = [stage.outcome for stage in found.stages]
+    if found.last_good is None and not any(o.value == "good" for o in outcomes):
+        return ExitCode.FAILED if found.could_not_tell else ExitCode.NO_KNOWN_GOOD
+    return of_outcomes(outcomes, could_not_tell=found.could_not_tell)
+
+
+def print_bisection(found: Bisection, top: int) -> None:
+    """The series step by step, what is wrong, and what else changed."""
+    from ckptguard.cli.render import cell, columns, word
+    from ckptguard.cli.render_diff import print_diff
+
+    bad = found.first_bad
+    for stage in found.stages:
+        mark = " <- last good" if stage == found.last_good else " <- first bad" if stage == bad else ""
+        name = f" ({stage.id})" if stage.id else ""
+        say(f"{word(stage.outcome.value, 10)} {cell(stage.path)}{name}{mark}")
+    say("")
+    if bad is None:
+        outcomes = {stage.outcome.value for stage in found.stages}
+        say("all are good" if outcomes == {"good"} else "none is bad, but not all are good")
+        return
+    since = f"between step {found.last_good.step} and step {bad.step}" if found.last_good else f"by step {bad.step}"
+    say(f"It turned bad {since}.")
+    if found.culprits:
+        say("")
+        many = len({c.file for c in found.culprits}) > 1
+        say(f"What is wrong in {cell(bad.path)}, what went first at the top:")
+        say("")
+        columns(("check", "tensor", "what"), [_row(c, many) for c in found.culprits[:top]])
+        if len(found.culprits) > top:
+            say(f"... and {len(found.culprits) - top} more (--top {len(found.culprits)})")
+        say("")
+    if found.diff is not None:
+        print_diff(found.diff, top=top)
+
+
+def _row(culprit: Culprit, with_file: bool) -> tuple[object, ...]:
+    what = culprit.message
+    if culprit.elements is not None:
+        what += f" of {culprit.elements}, first at index {culprit.first_index}"
+    where = ": ".join(place for place in (culprit.file if with_file else None, culprit.tensor) if place)
+    return culprit.check, where or culprit.file, what

@@ -1,0 +1,39 @@
+"""``ckptguard diff``: what two checkpoints differ in."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit
+from ckptguard.cli.progress import progress_bar
+
+CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
+
+
+@click.command("diff", cls=Command, codes=CODES, short_help="Compare two checkpoints tensor by tensor.")
+@click.argument("a", type=Place())
+@click.argument("b", type=Place())
+@click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
+@json_option
+@settings_options
+def command(a: str, b: str, top: int | None, as_json: bool, config: str | None, records: str | None) -> None:
+    """Compare checkpoint B with checkpoint A, tensor by tensor: what was added, removed, reshaped, re-typed or changed.
+
+    Tensors are matched by name within their role (model, optimizer, ...), also between files and folders of other
+    formats. What became NaN or infinite comes first, then the changes by their relative L2 distance |b - a| / |a|.
+    It ends with 0 whatever the difference; with 3 if one of the two is damaged.
+    """
+    from ckptguard.cli.documents import diff_document
+    from ckptguard.cli.render_diff import print_diff
+    from ckptguard.inspect.diff import diff
+
+    settings = settings_from(config, records)
+    with progress_bar("comparing") as advance:
+        found = diff(a, b, settings, progress=advance)
+    if as_json:
+        emit(diff_document(found, top))
+    else:
+        print_diff(found, top=top)
+    raise click.exceptions.Exit(ExitCode.BAD if found.damaged else ExitCode.GOOD)

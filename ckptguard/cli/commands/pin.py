@@ -1,0 +1,79 @@
+"""``ckptguard pin``: have a checkpoint stay, whatever a policy says."""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say
+
+if TYPE_CHECKING:
+    from ckptguard.layouts import Checkpoint
+    from ckptguard.records.run import Run
+    from ckptguard.values.settings import Settings
+
+_LONGEST_NOTE = 1000
+
+
+@click.command("pin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Have a checkpoint stay.")
+@click.argument("ckpt", type=Place())
+@click.option("--note", default="", metavar="TEXT", help="Why; `prune` and `list` show it.")
+@click.option("--until", metavar="WHEN", help="A date, a time (2027-01-31T12:00), or a span from now (30d).")
+@json_option
+@settings_options
+def command(ckpt: str, note: str, until: str | None, as_json: bool, config: str | None, records: str | None) -> None:
+    """Keep CKPT and its copies from being pruned, until it is unpinned or the time has come.
+
+    The trainer's own rotation knows nothing of pins.
+    """
+    from ckptguard.cli.documents_of_retention import pins_document
+    from ckptguard.cli.render import cell
+    from ckptguard.retention.pin import pin
+
+    if len(note) > _LONGEST_NOTE:
+        raise click.BadParameter(f"it has more than {_LONGEST_NOTE} characters", param_hint="--note")
+    lasts = None if until is None else _lasts(until)
+    run, checkpoint = checkpoint_of_run(ckpt, settings_from(config, records))
+    pinned = pin(run, checkpoint, note=note, lasts=lasts)
+    if as_json:
+        emit(pins_document("pin", run.url, [pinned]))
+    else:
+        say(f"pinned {cell(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""))
+
+
+def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[Run, Checkpoint]:
+    """The run with records and the checkpoint of it that a path names. NotFoundError."""
+    from ckptguard.errors import NotFoundError
+    from ckptguard.runs.target import resolve_target
+
+    target = resolve_target(ckpt, records=settings.records, patterns=settings.patterns)
+    if target.run is None or target.checkpoint is None:
+        hint = (
+            "name the checkpoint's own path" if target.checkpoint is None else "ckptguard verify RUN begins its records"
+        )
+        raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint=hint)
+    return target.run, target.checkpoint
+
+
+def _lasts(when: str) -> datetime.timedelta:
+    """How long from now, by a span or a moment (in local time, unless it says otherwise)."""
+    from ckptguard.errors import SettingsError
+    from ckptguard.values.retention_policy import parse_span
+
+    try:
+        moment = datetime.datetime.fromisoformat(when)
+    except ValueError:
+        try:
+            lasts = datetime.timedelta(seconds=parse_span(when))
+            datetime.datetime.now(datetime.UTC) + lasts  # is there such a time?
+            return lasts
+        except (SettingsError, OverflowError) as error:
+            raise click.BadParameter("it is no date, time or span such as 30d", param_hint="--until") from error
+    lasts = moment.astimezone() - datetime.datetime.now(datetime.UTC)
+    if lasts <= datetime.timedelta():
+        raise click.BadParameter("that has passed", param_hint="--until")
+    return lasts

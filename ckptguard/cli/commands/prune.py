@@ -1,0 +1,93 @@
+"""``ckptguard prune``: remove what the policy does not keep, to a trash with a time of grace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say, trouble
+from ckptguard.values.ids import escape
+
+if TYPE_CHECKING:
+    from ckptguard.retention.prune import Pruned
+
+CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
+
+
+@click.command("prune", cls=Command, codes=CODES, short_help="Remove checkpoints that the policy does not keep.")
+@click.argument("run", type=Place())
+@click.option("--keep-last", metavar="N", type=click.IntRange(1, 10**9), help="Keep the newest N.")
+@click.option("--keep-every", metavar="K", type=click.IntRange(1, 10**12), help="Keep the first of every K steps.")
+@click.option("--keep-within", metavar="SPAN", help="Keep those sealed within SPAN (2d, 12h) before the newest.")
+@click.option("--keep-best", metavar="METRIC:min|max[:N]", multiple=True, help="Keep the N best by a saved metric.")
+@click.option("--failed", is_flag=True, help="Also remove bad, incomplete and suspect ones that are old enough.")
+@click.option("--replica", is_flag=True, help="RUN is a replica: the settings replica_keep_... apply.")
+@click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
+@json_option
+@settings_options
+def command(
+    run: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_within: str | None,
+    keep_best: tuple[str, ...],
+    failed: bool,
+    replica: bool,
+    dry_run: bool,
+    as_json: bool,
+    config: str | None,
+    records: str | None,
+) -> None:
+    """Keep the good checkpoints of RUN that any rule asks for, in each series, and move the others to the trash.
+
+    A rule counts verified good ones only. One is sealed when the guard saves it, or else when it is first verified. The
+    newest good ones (keep_good), pinned ones, those in use, and all that are older than one without a verdict stay,
+    whatever the rules say. Without a rule nothing is removed. `ckptguard restore RUN --step N` still finds what is in
+    the trash, until trash_grace is over.
+    """
+    from ckptguard.cli.documents_of_retention import prune_document
+    from ckptguard.decisions.retention import unknown_metrics
+    from ckptguard.retention.prune import prune
+    from ckptguard.runs.target import open_named_run
+    from ckptguard.values.retention_policy import parse_span
+
+    prefix = "replica_keep_" if replica else "keep_"
+    flags = {"last": keep_last, "every": keep_every, "within": keep_within, "best": keep_best}
+    given: dict[str, object] = {prefix + name: value for name, value in flags.items()}
+    settings = settings_from(config, records, prune_failed=failed or None, **given)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    policy = settings.retention(replica=replica)
+    done = prune(opened, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
+    if as_json:
+        emit(prune_document(opened.url, done))
+    else:
+        _show(done)
+    for metric in unknown_metrics([d.checkpoint for d in done.decisions], policy):
+        trouble(f'warning: no good checkpoint has the metric "{escape(metric)}": it keeps none')
+    for sentence in done.could_not_tell:
+        trouble(f"error: {sentence}")
+    raise click.exceptions.Exit(ExitCode.FAILED if done.could_not_tell else ExitCode.GOOD)
+
+
+def _show(done: Pruned) -> None:
+    from ckptguard.cli.render import size, table
+
+    if done.policy.asks_nothing:
+        trouble("no rule was given: nothing is removed")
+    rows = []
+    for decision in done.decisions:
+        chosen = decision.checkpoint
+        word = "keep" if decision.keep else "remove"
+        rows.append(
+            (chosen.path, chosen.id, chosen.outcome.value, word, size(chosen.bytes), "; ".join(decision.reasons))
+        )
+    if rows:
+        table(("path", "id", "outcome", "decision", "size", "reasons"), rows)
+    freed = sum(d.checkpoint.bytes for d in done.removed)
+    say(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
+    if done.emptied:
+        total = size(sum(mark.bytes for mark in done.emptied))
+        say(f"{'would remove' if done.dry_run else 'removed'} {len(done.emptied)} from the trash for good ({total})")

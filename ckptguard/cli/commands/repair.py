@@ -1,0 +1,68 @@
+"""``ckptguard repair``: put the right bytes back from a copy that has them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say, trouble
+
+if TYPE_CHECKING:
+    from ckptguard.repair.repair import Repaired
+
+CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
+
+
+@click.command("repair", cls=Command, codes=CODES, short_help="Put damaged files right from a whole copy.")
+@click.argument("run", type=Place())
+@click.argument("ckpt", required=False, type=Place())
+@click.option("--dry-run", is_flag=True, help="Say what would be repaired, and from where; write nothing.")
+@json_option
+@settings_options
+def command(run: str, ckpt: str | None, dry_run: bool, as_json: bool, config: str | None, records: str | None) -> None:
+    """Repair what is known to be damaged in RUN, in place and kept copies; or CKPT (a path, id or step), which is read.
+
+    Only damaged files are replaced, by copies whose every byte is as it was sealed; the damaged ones go to quarantine.
+    Refused while training writes them. `ckptguard scrub` finds damage.
+    """
+    from ckptguard.cli.documents_of_scrubs import repair_document
+    from ckptguard.repair.repair import repair
+    from ckptguard.runs.target import open_named_run
+    from ckptguard.scan.scanners import scanner_of
+
+    settings = settings_from(config, records)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    if ckpt is not None and "://" not in ckpt and os.path.lexists(ckpt):
+        ckpt = os.path.abspath(ckpt)
+    with scanner_of(settings) as scanner:
+        done = repair(opened, settings, ckpt, dry_run=dry_run, scanner=scanner)
+    if as_json:
+        emit(repair_document(opened.url, done))
+    else:
+        _show(done)
+    for sentence in done.could_not_tell:
+        trouble(f"error: {sentence}")
+    left = any(not f.repaired and (f.source is None or not done.dry_run) for f in done.files)
+    code = ExitCode.FAILED if done.could_not_tell else ExitCode.GOOD
+    raise click.exceptions.Exit(ExitCode.BAD if left or done.still_bad else code)
+
+
+def _show(done: Repaired) -> None:
+    from ckptguard.cli.render import cell, word
+
+    for file in done.files:
+        what = f"the kept copy's {cell(file.file)}" if file.place == "kept" else cell(file.file)
+        if file.repaired:
+            say(f"repaired {what} ({file.id}) from the {file.source}")
+        elif file.source is not None:
+            say(f"would repair {what} ({file.id}) from the {file.source}")
+        else:
+            say(f"could not repair {what} ({file.id}): {cell(file.reason)}")
+    for checked in done.checked:
+        say(f"{word(checked.outcome.value, 10)} {cell(checked.path)} ({checked.id})")
+    if not done.files and not done.checked and not done.could_not_tell:
+        say("nothing is known to be damaged; `ckptguard scrub` looks")

@@ -1,0 +1,96 @@
+"""``ckptguard replicate``: have the good checkpoints also lie elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.rates import parse_rate
+from ckptguard.values.ids import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptguard.replicas.replicate import Replica
+
+CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
+
+
+@click.command("replicate", cls=Command, codes=CODES, short_help="Copy good checkpoints to other places.")
+@click.argument("run", type=Place())
+@click.option("--to", "urls", multiple=True, type=Place(), metavar="URL", help="Instead of the settings' replicas.")
+@click.option("--rate", metavar="RATE", help="Bytes a second to read and send at most: 100MB, 50MiB.")
+@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@json_option
+@settings_options
+def command(
+    run: str,
+    urls: tuple[str, ...],
+    rate: str | None,
+    dry_run: bool,
+    as_json: bool,
+    config: str | None,
+    records: str | None,
+) -> None:
+    """Send RUN's good checkpoints to its replicas, the newest first, and read each back from there.
+
+    A replica is a run: verify, known-good and restore work on it without the original. What is there already is not
+    sent again; what was cut short goes on. How many it holds is said by replica_keep_... in the settings.
+    """
+    from ckptguard.cli.documents_of_replicas import replicate_document
+    from ckptguard.replicas.replicate import replica_urls, replicate
+    from ckptguard.runs.target import open_named_run
+
+    fastest = None if rate is None else parse_rate(rate)
+    settings = settings_from(config, records, replicas=urls, replica_rate=fastest)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    places = replica_urls(opened.url, settings)
+    if not places:
+        raise click.UsageError("there is no place to replicate to: give --to, or `replicas` in the settings")
+    done = []
+    with progress_bar("replicating") as advance:
+        for url in places:
+            done.append(replicate(opened, settings, url, dry_run=dry_run, rate=settings.replica_rate, progress=advance))
+    if as_json:
+        emit(replicate_document(opened.url, done, dry_run=dry_run))
+    else:
+        _show(done)
+    for replica in done:
+        if replica.trouble is not None:
+            trouble(f"error: {escape(replica.url)}: {escape(replica.trouble)}")
+    raise click.exceptions.Exit(_code(done))
+
+
+def _code(done: Sequence[Replica]) -> ExitCode:
+    words = {checkpoint.done for replica in done for checkpoint in replica.checkpoints}
+    if "damaged" in words:
+        return ExitCode.BAD
+    if "failed" in words or any(replica.trouble is not None for replica in done):
+        return ExitCode.FAILED
+    return ExitCode.BUSY if "raced" in words else ExitCode.GOOD
+
+
+def _show(done: Sequence[Replica]) -> None:
+    from ckptguard.cli.render import size, table
+
+    for replica in done:
+        say(f"{escape(replica.url)}: " + standing_text(replica))
+        rows = [
+            (c.path, c.id, c.done, size(c.bytes), c.message or (f"verified: {c.verified}" if c.verified else ""))
+            for c in replica.checkpoints
+        ]
+        if rows:
+            table(("path", "id", "done", "size", ""), rows)
+
+
+def standing_text(replica: Replica) -> str:
+    """Where a replica stands, in a few words."""
+    if replica.behind is None:
+        return "it could not be told what it holds"
+    last = f"last good {replica.last_good}" if replica.last_good else "nothing good yet"
+    return f"{last}, {f'behind by {replica.behind}' if replica.behind else 'up to date'}"

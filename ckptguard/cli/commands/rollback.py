@@ -1,0 +1,43 @@
+"""``ckptguard rollback``: make the known-good checkpoint the newest one that a trainer can find."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say
+
+CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
+
+
+@click.command("rollback", cls=Command, short_help="Make the known-good one the newest.", codes=CODES)
+@click.argument("run", type=Place())
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--force", is_flag=True, help="Even while files of the run are being written.")
+@json_option
+@settings_options
+def command(run: str, dry_run: bool, force: bool, as_json: bool, config: str | None, records: str | None) -> None:
+    """Move what is newer than RUN's known-good checkpoint to quarantine, and put the known-good one back in its place.
+
+    A trainer that resumes from its latest checkpoint then finds the good one. Refused while RUN is being written.
+    """
+    from ckptguard.cli.documents import rollback_document
+    from ckptguard.cli.render import cell
+    from ckptguard.records.run import open_run
+    from ckptguard.recover.roll_back import roll_back
+
+    settings = settings_from(config, records)
+    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    done = roll_back(opened, settings, reason="rolled back from the command line", dry_run=dry_run, force=force)
+    if as_json:
+        emit(rollback_document(opened.url, done))
+        return
+    for path in done.unverified if dry_run else ():
+        say(f"would first verify {cell(path)}, and go back to it if it is good; else:")
+    would = "would go" if dry_run else "went"
+    say(f"{would} back to {cell(done.known_good.path)} ({done.known_good.id})")
+    for path in done.quarantined:
+        say(f"{'would quarantine' if dry_run else 'quarantined'} {cell(path)}")
+    if done.put_back:
+        say(f"{'would put' if dry_run else 'put'} the kept copy back under its own name")

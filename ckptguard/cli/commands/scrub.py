@@ -1,0 +1,108 @@
+"""``ckptguard scrub``: read again what has a verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode, of_outcomes
+from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.rates import parse_rate
+
+if TYPE_CHECKING:
+    from ckptguard.repair.scrub import Scrubbed
+
+CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
+_HOOK_SECONDS = 65.0
+
+
+@click.command("scrub", cls=Command, codes=CODES, short_help="Read again what has a verdict, to find rot.")
+@click.argument("run", type=Place())
+@click.option("--max-duration", metavar="SPAN", help="Stop after SPAN (2h); the next scrub goes on there.")
+@click.option("--max-age", metavar="SPAN", help="Leave out what was read within SPAN (7d).")
+@click.option("--subset", metavar="N/T", help="Only the N-th of T parts of all checkpoints.")
+@click.option("--rate", metavar="RATE", help="Bytes a second to read at most: 100MB, 50MiB.")
+@click.option("--md5", is_flag=True, help="Compare MD5 too, where it is on record.")
+@json_option
+@settings_options
+def command(
+    run: str,
+    max_duration: str | None,
+    max_age: str | None,
+    subset: str | None,
+    rate: str | None,
+    md5: bool,
+    as_json: bool,
+    config: str | None,
+    records: str | None,
+) -> None:
+    """Read RUN's checkpoints and kept copies again, what nobody has read for the longest time first.
+
+    Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage turns the verdict BAD, is an
+    incident, and is told to hooks; a damaged kept copy counts no more. `ckptguard repair` puts the right bytes back.
+    """
+    from ckptguard.cli.documents_of_scrubs import scrub_document
+    from ckptguard.incidents.notify import Hooks
+    from ckptguard.repair.scrub import Watcher, scrub
+    from ckptguard.repair.scrub_plan import parse_subset
+    from ckptguard.runs.target import open_named_run
+    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.values.retention_policy import parse_span
+
+    part = None if subset is None else parse_subset(subset)
+    duration, age = (None if span is None else parse_span(span) for span in (max_duration, max_age))
+    bytes_a_second = None if rate is None else parse_rate(rate)
+    settings = settings_from(config, records)
+    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    hooks = Hooks(settings, _log)
+    try:
+        with progress_bar("scrubbing") as advance, scanner_of(settings) as scanner:
+            done = scrub(
+                opened,
+                settings,
+                max_duration=duration,
+                max_age=age,
+                subset=part,
+                rate=bytes_a_second,
+                md5=md5,
+                watcher=Watcher(tell=hooks.tell),
+                scanner=scanner,
+                progress=advance,
+            )
+    finally:
+        hooks.close(patience=_HOOK_SECONDS)
+    if as_json:
+        emit(scrub_document(opened.url, done))
+    else:
+        _show(done)
+    for sentence in done.could_not_tell:
+        trouble(f"error: {sentence}")
+    code = of_outcomes([one.outcome for one in done.places], could_not_tell=bool(done.could_not_tell))
+    if not done.places and done.next is not None and not done.could_not_tell:
+        code = ExitCode.GOOD  # nothing was due: all was read recently enough
+    raise click.exceptions.Exit(code)
+
+
+def _show(done: Scrubbed) -> None:
+    from ckptguard.cli.render import cell, finding_line, size, word
+
+    for one in done.places:
+        what = " (kept copy)" if one.place == "kept" else ""
+        say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what} ({one.id})  {size(one.bytes)}")
+        for finding in one.findings:
+            if finding.severity.value != "notice":
+                say(finding_line(finding, one.path))
+    total = size(sum(one.bytes for one in done.places))
+    if not done.places and done.next is None:
+        say("nothing here has a verdict yet: `ckptguard verify` gives one")
+        return
+    left = f"; time was up, {done.left} left" if done.stopped else ""
+    say(f"read {len(done.places)} again ({total}){left}")
+
+
+def _log(event: str, *, level: str = "info", **fields: object) -> None:
+    if level != "info":
+        trouble(f"warning: {event}: " + ", ".join(f"{name}={value}" for name, value in fields.items()))

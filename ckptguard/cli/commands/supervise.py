@@ -1,0 +1,103 @@
+"""``ckptguard supervise``: run a training command; when its saves turn sick or it dies, go back and start it again."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from ckptguard.cli.command import Command, Place, settings_from, settings_options
+from ckptguard.cli.exit_codes import ExitCode, of_error
+from ckptguard.cli.output import report_error, trouble
+
+CODES = (ExitCode.BAD, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
+
+
+class _Command(Command):
+    """Its arguments are only right with ``--`` before COMMAND: else options of COMMAND that are ours too, such as
+    --config, would silently be ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As ever, and say what is missing."""
+        is_marked, count = "--" in args, len(args)  # they are used up
+        try:
+            left = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if not is_marked and count > 1:
+                raise click.UsageError("write -- before COMMAND", ctx) from error
+            raise
+        if not is_marked and not ctx.resilient_parsing:
+            raise click.UsageError("write -- before COMMAND", ctx)
+        return left
+
+
+def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if value != value:
+        raise click.BadParameter("it is not a number", ctx, param)
+    return value
+
+
+@click.command("supervise", cls=_Command, short_help="Run a command; go back when its saves turn sick.", codes=CODES)
+@click.argument("run", type=Place())
+@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option(
+    "--max-rollbacks",
+    type=click.IntRange(0, 1000),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Start COMMAND again at most so often.",
+)
+@click.option(
+    "--stop-seconds",
+    type=click.FloatRange(0.0, 86400.0),
+    callback=_no_nan,
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long COMMAND may take to end when it is asked to.",
+)
+@settings_options
+@click.pass_context
+def command(
+    context: click.Context,
+    run: str,
+    argv: tuple[str, ...],
+    max_rollbacks: int,
+    stop_seconds: float,
+    config: str | None,
+    records: str | None,
+) -> None:
+    """Run COMMAND, which saves under RUN, and verify what it saves.
+
+    When a save is sick (NaN in weights or optimizer state, a gradient norm in the Trainer's own log that is not
+    finite), COMMAND is stopped with all that it started. When it is, or when COMMAND dies, what is newer than the
+    known-good checkpoint goes to quarantine, the known-good one is put in its place, and COMMAND is started again.
+    Damaged or incomplete saves are told of, and COMMAND runs on.
+
+    COMMAND has stdin, stdout and stderr for its own, and the exit code is its own too (128 + n after signal n), unless
+    one of those below applies.
+    """
+    from ckptguard.supervise.blocked_signals import HeldSignals
+
+    with HeldSignals() as signals:  # before anything below starts threads, and to the very end
+        from ckptguard.supervise.supervise import supervise
+
+        done = supervise(
+            run,
+            argv,
+            settings_from(config, records),
+            signals,
+            max_rollbacks=max_rollbacks,
+            stop_seconds=stop_seconds,
+            tell=lambda sentence: trouble(f"ckptguard: {sentence}"),
+        )
+        code = done.status
+        if done.error is not None:
+            report_error(done.error)
+            code = of_error(done.error)
+        elif done.sick_end:
+            code = ExitCode.BAD
+        sys.stderr.flush()
+        os._exit(code)  # not sys.exit: a look at storage that hangs must not hold up the end

@@ -1,0 +1,28 @@
+"""``ckptguard unpin``: let a policy decide about a checkpoint again."""
+
+from __future__ import annotations
+
+import click
+
+from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.commands.pin import checkpoint_of_run
+from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import emit, say
+
+
+@click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Lift a checkpoint's pins.")
+@click.argument("ckpt", type=Place())
+@json_option
+@settings_options
+def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -> None:
+    """Lift every pin of CKPT that somebody set. What is being loaded or restored stays until that has ended."""
+    from ckptguard.cli.documents_of_retention import pins_document
+    from ckptguard.cli.render import cell
+    from ckptguard.retention.pin import unpin
+
+    run, checkpoint = checkpoint_of_run(ckpt, settings_from(config, records))
+    released = unpin(run, checkpoint)
+    if as_json:
+        emit(pins_document("unpin", run.url, released))
+    else:
+        say(f"unpinned {cell(checkpoint.path)}")

@@ -1,0 +1,280 @@
+"""From a run's own signals to a diagnosis. Pure: same signals, same answer.
+
+In order of honesty: non-finite weights or gradient norm (act at once); with a loss scaler, several skipped updates in
+a row or a scale that fell to its floor (one skipped update is how a scaler works, and a new scaler skips until it has
+found its scale); a NaN loss beside finite gradients and weights, such as a batch whose labels are all masked (count,
+act after several in a row); a row of finite losses or norms far above what was normal (only if asked for). A finite
+loss and gradient norm do not prove that the update left finite weights; they do show that the weights going in were.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ckptguard.decisions.error_texts import cause_of_error
+from ckptguard.decisions.spikes import Baseline, Spikes
+
+_SEARCHING = 4  # so many times as many skips are tolerated until a loss scaler has made its first update
+_NOTHING_YET = Baseline()
+_FINITE = math.isfinite
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How much is tolerated in a row before training counts as sick. `spikes`: None, finite numbers are all fine."""
+
+    nan_losses: int = 5
+    scale_skips: int = 5
+    scale_floor: float = 1.0
+    spikes: Spikes | None = None
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about one update. `scale` is the loss scale after it (None: no scaler), `skipped` whether the
+    optimizer left it out (None: to be told from the scale), `error` the text of an exception that it raised.
+
+    `looked`: weights and buffers were read after it; `bad_tensor` then names the first one that is not finite.
+    """
+
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    scale: float | None = None
+    skipped: bool | None = None
+    error: str | None = None
+    looked: bool = False
+    bad_tensor: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """Healthy (`cause` is None), or sick since `onset_step`: no state after an update before it is under suspicion.
+
+    What may have done the harm are the updates from `onset_step` to `suspect_through` (None: to `step`). Where no loss
+    showed the harm and only a look at the tensors found it, `onset_through` is the last update that the onset can be
+    by what the losses tell (None: the onset is `onset_step`).
+    """
+
+    step: int
+    cause: str | None = None
+    onset_step: int | None = None
+    onset_through: int | None = None
+    suspect_through: int | None = None
+    reason: str = ""
+    evidence: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def sick(self) -> bool:
+        """Whether training should go back."""
+        return self.cause is not None
+
+    @property
+    def surely_by(self) -> int:
+        """The update by which the harm was done at the latest."""
+        last = self.onset_through if self.onset_through is not None else self.onset_step
+        return last if last is not None else self.step
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered between signals. `healthy_through`: after this update no loss or look showed harm, and
+    `looked_through`: a look found all weights, buffers and moments finite, also those that no loss depends on.
+
+    `skips` updates were skipped in a row and `skips_in_all` at all; `nan_losses` losses in a row were not finite,
+    since update `nan_since`. `highest_scale` tells a scale that fell to its floor from one that is set there.
+
+    Gradients may be accumulated: `norm_through` is the last update with a finite gradient norm (None: none was told),
+    and `nan_unsettled` the first one since then with a loss that was not finite, unless a later look was clean.
+    """
+
+    healthy_through: int = 0
+    looked_through: int = 0
+    nan_losses: int = 0
+    nan_since: int | None = None
+    norm_through: int | None = None
+    nan_unsettled: int | None = None
+    skips: int = 0
+    skips_in_all: int = 0
+    scaler_settled: bool = False
+    scale: float | None = None
+    highest_scale: float = 0.0
+    losses: Baseline = _NOTHING_YET
+    norms: Baseline = _NOTHING_YET
+
+    def restarted(self, step: int) -> Health:
+        """After a good state was loaded, that after update `step`: only what is normal is remembered."""
+        return Health(
+            healthy_through=step,
+            looked_through=step,
+            norm_through=None if self.norm_through is None else step,
+            scaler_settled=step > 0,
+            losses=_without_spikes(self.losses),
+            norms=_without_spikes(self.norms),
+        )
+
+    def after(self, signal: Signal, limits: Limits) -> tuple[Health, Diagnosis]:
+        """Take in one signal."""
+        loss, norm, scale = signal.loss, signal.grad_norm, signal.scale
+        skipped = self._was_skipped(signal)
+        told_of_skips = scale is not None or signal.skipped is not None or skipped
+        nan_losses, nan_since = self.nan_losses, self.nan_since
+        if loss is not None:
+            nan_loss = not _FINITE(loss)
+            nan_losses = nan_losses + 1 if nan_loss else 0
+            nan_since = None if not nan_loss else nan_since if nan_since is not None else signal.step
+        norm_through, unsettled = self.norm_through, self.nan_unsettled
+        if norm is not None and _FINITE(norm) and not skipped:
+            norm_through, unsettled = signal.step, None
+        elif loss is None:
+            unsettled = None if signal.looked and signal.bad_tensor is None else unsettled
+        elif unsettled is None and not _FINITE(loss):
+            unsettled = signal.step
+        losses, norms = self.losses, self.norms
+        if limits.spikes is not None:
+            if loss is not None and _FINITE(loss):
+                losses = losses.after(loss, limits.spikes)
+            if norm is not None and _FINITE(norm) and not skipped:
+                norms = norms.after(norm, limits.spikes)
+        now = Health(
+            healthy_through=self._healthy_through(signal),
+            looked_through=self._looked_through(signal),
+            nan_losses=nan_losses,
+            nan_since=nan_since,
+            norm_through=norm_through,
+            nan_unsettled=unsettled,
+            skips=self.skips + 1 if skipped else 0 if told_of_skips else self.skips,
+            skips_in_all=self.skips_in_all + skipped,
+            scaler_settled=self.scaler_settled or (told_of_skips and not skipped),
+            scale=scale if scale is not None else self.scale,
+            highest_scale=self.highest_scale if scale is None else max(self.highest_scale, scale),
+            losses=losses,
+            norms=norms,
+        )
+        cause, reason, in_a_row = now._judge(signal, limits, skipped=skipped)
+        if cause is None:
+            return now, Diagnosis(step=signal.step)
+        return now, now._diagnosis(signal, cause, reason, in_a_row)
+
+    def wants_look(self, signal: Signal) -> bool:
+        """Whether the signal cannot be judged without reading the weights and buffers."""
+        return not signal.looked and _shows_harm(signal)
+
+    def _was_skipped(self, signal: Signal) -> bool:
+        if signal.skipped is not None:
+            return signal.skipped
+        if signal.error is not None and cause_of_error(signal.error) == "loss_scale":
+            return True
+        if signal.scale is None:
+            return False
+        fell = self.scale is not None and signal.scale < self.scale
+        return fell or (signal.grad_norm is not None and not _FINITE(signal.grad_norm))
+
+    def _healthy_through(self, signal: Signal) -> int:
+        if signal.looked and signal.bad_tensor is None:
+            return max(self.healthy_through, signal.step)
+        if signal.loss is not None and signal.loss != 0.0 and _FINITE(signal.loss):
+            # A finite loss was computed from the weights as they were before this update.
+            return max(self.healthy_through, signal.step - 1)
+        return self.healthy_through
+
+    def _looked_through(self, signal: Signal) -> int:
+        clean = signal.looked and signal.bad_tensor is None
+        return max(self.looked_through, signal.step) if clean else self.looked_through
+
+    def _judge(self, signal: Signal, limits: Limits, *, skipped: bool) -> tuple[str | None, str, int]:
+        """(cause, reason, how many updates in a row say so)."""
+        norm, scale = signal.grad_norm, signal.scale
+        if signal.bad_tensor is not None:
+            return "weights", f"{signal.bad_tensor} is not finite after step {signal.step}", 0
+        if signal.error is not None and (cause := cause_of_error(signal.error)) is not None:
+            said = signal.error.strip().partition("\n")[0][:200]
+            return cause, f"step {signal.step} raised: {said}", self.skips if cause == "loss_scale" else 0
+        if scale is not None and (scale <= 0.0 or not _FINITE(scale)):
+            return "loss_scale", f"the loss scale is {scale:g}", self.skips
+        if skipped:
+            tolerated = limits.scale_skips * (1 if self.scaler_settled else _SEARCHING)
+            by = "loss_scale" if scale is not None else "skipped"
+            if self.skips >= tolerated:
+                who = "the loss scaler" if scale is not None else "the optimizer"
+                return by, f"{who} skipped {self.skips} updates in a row", self.skips
+            if scale is not None and scale <= limits.scale_floor and scale < self.highest_scale:
+                return by, f"the loss scale fell to its floor ({scale:g}) and updates are still skipped", self.skips
+            return None, "", 0
+        if norm is not None and not _FINITE(norm):
+            shown = " (and the loss shows exactly 0)" if signal.loss == 0.0 else ""
+            return "grad_norm", f"the gradient norm of step {signal.step} is {norm}{shown}", 0
+        if self.nan_losses >= limits.nan_losses and signal.loss is not None:
+            return "nan_loss", f"the loss was not finite {self.nan_losses} times in a row", self.nan_losses
+        if limits.spikes is not None:
+            for name, value, baseline in (("gradient norm", norm, self.norms), ("loss", signal.loss, self.losses)):
+                if value is not None and baseline.spikes >= limits.spikes.in_a_row:
+                    far = f"{baseline.spikes} times in a row (last {value:g}, median {baseline.median:g})"
+                    # The weights that a loss was computed from came out of the update before it.
+                    return "spike", f"the {name} was far above normal {far}", baseline.spikes + (name == "loss")
+        return None, "", 0
+
+    def _diagnosis(self, signal: Signal, cause: str, reason: str, in_a_row: int) -> Diagnosis:
+        onset = signal.step - in_a_row + 1 if in_a_row else min(self.healthy_through + 1, signal.step)
+        onset_through = None
+        # What was not finite may have been waiting in accumulated gradients, which no look and no other loss sees.
+        waited = self.nan_unsettled if self.nan_unsettled is not None else signal.step
+        if signal.bad_tensor is not None and self.nan_since is None and not _shows_harm(signal):
+            # A finite loss tells nothing of what it does not depend on: only the last look does.
+            first = min(self.looked_through + 1, waited, onset)
+            if first < onset:
+                onset, onset_through = first, onset
+                reason = f"{reason}, and everything was after step {first - 1}"
+        elif cause == "grad_norm" and waited < onset:
+            onset = waited
+            reason = f"{reason}, and the loss was not finite at step {waited}"
+        elif cause == "grad_norm" and self.norm_through is not None and self.norm_through + 1 < onset:
+            onset, onset_through = self.norm_through + 1, onset
+        evidence: dict[str, object] = {
+            k: v
+            for k, v in (
+                ("loss", signal.loss),
+                ("grad_norm", signal.grad_norm),
+                ("loss_scale", signal.scale),
+                ("tensor", signal.bad_tensor),
+                ("in_a_row", in_a_row or None),
+                ("skipped_updates", self.skips_in_all or None),
+                ("healthy_through", self.healthy_through),
+                ("looked_through", self.looked_through if onset_through is not None else None),
+                ("norm_through", self.norm_through if cause == "grad_norm" and onset_through is not None else None),
+            )
+            if v is not None
+        }
+        # Weights that were found poisoned after a row of NaN losses were so when the row began.
+        through = self.nan_since if cause == "weights" else None
+        return Diagnosis(
+            step=signal.step,
+            cause=cause,
+            onset_step=max(onset, 1),
+            onset_through=onset_through,
+            suspect_through=None if through is None or through < onset else through,
+            reason=reason,
+            evidence=evidence,
+        )
+
+
+def overdue(step: int, last_saved: int | None, *, save_every: int, most: int) -> str | None:
+    """What is wrong if more than `most` saves in a row came to nothing; None if that is not so."""
+    since = last_saved if last_saved is not None else 0
+    if step - since <= most * save_every:
+        return None
+    return f"no state was saved since step {since}: a rollback would lose {step - since} updates"
+
+
+def _shows_harm(signal: Signal) -> bool:
+    """Whether its loss is none that healthy weights are known by."""
+    loss, norm = signal.loss, signal.grad_norm
+    # The Hugging Face Trainer shows a loss of exactly 0 where it was NaN: a forward pass that overflowed, which
+    # poisons running statistics although the scaler skips the update.
+    hidden = loss == 0.0 and norm is not None and not _FINITE(norm)
+    return loss is not None and (hidden or not _FINITE(loss))
+
+
+def _without_spikes(baseline: Baseline) -> Baseline:
+    return Baseline(recent=baseline.recent, seen=baseline.seen, median=baseline.median, spread=baseline.spread)

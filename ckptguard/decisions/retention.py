@@ -1,0 +1,179 @@
+"""Which checkpoints stay, and why. Pure: values in, a decision with reasons for each out, in the manner of restic.
+
+What holds for every policy:
+- Only GOOD checkpoints occupy a slot, and the newest `keep_good` of each series stay.
+- Nothing is removed that is older than a checkpoint of its series without a verdict: that one may turn out bad.
+- What is held (pinned, in use, linked to) stays. So does what has no step, for nothing says what is newer than it.
+- BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for: they take no good one's slot, they are the
+  evidence of what went wrong, and some can be repaired or cleared.
+- A metric that is absent, NaN or infinite never is the best. One that no GOOD checkpoint of a series has is no rule
+  for it at all: its name may be mistyped, nothing was evaluated yet, or others of the run's files hold the numbers.
+- A clock that is wrong removes nothing early: see `ages`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.retention_policy import Best, Policy, span_text
+from ckptguard.values.verdict import Outcome
+
+
+class Present(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint that is in place. `saved` are seconds since 1970 by its writer's clock, `holds` say why it must
+    stay whatever the policy says."""
+
+    path: str
+    series: str
+    step: int | None
+    generation: int
+    outcome: Outcome
+    saved: float | None = None
+    metrics: Mapping[str, float] = {}
+    bytes: int = 0
+    holds: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """``<step>.<generation>``."""
+        return checkpoint_id(self.step, self.generation)
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a checkpoint stays: every reason why, or the one why not."""
+
+    checkpoint: Present
+    keep: bool
+    reasons: tuple[str, ...]
+
+
+def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None = None) -> list[Decision]:
+    """A decision for every checkpoint, by series and step. `now` are seconds since 1970 by our own clock."""
+    by_series: dict[str, list[Present]] = {}
+    for checkpoint in checkpoints:
+        by_series.setdefault(checkpoint.series, []).append(checkpoint)
+    return [d for _, one in sorted(by_series.items()) for d in _decide_series(one, _rules_for(one, policy), now)]
+
+
+def _rules_for(series: Sequence[Present], policy: Policy) -> Policy:
+    unknown = unknown_metrics(series, policy)
+    return msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
+
+
+def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]:
+    """The metrics of `policy` that no GOOD checkpoint has."""
+    known = {name for c in checkpoints if c.outcome is Outcome.GOOD for name in c.metrics}
+    return [best.metric for best in policy.keep_best if best.metric not in known]
+
+
+def ages(times: Sequence[float | None], now: float | None) -> list[float | None]:
+    """How old checkpoints are for sure, in seconds; `times` are when they were saved, oldest step first.
+
+    The least of: the time between it and the newest; between it and `now`; and the sum of what passed from one to the
+    next, less its greatest part, and for every time that the clock went back less one more. So a clock that jumped
+    (and back), stood still, or is wrong only here, makes nothing look older than it is. None: it cannot be told.
+    """
+    newest = next((t for t in reversed(times) if t is not None), None)
+    found: list[float | None] = []
+    later: float | None = None
+    forgiven: list[float] = []  # the greatest gaps: a heap, least first
+    counted: list[float] = []  # the others: a heap of negatives, so greatest first
+    allowed, passed = 1, 0.0
+    for time in reversed(times):
+        if time is None or newest is None:
+            found.append(None)
+            continue
+        gap = 0.0 if later is None else later - time
+        later = time
+        if gap < 0:
+            allowed += 1
+            if counted:
+                gap_back = -heapq.heappop(counted)
+                passed -= gap_back
+                heapq.heappush(forgiven, gap_back)
+        heapq.heappush(forgiven, max(gap, 0.0))
+        if len(forgiven) > allowed:
+            least = heapq.heappop(forgiven)
+            passed += least
+            heapq.heappush(counted, -least)
+        found.append(max(0.0, min(passed, newest - time, math.inf if now is None else now - time)))
+    return found[::-1]
+
+
+def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[Decision]:
+    ordered = sorted(own, key=lambda c: (c.step is not None, c.step or 0, c.generation, c.path))
+    good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD and c.step is not None]
+    reasons: dict[str, list[str]] = {c.path: list(c.holds) for c in ordered}
+    for checkpoint in good[: policy.keep_good]:
+        reasons[checkpoint.path].append(f"one of the newest {policy.keep_good} good ones")
+    _apply_rules(ordered, good, policy, now, reasons)
+    pending = [i for i, c in enumerate(ordered) if c.outcome is Outcome.PENDING]
+    nameless = [ordered[i].path for i in pending if ordered[i].step is None]  # may be newer than anything
+    decisions = []
+    for index, checkpoint in enumerate(ordered):
+        why = reasons[checkpoint.path]
+        stays = _stays_anyway(checkpoint, policy, good)
+        if stays is not None:
+            why.append(stays)
+        if pending and index < pending[-1]:
+            why.append(f"{ordered[pending[-1]].path} is newer and has no verdict yet")
+        elif nameless and checkpoint.step is not None:
+            why.append(f"{nameless[0]} may be newer and has no verdict yet")
+        gone = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
+        decisions.append(Decision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (gone,)))
+    return decisions
+
+
+def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) -> str | None:
+    """Why no rule is asked at all."""
+    if checkpoint.step is None:
+        return "its step is not known"
+    if checkpoint.outcome is Outcome.PENDING:
+        return "it has no verdict yet"
+    if checkpoint.outcome is Outcome.GOOD:
+        return None if policy.has_rules else "no rule says what may go"
+    if not policy.drop_failed:
+        return f"it is {checkpoint.outcome.value}, which no rule counts"
+    place = (checkpoint.step, checkpoint.generation)
+    newer = sum((c.step or 0, c.generation) > place for c in good[: policy.keep_good])
+    if newer < policy.keep_good:
+        return f"it is {checkpoint.outcome.value}, and fewer than {policy.keep_good} good ones are newer"
+    return None
+
+
+def _apply_rules(
+    ordered: Sequence[Present],
+    good: Sequence[Present],
+    policy: Policy,
+    now: float | None,
+    reasons: dict[str, list[str]],
+) -> None:
+    """Add what each rule keeps of the GOOD ones (newest first)."""
+    for checkpoint in good[: policy.keep_last or 0]:
+        reasons[checkpoint.path].append(f"one of the last {policy.keep_last}")
+    if policy.keep_every is not None:
+        first = {(c.step or 0) // policy.keep_every: c for c in good}  # the last one set is the oldest
+        for checkpoint in first.values():
+            reasons[checkpoint.path].append(f"the first of {policy.keep_every} steps")
+    if policy.keep_within is not None:
+        numbered = [c for c in ordered if c.step is not None]
+        for checkpoint, age in zip(numbered, ages([c.saved for c in numbered], now), strict=True):
+            if checkpoint.outcome is Outcome.GOOD and (age is None or age <= policy.keep_within):
+                said = "its time is not known" if age is None else f"within {span_text(policy.keep_within)}"
+                reasons[checkpoint.path].append(said)
+    for best in policy.keep_best:
+        for checkpoint in _best(good, best):
+            value = checkpoint.metrics[best.metric]
+            reasons[checkpoint.path].append(f"one of the best {best.count} by {best.metric} ({best.way}): {value:g}")
+
+
+def _best(good: Sequence[Present], best: Best) -> list[Present]:
+    """The best by a metric; of equals the newer one."""
+    ranked = [c for c in good if math.isfinite(c.metrics.get(best.metric, math.nan))]
+    ranked.sort(key=lambda c: c.metrics[best.metric], reverse=best.way == "max")  # stable, also when reversed
+    return ranked[: best.count]

@@ -1,0 +1,279 @@
+"""The objects that a ``.metadata`` pickle is made of, kept small: there may be a million of them.
+
+As soon as an object's state is set, it is folded to a plain tuple, and the memo keeps only what is fetched again.
+Objects are told by the names of their attributes, because subclasses of them are in use.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ckptguard.formats.dcp.repeated_entries import ELSEWHERE, KEY, LONGEST, MAX_HITS, MOST, Before, Repeat, settled
+from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence
+from ckptguard.formats.pickle.machine import Machine, Pickled, read_pickle, run_machine
+from ckptguard.formats.pickle.opcodes import COSTS
+
+BUDGET = 768 << 20
+# Each is less than the cheapest of what is folded costs.
+_OBJECT_REFUND = 500
+_SIZE_REFUND = 150
+_COSTS = tuple(4 if code == ord("\x94") else cost for code, cost in enumerate(COSTS))  # few are kept
+_MAX_MEMO = 2_000_000
+_MAX_FETCHES = 20_000_000
+_BLOCK = 1 << 20
+_MAX_DIMENSIONS = 64
+_LIMIT = 2**63
+_MEMOIZE = 0x94
+_ROOM_ALONE = 1 << 20
+
+
+class Piece(NamedTuple):
+    """Where a stored piece lies in its tensor."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class TensorEntry(NamedTuple):
+    """A tensor's full shape, its dtype and its pieces (None in place of one that makes no sense)."""
+
+    dtype: str
+    size: tuple[int, ...]
+    pieces: tuple[Piece | None, ...]
+
+
+class StoredItem(NamedTuple):
+    """What a stored range holds: a tensor's piece that begins at `offsets`, or (None) an object."""
+
+    name: str
+    offsets: tuple[int, ...] | None
+
+
+class StoredRange(NamedTuple):
+    """Where it is stored. `packed`: it went through a compressor or the like."""
+
+    path: str
+    offset: int
+    length: int
+    packed: bool
+
+
+def read_metadata_pickle(data: bytes) -> Pickled:
+    """The pickle with its objects folded; PickleProblem like `read_pickle`."""
+    try:
+        return run_machine(_FoldingMachine(data), 0, BUDGET)
+    except _OtherProtocolError:
+        return read_pickle(data)
+
+
+def fold(value: object) -> object:
+    """The plain tuple for an object of a kind that is known and makes sense; else the value itself."""
+    if type(value) is not Call:
+        return value
+    fields = attributes(value)
+    if "sizes" in fields:
+        return _piece(fields) or value
+    if "chunks" in fields:
+        return _tensor(fields) or value
+    if "relative_path" in fields:
+        return _range(fields) or value
+    if "fqn" in fields:
+        return _item(fields) or value
+    return value
+
+
+def attributes(value: object) -> dict[str, object]:
+    """What is set on an object."""
+    state = value.state if type(value) is Call else None
+    if type(state) is not Mapping:
+        return {}
+    return {k: v for k, v in zip(state.flat[::2], state.flat[1::2], strict=False) if type(k) is str}
+
+
+def _piece(fields: dict[str, object]) -> Piece | None:
+    offsets, sizes = _sizes(fields.get("offsets")), _sizes(fields["sizes"])
+    return None if offsets is None or sizes is None else Piece(offsets, sizes)
+
+
+def _tensor(fields: dict[str, object]) -> TensorEntry | None:
+    dtype, size, pieces = _dtype(fields.get("properties")), _sizes(fields.get("size")), fields["chunks"]
+    if dtype is None or size is None or type(pieces) is not Sequence:
+        return None
+    folded = (fold(piece) for piece in pieces.items)
+    return TensorEntry(dtype, size, tuple(p if type(p) is Piece else None for p in folded))
+
+
+def _item(fields: dict[str, object]) -> StoredItem | None:
+    name, stated = fields["fqn"], fields.get("offset")
+    offsets = None if stated is None else _sizes(stated)
+    return StoredItem(name, offsets) if type(name) is str and (offsets is not None or stated is None) else None
+
+
+def _range(fields: dict[str, object]) -> StoredRange | None:
+    path, offset, length = fields["relative_path"], fields.get("offset"), fields.get("length")
+    transforms = fields.get("transform_descriptors")
+    packed = transforms is not None and not (type(transforms) is Sequence and not transforms.items)
+    if type(path) is not str or type(offset) is not int or type(length) is not int:
+        return None
+    return StoredRange(path, offset, length, packed) if 0 <= offset < _LIMIT and 0 < length < _LIMIT else None
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    if type(value) is Call:
+        if not value.calls("torch.Size") or type(value.args) is not tuple or len(value.args) != 1:
+            return None
+        value = value.args[0]
+    if type(value) is Sequence:
+        value = tuple(value.items)
+    if type(value) is not tuple or len(value) > _MAX_DIMENSIONS:
+        return None
+    return value if all(type(n) is int and 0 <= n < _LIMIT for n in value) else None
+
+
+def _dtype(properties: object) -> str | None:
+    state = properties.state if type(properties) is Call else None
+    dtype = state[0] if type(state) is tuple and state else attributes(properties).get("dtype")
+    return dtype.name if type(dtype) is Global and dtype.module == "torch" else None
+
+
+def _fetched(data: bytes) -> set[int]:
+    """All that may be fetched from the memo: what some four bytes behind a ``j`` mean, and the small ones."""
+    if data.count(b"j") > _MAX_FETCHES:
+        raise PickleProblem("the pickle refers back to values more often than we would read")
+    found, most = set(range(256)), data.count(b"\x94")
+    for begin in range(0, len(data), _BLOCK):
+        places = re.findall(rb"j(?=(....))", data[begin : begin + _BLOCK + 4], re.DOTALL)
+        found.update(n for n in struct.unpack(f"<{len(places)}I", b"".join(places)) if n < most)
+        if len(found) > _MAX_MEMO:
+            raise PickleProblem("the pickle refers back to more values than we would read")
+    return found
+
+
+class _OtherProtocolError(PickleProblem):
+    """The memo is not numbered in order, as all writers of the format do it."""
+
+
+class _FoldingMachine(Machine):
+    """Folds objects as they are finished. What may be fetched again is known before the start (`_fetched`)."""
+
+    __slots__ = ("begun", "framed", "hits", "memoized", "repeats", "shared", "wanted")
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data, 0)
+        self.costs = _COSTS
+        self.memoized = 0
+        self.wanted = _fetched(data)
+        self.shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.framed = 0  # where the last frame that began ends
+        self.repeats: dict[bytes, Repeat] = {}
+        self.hits = 0
+        self.begun = (0, 0, 0, 0)  # behind the last name: position, values and marks on the stack, memoized
+        for name in ("binput", "long_binput", "text_put", "text_get"):
+            step: Callable[[int], int] = getattr(self, name)
+            self.steps = [self.other_protocol if s == step else s for s in self.steps]
+
+    def other_protocol(self, p: int) -> int:
+        raise _OtherProtocolError("")
+
+    def frame_end(self, p: int) -> int:
+        self.framed = super().frame_end(p)
+        return self.framed
+
+    def memoize(self, p: int) -> int:
+        if self.memoized in self.wanted:
+            self.keep(self.memoized, self.stack[-1])
+        self.memoized += 1
+        return p
+
+    def keep(self, index: int, value: object) -> None:
+        self.memo[index] = value
+        if len(self.memo) > _MAX_MEMO:
+            raise PickleProblem("the pickle refers back to more values than we would read")
+
+    def short_unicode(self, p: int) -> int:
+        p = super().short_unicode(p)
+        if p >= self.framed or self.data[p] != _MEMOIZE:
+            return p
+        p = self.memoize(p + 1)
+        known = self.repeats.get(self.data[p : p + KEY])
+        if known is not None and self.data.startswith(known.raw, p) and self.repeat(known, p + len(known.raw)):
+            return p + len(known.raw)
+        self.begun = (p, len(self.stack), len(self.marks), self.memoized)
+        return p
+
+    def repeat(self, known: Repeat, end: int) -> bool:
+        """Put what these bytes make on the stack; not if they reach out of the frame, or if what they make on the
+        way is fetched again."""
+        if end > self.framed:
+            return False
+        own = range(self.memoized, self.memoized + len(known.memos))
+        fetched = [] if self.wanted.isdisjoint(own) else [i for i in own if i in self.wanted]
+        if any(known.memos[i - self.memoized] is ELSEWHERE for i in fetched):
+            return False
+        for index in fetched:
+            self.keep(index, known.memos[index - self.memoized])
+        self.hits += 1
+        if self.hits > MAX_HITS:
+            raise PickleProblem("the pickle holds more tensors than we would read")
+        self.memoized = own.stop
+        self.stack.append(known.value)
+        return True
+
+    def learn(self, value: object, end: int) -> None:
+        """Note the bytes from the last name on, if they alone make this value."""
+        start, depth, marks, memoized = self.begun
+        place = (len(self.stack) - 1, len(self.marks))
+        if (depth, marks) != place or not KEY <= end - start <= LONGEST or len(self.repeats) >= MOST:
+            return
+        raw = self.data[start:end]
+        alone = _AloneMachine(raw + b".", Before(self.memo, memoized))
+        try:
+            pickled = run_machine(alone, 0, _ROOM_ALONE)
+        except PickleProblem:
+            return
+        if pickled.end == len(raw) + 1 and pickled.value == value and not pickled.persistent:
+            self.repeats[raw[:KEY]] = Repeat(raw, value, tuple(map(settled, alone.values)))
+
+    def build(self, p: int) -> int:
+        p = super().build(p)
+        target = self.stack[-1]
+        folded = fold(target)
+        if folded is not target:
+            self.stack[-1] = folded
+            self.returned += _OBJECT_REFUND
+            if type(folded) is TensorEntry and None not in folded.pieces:
+                self.learn(folded, p)
+        return p
+
+    def reduce(self, p: int) -> int:
+        p = super().reduce(p)
+        sizes = _sizes(self.stack[-1])
+        if sizes is not None:
+            self.stack[-1] = self.shared.setdefault(sizes, sizes)
+            self.returned += _SIZE_REFUND
+        return p
+
+
+class _AloneMachine(_FoldingMachine):
+    """Reads a part of a pickle on an empty stack; of the memo it can fetch only what came before and cannot change."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, data: bytes, memo: Before) -> None:
+        super().__init__(data)
+        self.memo = memo
+        self.values: list[object] = []
+
+    def memoize(self, p: int) -> int:
+        self.values.append(self.stack[-1])
+        return p
+
+    def frame_end(self, p: int) -> int:
+        raise PickleProblem("a frame begins in the middle of a value")
+
+    def learn(self, value: object, end: int) -> None:
+        pass

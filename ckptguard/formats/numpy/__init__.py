@@ -1,0 +1,1 @@
+"""NumPy's files: npy and npz."""

@@ -1,0 +1,1 @@
+"""Reading pickle streams without ever importing or calling what they name."""

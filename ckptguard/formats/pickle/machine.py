@@ -1,0 +1,373 @@
+"""Our own pickle machine. It moves inert values about and never imports, calls or looks up anything that a file names.
+
+Limits come first: what they refuse is a problem of the file. Deep nesting costs no recursion, because the machine
+has none and its values (`pickle_values`) are never hashed, compared or printed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ckptguard.formats.pickle.constants import UINT32, UINT64, Constants, PickleProblem, parse_int
+from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.opcodes import COSTS, OPCODES, STOP
+
+MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
+BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
+_FRAME_COST = 32
+_NO_FRAME = 1 << 64
+
+
+class Pickled(NamedTuple):
+    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is.
+
+    `cost` is what it took of the budget.
+    """
+
+    value: object
+    globals: frozenset[str]
+    end: int
+    persistent: tuple[PersistentId, ...] = ()
+    cost: int = 0
+
+
+def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled:
+    """Read the pickle that begins at `start`; PickleProblem for anything that is not one."""
+    return run_machine(Machine(data, start), start, budget)
+
+
+def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
+    """Like `read_pickle`, with a machine of one's own."""
+    data = machine.data
+    if len(data) > MAX_STREAM:
+        raise PickleProblem(f"the pickle is larger than {MAX_STREAM} bytes")
+    try:
+        end, cost = machine.run(start, budget)
+    except PickleProblem as error:
+        error.globals = frozenset(machine.names)
+        raise
+    except (IndexError, struct.error) as error:
+        problem = _damaged(machine, data)
+        problem.globals = frozenset(machine.names)
+        raise problem from error
+    finally:
+        machine.steps.clear()  # they refer back to the machine, which would keep everything until a collection
+    return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents), cost)
+
+
+def _damaged(machine: Machine, data: bytes) -> PickleProblem:
+    if machine.position >= len(data) - 8:
+        return PickleProblem("the pickle ends early", ends_early=True)
+    return PickleProblem(f"the pickle is damaged near byte {machine.position}")
+
+
+_Step = Callable[[int], int]
+
+
+class Machine(Constants):
+    """Marks, memo and names; see `Constants` for how opcodes are methods."""
+
+    __slots__ = ("costs", "known", "marks", "memo", "names", "persistents", "position", "returned", "steps", "value")
+
+    def __init__(self, data: bytes, start: int) -> None:
+        super().__init__(data)
+        self.names: set[str] = set()
+        self.known: dict[tuple[str, str], Global] = {}
+        self.value: object = None
+        self.persistents: list[PersistentId] = []
+        self.steps: list[_Step] = [self.unknown] * 256
+        for code, name in OPCODES.items():
+            self.steps[code] = getattr(self, name)  # our own table of our own methods
+        self.costs: tuple[int, ...] = COSTS
+        self.returned = 0  # of the budget: what a kind of machine does not keep after all
+        self.position = start
+        self.marks: list[list[object]] = []
+        self.memo: dict[int, object] = {}
+
+    def run(self, position: int, budget: int) -> tuple[int, int]:
+        """Execute until STOP; the position behind it, and what it cost."""
+        data, steps, costs, room = self.data, self.steps, self.costs, budget
+        frame = _NO_FRAME  # where the frame that we are in ends
+        try:
+            while room > 0 or self.returned:
+                room, self.returned = room + self.returned, 0
+                while room > 0:
+                    code = data[position]
+                    cost = costs[code]
+                    if not cost:
+                        if code == STOP:
+                            if self.marks or len(self.stack) != 1:
+                                raise PickleProblem("the pickle stops with an unfinished value")
+                            if frame not in (_NO_FRAME, position + 1):
+                                raise PickleProblem("the pickle stops in the middle of a frame")
+                            self.value = self.stack.pop()
+                            return position + 1, budget - room
+                        if frame != _NO_FRAME:
+                            raise PickleProblem("a frame begins in a frame")
+                        frame, cost = self.frame_end(position + 1), _FRAME_COST
+                    room -= cost
+                    position = steps[code](position + 1)
+                    if position >= frame:
+                        # Python's readers disagree about where such a value goes on, and so about all that follows.
+                        if position > frame:
+                            raise PickleProblem("a value reaches over the end of its frame")
+                        frame = _NO_FRAME
+        finally:
+            self.position = position
+        raise PickleProblem("the pickle holds more values than we would read")
+
+    def frame_end(self, p: int) -> int:
+        end: int = p + 8 + UINT64(self.data, p)[0]
+        if end > len(self.data):
+            raise PickleProblem("the pickle ends early", ends_early=True)
+        return end
+
+    def pop_mark(self) -> list[object]:
+        items = self.stack
+        self.stack = self.marks.pop()
+        return items
+
+    def unknown(self, p: int) -> int:
+        raise PickleProblem(f"byte {p - 1} is no opcode (0x{self.data[p - 1]:02x})")
+
+    def refused(self, p: int) -> int:
+        raise PickleProblem("the pickle uses the extension registry or out-of-band buffers, which are never followed")
+
+    # -- containers
+
+    def mark(self, p: int) -> int:
+        self.marks.append(self.stack)
+        self.stack = []
+        return p
+
+    def empty_tuple(self, p: int) -> int:
+        self.stack.append(())
+        return p
+
+    def tuple1(self, p: int) -> int:
+        self.stack[-1] = (self.stack[-1],)
+        return p
+
+    def tuple2(self, p: int) -> int:
+        last = self.stack.pop()
+        self.stack[-1] = (self.stack[-1], last)
+        return p
+
+    def tuple3(self, p: int) -> int:
+        last, middle = self.stack.pop(), self.stack.pop()
+        self.stack[-1] = (self.stack[-1], middle, last)
+        return p
+
+    def tuple_of_mark(self, p: int) -> int:
+        items = self.stack
+        self.stack = self.marks.pop()
+        self.stack.append(tuple(items))
+        return p
+
+    def empty_list(self, p: int) -> int:
+        self.stack.append(Sequence([]))
+        return p
+
+    def list_of_mark(self, p: int) -> int:
+        items = self.pop_mark()
+        self.stack.append(Sequence(items))
+        return p
+
+    def empty_dict(self, p: int) -> int:
+        self.stack.append(Mapping([]))
+        return p
+
+    def dict_of_mark(self, p: int) -> int:
+        items = self.pop_mark()
+        if len(items) % 2:
+            raise PickleProblem("a dict has a key without a value")
+        self.stack.append(Mapping(items))
+        return p
+
+    def empty_set(self, p: int) -> int:
+        self.stack.append(SetOf([]))
+        return p
+
+    def frozen_set(self, p: int) -> int:
+        items = self.pop_mark()
+        self.stack.append(SetOf(items))
+        return p
+
+    def append(self, p: int) -> int:
+        value = self.stack.pop()
+        self.extend([value])
+        return p
+
+    def appends(self, p: int) -> int:
+        items = self.pop_mark()
+        self.extend(items)
+        return p
+
+    def add_items(self, p: int) -> int:
+        return self.appends(p)
+
+    def extend(self, values: list[object]) -> None:
+        target = self.stack[-1]
+        if type(target) is Sequence or type(target) is SetOf:
+            target.items += values
+        elif type(target) is Call:
+            if target.items is None:
+                target.items = []
+            target.items += values
+        else:
+            raise PickleProblem("something is appended to what is no list")
+
+    def set_item(self, p: int) -> int:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.put([key, value])
+        return p
+
+    def set_items(self, p: int) -> int:
+        items = self.pop_mark()
+        if len(items) % 2:
+            raise PickleProblem("a dict has a key without a value")
+        self.put(items)
+        return p
+
+    def put(self, flat: list[object]) -> None:
+        target = self.stack[-1]
+        if type(target) is Mapping:
+            target.flat += flat
+        elif type(target) is Call:
+            if target.flat is None:
+                target.flat = []
+            target.flat += flat
+        else:
+            raise PickleProblem("something is set in what is no dict")
+
+    def pop(self, p: int) -> int:
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.pop_mark()
+        return p
+
+    def drop_mark(self, p: int) -> int:
+        self.pop_mark()
+        return p
+
+    def duplicate(self, p: int) -> int:
+        self.stack.append(self.stack[-1])
+        return p
+
+    # -- memo
+
+    def binput(self, p: int) -> int:
+        self.memo[self.data[p]] = self.stack[-1]
+        return p + 1
+
+    def long_binput(self, p: int) -> int:
+        self.memo[UINT32(self.data, p)[0]] = self.stack[-1]
+        return p + 4
+
+    def memoize(self, p: int) -> int:
+        self.memo[len(self.memo)] = self.stack[-1]
+        return p
+
+    def text_put(self, p: int) -> int:
+        text, p = self.line(p)
+        self.memo[_memo_index(text)] = self.stack[-1]
+        return p
+
+    def binget(self, p: int) -> int:
+        return self.recall(self.data[p], p + 1)
+
+    def long_binget(self, p: int) -> int:
+        return self.recall(UINT32(self.data, p)[0], p + 4)
+
+    def text_get(self, p: int) -> int:
+        text, p = self.line(p)
+        return self.recall(_memo_index(text), p)
+
+    def recall(self, index: int, p: int) -> int:
+        try:
+            self.stack.append(self.memo[index])
+        except KeyError as error:
+            raise PickleProblem(f"memo {index} was never set") from error
+        return p
+
+    # -- names and what would be called
+
+    def text_global(self, p: int) -> int:
+        module, p = self.line(p)
+        name, p = self.line(p)
+        self.stack.append(self.named(module, name))
+        return p
+
+    def stack_global(self, p: int) -> int:
+        name, module = self.stack.pop(), self.stack.pop()
+        if type(name) is not str or type(module) is not str:
+            raise PickleProblem("a global's name is computed: it cannot be told what would be called")
+        self.stack.append(self.known_global(module, name))
+        return p
+
+    def named(self, module: bytes, name: bytes) -> Global:
+        try:
+            return self.known_global(module.decode("utf-8"), name.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise PickleProblem("a global's name is not UTF-8") from error
+
+    def known_global(self, module: str, name: str) -> Global:
+        found = self.known.get((module, name))
+        if found is None:
+            if len(module) + len(name) > 1000:
+                raise PickleProblem("a global's name is absurdly long")
+            found = self.known[module, name] = Global(module, name)
+            self.names.add(found.dotted.encode("utf-8", "backslashreplace").decode("utf-8"))
+        return found
+
+    def reduce(self, p: int) -> int:
+        args = self.stack.pop()
+        self.stack[-1] = Call(self.stack[-1], args)
+        return p
+
+    def new_object_ex(self, p: int) -> int:
+        kwargs, args = self.stack.pop(), self.stack.pop()
+        self.stack[-1] = Call(self.stack[-1], args, kwargs)
+        return p
+
+    def build(self, p: int) -> int:
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if type(target) is Call:
+            # A second state would replace what the first one set only in part: keep both.
+            target.state = state if target.state is None else (target.state, state)
+        elif type(target) is not Global:
+            raise PickleProblem("state is set on what is no object")
+        return p
+
+    def text_instance(self, p: int) -> int:
+        module, p = self.line(p)
+        name, p = self.line(p)
+        args = self.pop_mark()
+        self.stack.append(Call(self.named(module, name), tuple(args)))
+        return p
+
+    def object_of_mark(self, p: int) -> int:
+        items = self.pop_mark()
+        self.stack.append(Call(items[0], tuple(items[1:])))
+        return p
+
+    def persistent(self, p: int) -> int:
+        reference = self.stack[-1] = PersistentId(self.stack[-1])
+        self.persistents.append(reference)
+        return p
+
+    def text_persistent(self, p: int) -> int:
+        text, p = self.line(p)
+        self.stack.append(PersistentId(text.decode("latin-1")))
+        return p
+
+
+def _memo_index(text: bytes) -> int:
+    index = parse_int(text)
+    if not 0 <= index < 2**32:
+        raise PickleProblem(f"memo index {index} cannot be")
+    return index

@@ -1,0 +1,129 @@
+"""numpy's scalars and arrays inside pickles: only their numbers matter, and only those that are not finite."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ckptguard.formats.nonfinite_bytes import SIZES, bad_number
+from ckptguard.formats.pickle.inert_values import Call, Global, Sequence
+
+_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
+_NAMES = ("_reconstruct", "scalar", "_frombuffer")
+_DTYPES = ("numpy.dtype",)
+_CODES = {"f8": "d", "f4": "f", "c16": "d", "c8": "f", "f2": "e", "c4": "e"}
+_FLOATS = {"f8": "float64", "f4": "float32", "c16": "complex128", "c8": "complex64", "f2": "float16"}
+_INTEGERS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
+_WITHOUT_FLOATS = ("S", "U", "a", "M", "m", "i", "u", "b", "?")
+
+
+class NumpyContent(NamedTuple):
+    """What is in an array or scalar: `numbers` to look at, `items` that are values of their own.
+
+    `unread`: it may hold floats, in a form that we do not read.
+    """
+
+    numbers: Iterable[float | int] = ()
+    items: tuple[object, ...] = ()
+    unread: bool = False
+
+
+_UNREAD = NumpyContent(unread=True)
+
+
+def is_numpy(call: Call) -> bool:
+    """Whether loading this call would make a numpy array or scalar."""
+    func = call.func
+    return type(func) is Global and func.name in _NAMES and func.module in _MODULES
+
+
+def is_array(call: Call) -> bool:
+    """Whether it would be an array, as opposed to a scalar."""
+    return type(call.func) is Global and call.func.name != "scalar"
+
+
+def numpy_content(call: Call) -> NumpyContent:
+    """The number of a scalar; of a float array one element that is not finite, if there is one."""
+    args = call.args if type(call.args) is tuple else ()
+    assert type(call.func) is Global
+    if call.func.name == "scalar" and len(args) >= 2:
+        kind, order = _element(args[0])
+        raw = _raw(args[1])
+        code = _CODES.get(kind) or _INTEGERS.get(kind)
+        if code and raw and len(raw) % struct.calcsize(code) == 0 and len(raw) <= 16:
+            return NumpyContent(struct.unpack(f"{order}{len(raw) // struct.calcsize(code)}{code}", raw))
+        return _other(args[0], args[1])
+    if call.func.name == "_frombuffer" and len(args) >= 2:
+        return _bad_element(args[1], args[0])
+    state = call.state
+    if type(state) is tuple and len(state) >= 5:
+        return _bad_element(state[2], state[4])
+    return NumpyContent()
+
+
+def hides_floats(parts: object) -> bool:
+    """Whether these parts of an object nobody knows are a numpy type of floats beside raw bytes."""
+    if type(parts) is not tuple or not any(type(p) is Call and p.calls(*_DTYPES) for p in parts):
+        return False
+    typed = any(type(p) is Call and p.calls(*_DTYPES) and not _without_floats(p) for p in parts)
+    return typed and any(_raw(p) for p in parts)
+
+
+def _without_floats(dtype: object) -> bool:
+    if _element(dtype)[0].startswith(_WITHOUT_FLOATS):
+        return True
+    # A void type without fields is bytes that nobody calls numbers.
+    state = dtype.state if type(dtype) is Call else None
+    plain = type(state) is tuple and len(state) > 4 and state[2] is None and state[4] is None
+    return plain and _element(dtype)[0].startswith("V")
+
+
+def _other(dtype: object, data: object) -> NumpyContent:
+    """Content of a type that is no plain float."""
+    if _element(dtype)[0].startswith("O"):
+        return NumpyContent(items=tuple(data.items) if type(data) is Sequence else (data,))
+    if _without_floats(dtype) or _is_empty(data):
+        return NumpyContent()
+    return _UNREAD
+
+
+def _bad_element(dtype: object, data: object) -> NumpyContent:
+    kind, order = _element(dtype)
+    raw, known = _raw(data), _FLOATS.get(kind)
+    if known is None:
+        return _other(dtype, data)
+    if not raw or len(raw) % SIZES[known]:
+        return NumpyContent() if _is_empty(data) else _UNREAD
+    bad = bad_number(raw, known, "big" if order == ">" else "little")
+    return NumpyContent() if bad is None else NumpyContent((bad,))
+
+
+def _element(dtype: object) -> tuple[str, str]:
+    """(kind such as "f8", byte order "<" or ">") of a pickled numpy dtype; an empty kind where it cannot be told."""
+    if type(dtype) is not Call or not dtype.calls(*_DTYPES):
+        return "", "<"
+    args, state = dtype.args, dtype.state
+    kind = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
+    order = state[1] if type(state) is tuple and len(state) > 1 and state[1] in ("<", ">") else "<"
+    if kind[:1] in ("<", ">"):
+        kind, order = kind[1:], kind[0]
+    return kind, str(order)
+
+
+def _is_empty(data: object) -> bool:
+    """No bytes, in any protocol's spelling."""
+    if type(data) is Call and data.calls("_codecs.encode", "builtins.bytes", "__builtin__.bytes"):
+        return data.args == () or (type(data.args) is tuple and data.args[0] == "")
+    return data == b""
+
+
+def _raw(value: object) -> bytes:
+    """Bytes as they are, or as pickle protocol 2 spells them: a latin-1 text to be encoded."""
+    if type(value) is Call and type(value.args) is tuple and value.args:
+        if value.calls("_codecs.encode") and type(value.args[0]) is str:
+            return value.args[0].encode("latin-1", "replace")
+        if value.calls("builtins.bytearray"):
+            return _raw(value.args[0])
+        return b""
+    return value if type(value) is bytes else b""

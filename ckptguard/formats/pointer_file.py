@@ -1,0 +1,31 @@
+"""A file whose one line names a checkpoint: DeepSpeed's ``latest``, Megatron's tracker file."""
+
+from __future__ import annotations
+
+from ckptguard.formats.structure import Format, Structure
+from ckptguard.formats.suffixes import name_of
+from ckptguard.storage.protocol import Reader
+from ckptguard.values.ids import is_safe_path
+
+_NAMES = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
+_LONGEST = 1024
+
+
+def matches(path: str, head: bytes) -> bool:
+    """By the name."""
+    return name_of(path) in _NAMES
+
+
+def read(reader: Reader, path: str) -> Structure:
+    """What it points to, as ``metadata["points_to"]``, if it is one line with a plain name. Whether it must be one,
+    its layout knows."""
+    text = reader.read(0, min(reader.entry.size, _LONGEST + 1))
+    try:
+        name = text.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        name = ""
+    plain = len(text) <= _LONGEST and name.isprintable() and is_safe_path(name)
+    return Structure(format=FORMAT.name, metadata={"points_to": name} if plain else {})
+
+
+FORMAT = Format(name="pointer", matches=matches, read=read)

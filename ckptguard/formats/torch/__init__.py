@@ -1,0 +1,1 @@
+"""torch's files: zip archives, legacy streams and bare pickles."""

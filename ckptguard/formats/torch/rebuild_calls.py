@@ -1,0 +1,228 @@
+"""How torch's pickles describe tensors: storages by persistent id, and calls that view them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES
+from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId
+
+_QUANTISED = "torch._utils._rebuild_qtensor"
+_VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", _QUANTISED)
+_NEVER_QUANTISED = frozenset(_VIEWS[:2])
+_TYPED_VIEW = "torch._utils._rebuild_tensor_v3"
+_META = "torch._utils._rebuild_meta_tensor_no_storage"
+PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_WITH_STATE = frozenset((PARAMETERS[1], *FROM_TYPE))
+_TENSORS_THEMSELVES = frozenset((*_VIEWS, _TYPED_VIEW, _META))
+_TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *PARAMETERS))
+_MAX_WRAPPERS = 16
+_MAX_DIMENSIONS = 64
+_LIMIT = 2**63
+
+
+class StorageRef(NamedTuple):
+    """A storage that a pickle refers to: its key and how many bytes it should have.
+
+    Files of the oldest torch refer to `room` bytes of it from `first` on; else that is all of it.
+    """
+
+    key: str
+    length: int
+    first: int
+    room: int
+
+
+class TensorRef(NamedTuple):
+    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes).
+
+    `strides` are stated only where its elements do not lie in row-major order without gaps.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    storage: StorageRef | None
+    start: int
+    stop: int
+    strides: tuple[int, ...] = ()
+
+
+class TensorProblem(ValueError):
+    """A description that cannot be true; the message says why."""
+
+
+def is_tensor(value: Call | PersistentId) -> bool:
+    """Whether loading this would make a tensor of stored elements, or a bare storage of them."""
+    if type(value) is PersistentId:
+        return type(value.value) is tuple and len(value.value) >= 5 and value.value[0] == "storage"
+    func = _unwrap(value).func if type(value) is Call else None
+    return type(func) is Global and func.dotted in _TENSORS
+
+
+def is_untyped(value: Call | PersistentId) -> bool:
+    """Whether it is a bare storage that does not say what its bytes are."""
+    if type(value) is not PersistentId or not is_tensor(value):
+        return False
+    kind = value.value[1]  # type: ignore[index]
+    return type(kind) is Global and kind.name == "UntypedStorage"
+
+
+def tensor_attributes(call: Call) -> list[object]:
+    """What is set on a tensor besides its elements: the states of its wrappers."""
+    if call.state is None and type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
+        return []
+    states: list[object] = []
+    for _ in range(_MAX_WRAPPERS):
+        func, args = call.func, call.args
+        if call.state is not None:
+            states.append(call.state)
+        if type(func) is Global and func.dotted in _WITH_STATE and type(args) is tuple and len(args) > 3:
+            states.append(args[3])
+        inner = _inside(call)
+        if inner is None:
+            break
+        call = inner
+    return states
+
+
+def as_tensor(value: Call | PersistentId) -> TensorRef:
+    """The description; TensorProblem where it contradicts itself or reaches out of its storage."""
+    if type(value) is PersistentId:
+        whole, kind = as_storage(value)
+        size = DTYPES[kind].size
+        first, count = whole.first // size, whole.room // size
+        return TensorRef(kind, (count,), whole if count else None, first, first + count)
+    assert type(value) is Call
+    call = _unwrap(value)
+    args = call.args
+    if type(args) is not tuple or type(call.func) is not Global:
+        raise TensorProblem("it has no arguments")
+    if call.func.dotted in PARAMETERS:
+        raise TensorProblem("it is a parameter of nothing")
+    if call.func.dotted == _META:
+        if len(args) < 2:
+            raise TensorProblem("it has too few arguments")
+        return TensorRef(_dtype_of(args[0]), _sizes(args[1]), None, 0, 0)
+    typed = call.func.dotted == _TYPED_VIEW
+    if len(args) < (7 if typed else 4):
+        raise TensorProblem("it has too few arguments")
+    storage, storage_dtype = as_storage(args[0])
+    dtype = _dtype_of(args[6]) if typed else storage_dtype
+    return _view(dtype, storage, args[1], _sizes(args[2]), _sizes(args[3]))
+
+
+def as_storage(value: object) -> tuple[StorageRef, str]:
+    """The storage behind a persistent id, and the dtype that its class states."""
+    parts = value.value if type(value) is PersistentId else None
+    if type(parts) is not tuple or len(parts) < 5 or parts[0] != "storage":
+        raise TensorProblem("it refers to no storage")
+    _, kind, key, _, count = parts[:5]
+    known = type(kind) is Global and (kind.module == "torch" or kind.module.startswith("torch."))
+    dtype = STORAGE_DTYPES.get(kind.name) if known else None
+    if dtype is None or type(key) is not str:
+        raise TensorProblem("its storage is of no known kind")
+    if type(count) is not int or not 0 <= count < _LIMIT:
+        raise TensorProblem("its storage has an impossible size")
+    size = DTYPES[dtype].size
+    first, room = 0, count
+    if len(parts) > 5 and parts[5] is not None:
+        view = parts[5]
+        if type(view) is not tuple or len(view) != 3 or not all(type(n) is int for n in view[1:]):
+            raise TensorProblem("its view of a storage cannot be told")
+        first, room = view[1:]
+        if first < 0 or room < 0 or first + room > count:
+            raise TensorProblem("its view reaches out of its storage")
+    return StorageRef(key, count * size, first * size, room * size), dtype
+
+
+def is_class_source(value: PersistentId) -> bool:
+    """Whether a legacy file refers to a module's class, with its source, instead of a storage."""
+    return type(value.value) is tuple and value.value[:1] == ("module",)
+
+
+def quantiser(value: Call) -> tuple[object, object] | None:
+    """(scale, zero point) of a quantised tensor, or (scales, zero points) as tensors."""
+    if type(value.func) is Global and value.func.dotted in _NEVER_QUANTISED:
+        return None
+    call = _unwrap(value)
+    if not call.calls(_QUANTISED) or type(call.args) is not tuple or len(call.args) < 5:
+        return None
+    stated = call.args[4]
+    return (stated[1], stated[2]) if type(stated) is tuple and len(stated) >= 3 else None
+
+
+def _unwrap(call: Call) -> Call:
+    """The call that views a storage, out of parameters and tensor subclasses."""
+    for _ in range(_MAX_WRAPPERS):
+        if type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
+            break
+        inner = _inside(call)
+        if inner is None:
+            break
+        call = inner
+    return call
+
+
+def _inside(call: Call) -> Call | None:
+    """The call that a parameter or a tensor subclass wraps."""
+    func, args = call.func, call.args
+    if type(func) is not Global or type(args) is not tuple or not args:
+        return None
+    inner = args[0]
+    if func.dotted in PARAMETERS and type(inner) is Call:
+        return inner
+    if func.dotted in FROM_TYPE and type(inner) is Global and len(args) > 2:
+        return Call(inner, args[2])
+    return None
+
+
+def _view(
+    dtype: str, storage: StorageRef, offset: object, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> TensorRef:
+    if type(offset) is not int or not 0 <= offset < _LIMIT or len(stride) != len(shape):
+        raise TensorProblem("its offset or strides are impossible")
+    if 0 in shape:
+        return TensorRef(dtype, shape, None, 0, 0)
+    stop = offset + 1
+    for size, step in zip(shape, stride, strict=True):
+        stop += (size - 1) * step
+    known = DTYPES.get(dtype)
+    if known is None:
+        return TensorRef(dtype, shape, storage, 0, 0)
+    if dtype in ELEMENTS_PER_BYTE:
+        offset, stop = offset // ELEMENTS_PER_BYTE[dtype], -(-stop // ELEMENTS_PER_BYTE[dtype])
+    if stop * known.size > storage.room:
+        raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.room} bytes")
+    first = storage.first // known.size if storage.first else 0
+    return TensorRef(
+        dtype, shape, storage, first + offset, first + stop, () if _is_row_major(shape, stride) else stride
+    )
+
+
+def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements lie one after the other in the order of their indices."""
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size > 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _dtype_of(value: object) -> str:
+    if type(value) is not Global or value.module != "torch":
+        raise TensorProblem("its dtype cannot be told")
+    return value.name
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    if type(value) is Call and value.calls("torch.Size") and type(value.args) is tuple and len(value.args) == 1:
+        value = value.args[0]
+    if type(value) is not tuple or len(value) > _MAX_DIMENSIONS:
+        raise TensorProblem("its shape or strides cannot be told")
+    for number in value:
+        if type(number) is not int or not 0 <= number < _LIMIT:
+            raise TensorProblem("its shape or strides are impossible")
+    return value

@@ -1,0 +1,1 @@
+"""Strict reading of zip archives: checksums, bounds, no overlaps."""

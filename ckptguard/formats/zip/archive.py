@@ -1,0 +1,205 @@
+"""Strict reading of zip archives: one reading that every reader must agree with.
+
+The usual readers disagree about duplicates, about bytes before and behind the archive, and about local headers that
+contradict the directory; here each of these is a problem. Nothing is unpacked.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from ckptguard.formats.strict_json import printable
+from ckptguard.formats.structure import Problem
+from ckptguard.formats.zip.directory import DEFLATED, HAS_DESCRIPTOR, DirectoryEntry, Tail, find_tail, read_directory
+from ckptguard.storage.protocol import Reader
+
+_LOCAL = struct.Struct("<IHHHHHIIIHH")
+_LOCAL_SIGNATURE = 0x04034B50
+_DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
+_ZIP64_EXTRA = 0x0001
+_READ_AHEAD = 160  # a local header with torch's padding, nearly always
+_MAX_PROBLEMS = 100
+_BLOCK, _NEAR = 1 << 16, 1 << 12
+
+
+class Record(NamedTuple):
+    """One record: where its `packed` bytes lie, and the size and CRC-32 that they should have, unpacked."""
+
+    name: str
+    offset: int
+    size: int
+    crc32: int
+    packed: int
+    deflated: bool
+
+
+class Archive(NamedTuple):
+    """`records` by name within the one root folder, if any. Records in `records` lie in bounds, without overlaps."""
+
+    root: str
+    records: dict[str, Record]
+    problems: tuple[Problem, ...]
+    truncated: bool
+
+
+def read_archive(reader: Reader, *, of_numpy: bool = False) -> Archive:
+    """The archive's records; whatever is wrong is among the problems, and such records are left out.
+
+    torch's archives have one root folder and no compression; numpy's (`of_numpy`) have no root and may be deflated.
+    """
+    tail = find_tail(reader)
+    if tail.problem is not None:
+        return Archive("", {}, (Problem(message=tail.problem),), tail.truncated)
+    problems: list[Problem] = []
+    entries = read_directory(reader, tail, problems, of_numpy=of_numpy)
+    root = "" if of_numpy else _one_root(entries, problems)
+    records = _place_records(reader, tail, entries, problems)
+    if of_numpy:
+        _find_twins(entries, problems)
+        inside = {r.name: r for r in records}
+    else:
+        inside = {r.name[len(root) + 1 :]: r for r in records if r.name.startswith(root + "/")}
+    if len(problems) > _MAX_PROBLEMS:
+        more = len(problems) - _MAX_PROBLEMS
+        problems[_MAX_PROBLEMS:] = [Problem(message=f"and {more} more problems of the archive")]
+    return Archive(root, inside, tuple(problems), False)
+
+
+def _one_root(entries: list[DirectoryEntry], problems: list[Problem]) -> str:
+    """The root folder of the first record; all records should lie in it, each under a name of its own."""
+    root = entries[0].name.partition("/")[0] if entries else ""
+    seen: dict[str, str] = {}
+    for entry in entries:
+        first, slash, rest = entry.name.partition("/")
+        if not slash or not rest or first != root:
+            problems.append(Problem(message=f"record {printable(entry.name)!r} lies outside the root folder"))
+        folded = entry.name.casefold()
+        if folded in seen:
+            what = "is there twice" if seen[folded] == entry.name else "differs from another only by case"
+            problems.append(Problem(message=f"record {printable(entry.name)!r} {what}"))
+        seen[folded] = entry.name
+    return root
+
+
+def _find_twins(entries: list[DirectoryEntry], problems: list[Problem]) -> None:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.name in seen:
+            problems.append(Problem(message=f"record {printable(entry.name)!r} is there twice"))
+        seen.add(entry.name)
+
+
+def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], problems: list[Problem]) -> list[Record]:
+    """Records in the order of the file, checked to fill it from its first byte to the directory without a gap."""
+    records: dict[str, Record] = {}
+    ahead = _ReadAhead(reader, tail.directory_offset)
+    end, descriptor = 0, b""  # where the previous record's data ends, and the descriptor that should follow
+    for entry in sorted(entries, key=lambda e: e.header_offset):
+        start = entry.header_offset
+        if not end <= start < tail.directory_offset:
+            what = "overlaps another" if start < end else "is out of bounds"
+            problems.append(Problem(message=f"record {printable(entry.name)!r} {what}"))
+            continue
+        gap = start - end
+        wanted = len(entry.raw_name) + _READ_AHEAD
+        if gap == len(descriptor):
+            raw = ahead.read(end, gap + wanted)
+        if gap != len(descriptor) or not raw.startswith(descriptor):
+            _note_gap(end, start, descriptor, problems)
+            raw = ahead.read(start, wanted)
+        else:
+            raw = raw[gap:]
+        placed = _read_local(reader, tail, entry, raw)
+        if isinstance(placed, str):
+            problems.append(Problem(message=f"record {printable(entry.name)!r}: {placed}"))
+            # Where its data ends is not known, so the next record cannot be held against it.
+            end, descriptor = start, b""
+            continue
+        offset, descriptor = placed
+        end = offset + entry.packed
+        deflated = entry.method == DEFLATED
+        record = Record(entry.name, offset, entry.size, entry.crc32, entry.packed, deflated)
+        records.setdefault(entry.name, record)
+    whole = end + len(descriptor) == tail.directory_offset
+    if not whole or reader.read(end, len(descriptor)) != descriptor:
+        _note_gap(end, tail.directory_offset, descriptor, problems)
+    return list(records.values())
+
+
+class _ReadAhead:
+    """Reads small records together with those that follow them; up to `end`, where the directory begins."""
+
+    def __init__(self, reader: Reader, end: int) -> None:
+        self._reader = reader
+        self._end = end
+        self._start = 0
+        self._block = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """These bytes, or those of them that come before the end."""
+        begin, length = offset - self._start, min(length, self._end - offset)
+        known = len(self._block) - begin
+        if begin < 0 or known < length:
+            # Only where the last block reached near here do small records seem to follow one another.
+            near = begin >= 0 and known > -_NEAR
+            self._start, begin = offset, 0
+            self._block = self._reader.read(offset, min(max(length, _BLOCK if near else 0), self._end - offset))
+        return self._block[begin : begin + length]
+
+
+def _note_gap(end: int, start: int, descriptor: bytes, problems: list[Problem]) -> None:
+    if len(problems) <= _MAX_PROBLEMS:
+        what = "the data descriptor is not as the directory says" if descriptor else "bytes belong to no record"
+        problems.append(Problem(message=f"between byte {end} and {start}: {what}"))
+
+
+def _read_local(reader: Reader, tail: Tail, entry: DirectoryEntry, raw: bytes) -> tuple[int, bytes] | str:
+    """(offset of the data, data descriptor that must follow) or what is wrong with the local header."""
+    if len(raw) < _LOCAL.size:
+        return "its local header is out of bounds"
+    fields = _LOCAL.unpack_from(raw)
+    signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = fields
+    if signature != _LOCAL_SIGNATURE:
+        return "there is no local header where the directory says"
+    begin = _LOCAL.size + name_length
+    if begin + extra_length > len(raw):
+        whole = begin + extra_length
+        if entry.header_offset + whole > tail.directory_offset:
+            return "its local header is out of bounds"
+        raw = reader.read(entry.header_offset, whole)
+    if raw[_LOCAL.size : begin] != entry.raw_name:
+        return "its local header has another name than the directory"
+    if flags != entry.flags or method != entry.method:
+        return "its local header has other flags than the directory"
+    zip64 = _has_zip64(raw[begin : begin + extra_length])
+    if zip64 is None:
+        return "its local header's extra fields are damaged"
+    offset = entry.header_offset + begin + extra_length
+    if offset + entry.packed > tail.directory_offset:
+        return "its data is out of bounds"
+    if flags & HAS_DESCRIPTOR:
+        # Sizes come behind the data, so the header holds zeros or the same values.
+        if crc not in (0, entry.crc32) or size not in (0, 0xFFFFFFFF, entry.size):
+            return "its local header contradicts the directory"
+        form = "<4sIQQ" if zip64 else "<4sIII"
+        return offset, struct.pack(form, _DESCRIPTOR_SIGNATURE, entry.crc32, entry.packed, entry.size)
+    if crc != entry.crc32 or not _same_size(size, entry.size, zip64) or not _same_size(packed, entry.packed, zip64):
+        return "its local header contradicts the directory"
+    return offset, b""
+
+
+def _same_size(stated: int, size: int, zip64: bool) -> bool:
+    return stated == size or (zip64 and stated == 0xFFFFFFFF)
+
+
+def _has_zip64(extra: bytes) -> bool | None:
+    """Whether the extra fields hold a zip64 one; None if they are damaged."""
+    found, position = False, 0
+    while position < len(extra):
+        if position + 4 > len(extra):
+            return None
+        kind, length = struct.unpack_from("<HH", extra, position)
+        position += 4 + length
+        found |= kind == _ZIP64_EXTRA
+    return found if position == len(extra) else None

@@ -1,0 +1,1 @@
+"""Incidents: what happened, the likely causes, the report, and who is told."""

@@ -1,0 +1,280 @@
+"""Incident report: an incident with everything that the records, or the checkpoints themselves, still know about it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from ckptguard.errors import NotFoundError
+from ckptguard.incidents.causes import likely_causes
+from ckptguard.incidents.report_words import NO_SICKNESS
+from ckptguard.inspect.bad_tensors import Culprit, find_culprits
+from ckptguard.inspect.changed_tensors import MOST_CHANGES, changed_tensors
+from ckptguard.inspect.list_states import survey
+from ckptguard.inspect.locate import locate
+from ckptguard.inspect.tensor_table import Source
+from ckptguard.records.incidents import Incident, list_incidents, read_incident
+from ckptguard.records.run import Run
+from ckptguard.runs.history import History, Key, load_history
+from ckptguard.runs.trainer_log_samples import logged_samples
+from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.values.ids import checkpoint_id, parse_id
+from ckptguard.values.incident import CheckpointFacts, Details, Magnitude, Report, SickTensor
+from ckptguard.values.verdict import Finding, Outcome, Severity
+from ckptguard.verify.collect_evidence import roles_of
+
+MOST_TENSORS = 50
+_MOST_SAMPLES = 2000
+_MOST_ERRORS = 20
+_KINDS = {"model": "weight", "optimizer": "optimizer"}
+
+
+def choose_incident(run: Run, incident_id: str | None) -> Incident:
+    """An incident by its id or the start of it; the newest one without. NotFoundError where there is none."""
+    if incident_id is not None:
+        exact = read_incident(run, incident_id)
+        if exact is not None:
+            return exact
+    found = [i for i in list_incidents(run) if incident_id is None or i.id.startswith(incident_id)]
+    if not found:
+        what = f"no incident {incident_id}" if incident_id is not None else "no incident"
+        raise NotFoundError(f"{run.url} has {what}", hint=f"ckptguard incidents {run.url}")
+    if incident_id is not None and len(found) > 1:
+        raise NotFoundError(f"{incident_id} begins {len(found)} incidents of {run.url}")
+    return found[-1]
+
+
+def report_of(
+    run: Run,
+    incident: Incident,
+    *,
+    read: bool = False,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+) -> Report:
+    """The report of an incident. What was concluded when it was closed stays; what is missing is made up for from the
+    records, and with `read` from the bytes of the last good and the first bad checkpoint, where they still are."""
+    details = _bounded(incident.known_details())
+    if incident.cause not in NO_SICKNESS:
+        history = load_history(run)
+        good = _last_good(history, incident, details)
+        bad = _first_bad(history, incident, good)
+        details = msgspec.structs.replace(
+            details,
+            last_good=details.last_good or (_facts(history, *good) if good else None),
+            first_bad=details.first_bad or (_facts(history, *bad) if bad else None),
+        )
+        if not details.samples and details.training is None:
+            details = _with_log(run, details, bad or good)
+        if bad is not None and not details.tensors:
+            details = _with_tensors(details, _recorded(history, *bad))
+        if read:
+            details = _read(run, history, details, good, bad, scanner, progress)
+    report = Report(
+        run=run.url,
+        id=incident.id,
+        opened_at=incident.opened_at,
+        step=incident.step,
+        cause=incident.cause,
+        reason=incident.reason,
+        state=incident.state,
+        source=incident.source,
+        actions=incident.actions,
+        known_good=incident.known_good,
+        evidence=incident.evidence,
+        details=details,
+    )
+    if details.causes and not read:
+        return report
+    details = msgspec.structs.replace(details, causes=likely_causes(report))
+    return msgspec.structs.replace(report, details=details)
+
+
+def _bounded(details: Details) -> Details:
+    """No longer than a report can show, whatever the record holds."""
+    return msgspec.structs.replace(
+        details,
+        samples=tuple(sorted(details.samples[-_MOST_SAMPLES:], key=lambda s: s.step)),
+        tensors=details.tensors[:MOST_TENSORS],
+        tensors_omitted=details.tensors_omitted + max(0, len(details.tensors) - MOST_TENSORS),
+        changes=details.changes[:MOST_CHANGES],
+        changes_omitted=details.changes_omitted + max(0, len(details.changes) - MOST_CHANGES),
+        causes=details.causes[:MOST_TENSORS],
+    )
+
+
+def _last_good(history: History, incident: Incident, details: Details) -> tuple[str, Key] | None:
+    """The checkpoint that training went back to; else the newest good one from before the onset."""
+    named = parse_id(incident.known_good) if incident.known_good else None
+    onset = details.onset if details.onset is not None else incident.step
+    found: list[tuple[int, int, str]] = []
+    for series in history.names:
+        for key, standing in history.standings(series).items():
+            step, generation = key
+            if named is not None and key == named:
+                return series, key
+            before = step is not None and (onset is None or step < onset)
+            if before and standing.outcome is Outcome.GOOD and key not in history.quarantined.get(series, ()):
+                found.append((step or 0, generation, series))
+    if named is not None or not found:
+        return None
+    step, generation, series = max(found)
+    return series, (step, generation)
+
+
+def _first_bad(history: History, incident: Incident, good: tuple[str, Key] | None) -> tuple[str, Key] | None:
+    """The checkpoint that the incident is about; else the first bad or suspect one after the last good one, up to the
+    step at which it was noticed."""
+    about, series = incident.evidence.get("checkpoint"), incident.evidence.get("series")
+    key = parse_id(about) if isinstance(about, str) else None
+    if key is not None and isinstance(series, str) and series in history.names:
+        return series, key
+    if incident.step is None:
+        return None
+    after = good[1][0] if good is not None else None
+    found = [
+        (step, -generation, name)
+        for name in ([good[0]] if good is not None else history.names)
+        for (step, generation), standing in history.standings(name).items()
+        if step is not None
+        and standing.outcome in (Outcome.BAD, Outcome.SUSPECT)
+        and (after is None or step > after)
+        and step <= incident.step
+    ]
+    if not found:
+        return None
+    step, generation, name = min(found)
+    return name, (step, -generation)
+
+
+def _facts(history: History, series: str, key: Key) -> CheckpointFacts:
+    manifest, verdict = history.manifest(series, key), history.verdict(series, key)
+    sizes = _recorded_sizes(history, series, key)
+    facts = verdict.facts if verdict is not None else None
+    if not sizes and facts is not None and facts.largest_magnitude is not None and facts.largest_tensor is not None:
+        sizes = [Magnitude(facts.largest_tensor, facts.largest_magnitude)]
+    weighty = [f for f in (verdict.findings if verdict else ()) if f.severity in (Severity.ERROR, Severity.SICKNESS)]
+    return CheckpointFacts(
+        path=manifest.path if manifest else series,
+        step=key[0],
+        id=checkpoint_id(*key),
+        outcome=verdict.outcome.value if verdict else "pending",
+        largest=_largest(sizes),
+        holds=facts.resumable if facts is not None else (),
+        world_size=facts.world_size if facts is not None else None,
+        errors=tuple((f.check, _said(f)) for f in weighty[:_MOST_ERRORS]),
+    )
+
+
+def _recorded_sizes(history: History, series: str, key: Key) -> list[Magnitude]:
+    manifest = history.manifest(series, key)
+    tensors = [t for f in (manifest.files if manifest else ()) for t in f.tensors if t.role == "model"]
+    return [Magnitude(t.name, t.largest, t.dtype) for t in tensors if t.largest is not None]
+
+
+def _said(finding: Finding) -> str:
+    about = finding.tensor or finding.file
+    return f"{about}: {finding.message}" if about and about not in finding.message else finding.message
+
+
+def _largest(sizes: Sequence[Magnitude]) -> tuple[Magnitude, ...]:
+    return tuple(sorted(sizes, key=lambda m: -m.largest)[:MOST_TENSORS])
+
+
+def _with_log(run: Run, details: Details, place: tuple[str, Key] | None) -> Details:
+    """With what the trainer itself logged, and the onset that this shows."""
+    facts = details.first_bad or details.last_good
+    if place is None or facts is None:
+        return details
+    samples = logged_samples(run, *place, facts.path)
+    sick = list(itertools.takewhile(lambda s: isinstance(s.grad_norm, str) or isinstance(s.loss, str), samples[::-1]))
+    onset = details.onset if details.onset is not None or not sick else sick[-1].step
+    return msgspec.structs.replace(details, samples=samples, onset=onset)
+
+
+def _recorded(history: History, series: str, key: Key) -> tuple[str, tuple[Culprit, ...]]:
+    manifest, verdict = history.manifest(series, key), history.verdict(series, key)
+    path = manifest.path if manifest is not None else series
+    return path, find_culprits(None, path, verdict.findings if verdict else (), scanner=scan_files)
+
+
+def _with_tensors(details: Details, found: tuple[str, tuple[Culprit, ...]]) -> Details:
+    path, culprits = found
+    shown = [_sick_tensor(c) for c in culprits[:MOST_TENSORS]]
+    return msgspec.structs.replace(
+        details,
+        tensors=tuple(shown),
+        tensors_omitted=len(culprits) - len(shown),
+        tensors_from=path if shown else None,
+    )
+
+
+def _sick_tensor(culprit: Culprit) -> SickTensor:
+    where = culprit.tensor if culprit.check == "finite" else None
+    return SickTensor(
+        name=where or ": ".join(p for p in (culprit.file, culprit.tensor) if p) or culprit.check,
+        kind=_KINDS.get(culprit.role or "", "tensor") if where else "file",
+        nan=culprit.nan,
+        inf=culprit.inf,
+        elements=culprit.elements,
+        what=None if culprit.elements is not None else culprit.message,
+    )
+
+
+def _read(
+    run: Run,
+    history: History,
+    details: Details,
+    good: tuple[str, Key] | None,
+    bad: tuple[str, Key] | None,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> Details:
+    """What the bytes still say: every magnitude of the last good one, every tensor of the first bad one, and what
+    sets the two apart."""
+    sources = _sources(run, [place for place in (good, bad) if place is not None])
+    before = sources.get(good) if good is not None else None
+    sizes = _recorded_sizes(history, *good) if good is not None else []
+    if before is not None and details.last_good is not None and len(details.last_good.largest) < 2:
+        sizes = _magnitudes(before, scanner, progress) or sizes
+        largest = _largest(sizes) or details.last_good.largest
+        details = msgspec.structs.replace(
+            details, last_good=msgspec.structs.replace(details.last_good, largest=largest)
+        )
+    source = sources.get(bad) if bad is not None else None
+    if source is not None and bad is not None and details.tensors_from != "memory":
+        verdict = history.verdict(*bad)
+        path = details.first_bad.path if details.first_bad is not None else ""
+        findings = verdict.findings if verdict is not None else ()
+        details = _with_tensors(
+            details, (path, find_culprits(source, path, findings, scanner=scanner, progress=progress))
+        )
+    if before is not None and source is not None and good is not None and bad is not None and good[0] == bad[0]:
+        by_name = {m.tensor: m.largest for m in sizes}
+        changes, omitted, note = changed_tensors(before, source, by_name, scanner=scanner, progress=progress)
+        details = msgspec.structs.replace(details, changes=changes, changes_omitted=omitted, changes_note=note)
+    return details
+
+
+def _sources(run: Run, places: Sequence[tuple[str, Key]]) -> dict[tuple[str, Key] | None, Source]:
+    found: dict[tuple[str, Key] | None, Source] = {}
+    for state in survey(run):
+        key = parse_id(state.id) if state.id else None
+        if key is not None and (state.series, key) in places:
+            source = locate(run, state)
+            if source is not None:
+                found[(state.series, key)] = source
+    return found
+
+
+def _magnitudes(source: Source, scanner: Scanner, progress: Progress | None) -> list[Magnitude]:
+    found = scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), progress).files
+    roles = roles_of(found)
+    return [
+        Magnitude(tensor.name, numbers.largest, tensor.dtype)
+        for file in found
+        for tensor, role, numbers in zip(file.structure.tensors, roles[file.entry.key], file.numbers, strict=True)
+        if numbers is not None and role == "model"
+    ]

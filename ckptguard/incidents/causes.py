@@ -1,0 +1,40 @@
+"""From the evidence of an incident to its likely causes, in order, with what to do about each. Pure.
+
+Each rule looks at the clues and says what it makes of them, or None. None of them is proof: from 0.6 on a cause is
+called likely, below that possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ckptguard.incidents import causes_loading as loading
+from ckptguard.incidents import causes_numeric as numbers
+from ckptguard.incidents.evidence_queries import Clues
+from ckptguard.values.incident import LikelyCause, Report
+
+RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
+    numbers.fp16_overflow,
+    numbers.gradient_explosion,
+    numbers.eps_vanishes,
+    numbers.masked_batch,
+    numbers.bad_batch,
+    loading.damaged_file,
+    loading.keys_do_not_match,
+    loading.optimizer_not_loaded,
+    loading.world_size_differs,
+)
+_NOTHING_WRONG = ("asked", "crash")
+_NOT_SAVED = ("storage", "unsaved")
+
+
+def likely_causes(report: Report) -> tuple[LikelyCause, ...]:
+    """What may have caused the incident, the likeliest first; never empty, except where nothing was wrong (training
+    was asked to go back)."""
+    if report.cause in _NOTHING_WRONG:
+        return ()
+    clues = Clues(report)
+    rules = (loading.storage_failed,) if report.cause in _NOT_SAVED else RULES
+    found = [cause for rule in rules if (cause := rule(clues)) is not None]
+    ordered = sorted(found, key=lambda cause: -cause.weight)
+    return tuple(ordered) or (numbers.unknown(clues),)

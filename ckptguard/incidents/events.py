@@ -1,0 +1,113 @@
+"""What hooks are told, and the rule that each event is told once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ckptguard.decisions.known_good import standings
+from ckptguard.records.incidents import Incident
+from ckptguard.records.ledger import ledger_names
+from ckptguard.records.run import Run
+from ckptguard.runs.results import Checked
+from ckptguard.values.ids import checkpoint_id, escape
+from ckptguard.values.verdict import Outcome, Severity
+
+Known = dict[tuple[str, str], Outcome]  # (series, id) -> outcome
+
+_TOLD = (Outcome.BAD, Outcome.SUSPECT, Outcome.INCOMPLETE)
+_MOST_FINDINGS = 20
+
+
+def known_outcomes(run: Run) -> Known:
+    """The outcomes that the ledger holds now: none of them is news."""
+    return {
+        (series, checkpoint_id(*key)): standing.outcome
+        for series, names in ledger_names(run).items()
+        for key, standing in standings(names).items()
+    }
+
+
+def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
+    """Those that turned bad, suspect or incomplete since `known`, which is brought up to date."""
+    news = []
+    for one in checked:
+        key = (one.series, one.id or one.path)
+        if one.outcome in _TOLD and known.get(key) is not one.outcome:
+            news.append(one)
+        known[key] = one.outcome
+    return news
+
+
+def verdict_event(run: Run, checked: Checked, *, source: str) -> dict[str, Any]:
+    """What hooks are told of a checkpoint that turned bad, suspect or incomplete."""
+    weighty = [f for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
+    return {
+        "schema": 1,
+        "command": "incident",
+        "event": "verdict",
+        "run": run.run_id,
+        "url": escape(run.url),
+        "step": checked.step,
+        "cause": checked.outcome.value,
+        "reason": reason_of(checked),
+        "source": source,
+        "checkpoint": {"path": escape(checked.path), "series": escape(checked.series), "id": checked.id},
+        "findings": [
+            {"check": f.check, "file": _escaped(f.file), "tensor": _escaped(f.tensor), "message": escape(f.message)}
+            for f in weighty[:_MOST_FINDINGS]
+        ],
+        "incident": None,
+    }
+
+
+def incident_event(run: Run, incident: Incident) -> dict[str, Any]:
+    """What hooks are told of an incident that was reported."""
+    return {
+        "schema": 1,
+        "command": "incident",
+        "event": "incident",
+        "run": run.run_id,
+        "url": escape(run.url),
+        "step": incident.step,
+        "cause": escape(incident.cause),
+        "reason": escape(incident.reason),
+        "source": escape(incident.source),
+        "checkpoint": None,
+        "findings": [],
+        "incident": msgspec.to_builtins(incident),
+    }
+
+
+def replica_event(run: Run, url: str, reason: str, *, source: str) -> dict[str, Any]:
+    """What hooks are told of a replica that cannot be brought up to date."""
+    return {
+        "schema": 1,
+        "command": "incident",
+        "event": "replica",
+        "run": run.run_id,
+        "url": escape(run.url),
+        "step": None,
+        "cause": "replica",
+        "reason": escape(f"{url}: {reason}"),
+        "source": source,
+        "checkpoint": None,
+        "findings": [],
+        "incident": None,
+    }
+
+
+def reason_of(checked: Checked) -> str:
+    """The heaviest finding in one line; "" where nothing weighs."""
+    for severity in (Severity.ERROR, Severity.SICKNESS, Severity.WARNING):
+        for finding in checked.findings:
+            if finding.severity is severity:
+                about = finding.tensor or finding.file
+                return escape(f"{about}: {finding.message}" if about else finding.message)
+    return ""
+
+
+def _escaped(text: str | None) -> str | None:
+    return None if text is None else escape(text)

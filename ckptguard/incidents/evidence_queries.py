@@ -1,0 +1,149 @@
+"""What the evidence of an incident shows, put so that a rule about its cause can ask for it. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckptguard.formats.dtypes import FP16_LIMIT
+from ckptguard.values.incident import Report, Sample, Training, number
+
+_HALF = ("float16", "fp16", "half")
+_RECENT = 8
+_SOON = 100  # updates after a start or a resume
+
+
+@dataclass(frozen=True)
+class Clues:
+    """A report, read as a detective would. What is not known is None, which is neither yes nor no."""
+
+    report: Report
+
+    @property
+    def training(self) -> Training:
+        """How training computes, as far as it is known."""
+        return self.report.details.training or Training()
+
+    @property
+    def weights_in_fp16(self) -> bool:
+        """Whether trained parameters themselves are fp16; seen from outside, whether they are saved so."""
+        if self.training.dtypes:
+            return self.training.dtypes.get("float16", 0) > 0
+        good = self.report.details.last_good
+        return good is not None and any(m.dtype == "float16" for m in good.largest)
+
+    @property
+    def fp16(self) -> bool | None:
+        """Whether something is computed in fp16."""
+        known = self.training
+        if self.weights_in_fp16 or (known.autocast or "") in _HALF or self.scales:
+            return True
+        good = self.report.details.last_good
+        scaled = known.loss_scaler or ("saved" if good is not None and "scaler" in good.holds else None)
+        if scaled not in (None, "none"):
+            return True
+        return False if known.dtypes and known.autocast is not None else None
+
+    @property
+    def scales(self) -> list[float]:
+        """The loss scales, oldest first."""
+        return _finite(self._values(lambda s: number(s.scale)))
+
+    @property
+    def falls(self) -> int:
+        """How often the loss scale fell without ever rising between, up to the end."""
+        count = 0
+        for later, earlier in zip(reversed(self.scales), reversed(self.scales[:-1]), strict=False):
+            if later > earlier:
+                break
+            count += later < earlier
+        return count
+
+    @property
+    def loss(self) -> float | None:
+        """The loss at the end: what the evidence says, else the last sample."""
+        return self._last("loss", lambda s: number(s.loss))
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The gradient norm at the end."""
+        return self._last("grad_norm", lambda s: number(s.grad_norm))
+
+    @property
+    def norms(self) -> list[float]:
+        """The finite gradient norms before the onset, oldest first."""
+        return _finite(self._values(lambda s: number(s.grad_norm), before_onset=True))
+
+    @property
+    def losses(self) -> list[float]:
+        """The finite losses before the onset, oldest first."""
+        return _finite(self._values(lambda s: number(s.loss), before_onset=True))
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the learning rate was still rising at the onset."""
+        rates = _finite(self._values(lambda s: number(s.lr), before_onset=True))
+        return len(rates) >= 2 and rates[-1] > 1.001 * rates[max(0, len(rates) - 1 - _RECENT)]
+
+    @property
+    def since_start(self) -> int | None:
+        """Updates from the start or the resume to the onset."""
+        if self.report.onset is None:
+            return None
+        resumed = self.report.details.resumed
+        return max(0, self.report.onset - (resumed.step if resumed is not None else 0))
+
+    @property
+    def soon(self) -> bool:
+        """Whether it happened within the first updates after a start or a resume."""
+        return self.since_start is not None and self.since_start <= _SOON
+
+    @property
+    def headroom(self) -> float | None:
+        """The largest weight of the last good checkpoint as a share of what fp16 can hold."""
+        good = self.report.details.last_good
+        return good.largest[0].largest / FP16_LIMIT if good is not None and good.largest else None
+
+    def kinds(self) -> set[str]:
+        """What kinds of tensors were not finite."""
+        kinds = {t.kind for t in self.report.details.tensors} - {"file"}
+        named = self.report.evidence.get("tensor")
+        if not kinds and isinstance(named, str):
+            kinds.add("optimizer" if named.startswith("optimizer.") else "weight")
+        return kinds
+
+    def spoiled(self) -> bool:
+        """Whether weights or optimizer state were not finite."""
+        return bool(self.kinds() & {"weight", "optimizer", "tensor"})
+
+    def broken(self) -> list[str]:
+        """What was wrong with bytes or structure of the first bad checkpoint."""
+        bad = self.report.details.first_bad
+        checks = ("digests", "structure", "completeness")
+        return [f"{check}: {said}" for check, said in (bad.errors if bad is not None else ()) if check in checks]
+
+    def _last(self, name: str, of: Callable[[Sample], float | None]) -> float | None:
+        given = self.report.evidence.get(name)
+        if isinstance(given, int | float | str) and not isinstance(given, bool):
+            return number(given)
+        values = [v for v in self._values(of) if v is not None]
+        return values[-1] if values else None
+
+    def _values(self, of: Callable[[Sample], float | None], *, before_onset: bool = False) -> list[float | None]:
+        onset = self.report.onset
+        return [of(s) for s in self.report.details.samples if not before_onset or onset is None or s.step < onset]
+
+
+def growth(values: list[float]) -> float | None:
+    """How far the largest of the last few stands above the median of those before; None for too short a history."""
+    usual, recent = values[:-_RECENT], values[-_RECENT:]
+    if len(usual) < _RECENT:
+        return None
+    middle = statistics.median(usual)
+    return max(recent) / middle if middle > 0 else None
+
+
+def _finite(values: list[float | None]) -> list[float]:
+    return [v for v in values if v is not None and math.isfinite(v)]

@@ -1,0 +1,148 @@
+"""Telling people: a command and a webhook, each in a thread of its own, so that nothing here blocks the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ckptguard.values.settings import Settings
+
+COMMAND_SECONDS = 60.0
+WEBHOOK_SECONDS = 10.0
+_MOST_WAITING = 1000
+_LONGEST_OUTPUT = 2000
+
+Event = dict[str, Any]
+Log = Callable[..., None]  # log(event, *, level="info", **fields)
+
+
+class Hooks:
+    """Tells each event once to the command and the webhook of the settings. What became of it goes to `log`, failures
+    too. The command is started within `around_start`, for who holds signals back."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        around_start: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self._log = log
+        self._around_start = around_start
+        self._command = settings.on_incident
+        self._webhook = settings.webhook
+        self._running: subprocess.Popen[bytes] | None = None
+        self._starting = threading.Lock()
+        self._lines: list[_Line] = []
+        if self._command:
+            self._lines.append(_Line("on_incident", self._run_command, log))
+        if self._webhook is not None:
+            self._lines.append(_Line("webhook", self._post, log))
+
+    def tell(self, event: Event) -> None:
+        """Queue an event; returns at once."""
+        for line in self._lines:
+            line.put(event)
+
+    @property
+    def pids(self) -> list[int]:
+        """The command, while it runs; also one that is being started now."""
+        with self._starting:
+            running = self._running
+        return [] if running is None else [running.pid]
+
+    def close(self, *, patience: float) -> None:
+        """Wait at most `patience` seconds for what is queued, then give up on it."""
+        deadline = time.monotonic() + patience
+        for line in self._lines:
+            line.close(deadline)
+        running = self._running
+        if running is not None:
+            _kill_group(running)
+
+    def _run_command(self, event: Event) -> None:
+        with self._starting, self._around_start():
+            self._running = process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            output, _ = process.communicate(msgspec.json.encode(event) + b"\n", timeout=COMMAND_SECONDS)
+        except subprocess.TimeoutExpired:
+            _kill_group(process)
+            output, _ = process.communicate()
+            self._log("hook_timed_out", level="warning", hook="on_incident", seconds=COMMAND_SECONDS)
+        finally:
+            self._running = None
+        said = output[-_LONGEST_OUTPUT:].decode("utf-8", "replace")
+        level = "info" if process.returncode == 0 else "warning"
+        self._log("hook_ran", level=level, hook="on_incident", exit_code=process.returncode, output=said)
+
+    def _post(self, event: Event) -> None:
+        assert self._webhook is not None
+        request = urllib.request.Request(
+            self._webhook,
+            data=msgspec.json.encode(event),
+            headers={"Content-Type": "application/json", "User-Agent": "ckptguard"},
+            method="POST",
+        )
+        opener = urllib.request.build_opener(_NoRedirects)
+        with opener.open(request, timeout=WEBHOOK_SECONDS) as answer:
+            self._log("hook_ran", hook="webhook", status=answer.status)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A webhook that sends us elsewhere (to file:, or into the private network) is a failure."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class _Line:
+    """A queue with one thread that hands over events one by one."""
+
+    def __init__(self, name: str, hand_over: Callable[[Event], None], log: Log) -> None:
+        self._name = name
+        self._log = log
+        self._hand_over = hand_over
+        self._events: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
+        self._thread = threading.Thread(target=self._work, name=f"hook-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, event: Event) -> None:
+        try:
+            self._events.put_nowait(event)
+        except queue.Full:
+            self._log("hook_event_dropped", level="error", hook=self._name, about=event)
+
+    def close(self, deadline: float) -> None:
+        with contextlib.suppress(queue.Full):
+            self._events.put(None, timeout=max(0.0, deadline - time.monotonic()))
+        self._thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._log("hook_abandoned", level="warning", hook=self._name)
+
+    def _work(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                self._hand_over(event)
+            except (OSError, ValueError, urllib.error.URLError, subprocess.SubprocessError) as error:
+                self._log("hook_failed", level="warning", hook=self._name, reason=f"{type(error).__name__}: {error}")
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

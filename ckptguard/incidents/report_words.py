@@ -1,0 +1,187 @@
+"""The sentences that every form of an incident's report shares. Pure; what comes from files is escaped by the form."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+
+from ckptguard.formats.dtypes import FP16_LIMIT
+from ckptguard.values.incident import ChangedTensor, Report, SickTensor, Training
+
+CAUSES = {
+    "weights": "Weights or optimizer state are not finite",
+    "grad_norm": "The gradient norm is not finite",
+    "nan_loss": "The loss is NaN again and again",
+    "loss_scale": "The loss scale keeps falling",
+    "spike": "Loss or gradients spiked",
+    "damage": "A checkpoint is damaged",
+    "storage": "A checkpoint could not be saved",
+    "unsaved": "No checkpoint was saved for too long",
+    "crash": "Training crashed",
+    "asked": "Training was asked to go back",
+    "numeric": "The numbers turned sick",
+}
+
+_MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
+
+NO_SICKNESS = ("storage", "unsaved", "asked")  # training itself is well
+
+
+def title(report: Report) -> str:
+    """What happened, in a few words."""
+    what = CAUSES.get(report.cause, f"Incident: {report.cause}")
+    return f"{what} at step {report.step}" if report.step is not None else what
+
+
+def outcome(report: Report) -> str:
+    """What became of it, in one sentence."""
+    if report.actions:
+        return report.actions[-1]
+    words = {"open": "nothing has been done about it yet", "handling": "training is going back right now"}
+    return words.get(report.state, report.state)
+
+
+def shown(value: object) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value)
+
+
+def when(moment: str) -> str:
+    """A time of the records, without its letters; as it is where it is none."""
+    try:
+        return datetime.datetime.fromisoformat(moment).astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except ValueError:
+        return moment
+
+
+def known_facts(report: Report) -> list[tuple[str, str]]:
+    """How training computed, and what it began from: (name, value), only what is known."""
+    known, resumed = report.details.training or Training(), report.details.resumed
+    good = report.details.last_good
+    saved = resumed.world_size if resumed else good.world_size if good else None
+    total = sum(known.dtypes.values())
+    pairs: list[tuple[str, object]] = [
+        ("parameters", ", ".join(f"{name}: {count:,}" for name, count in known.dtypes.items()) if total else None),
+        ("autocast", known.autocast),
+        ("loss scaler", known.loss_scaler),
+        ("device", known.device),
+        ("bf16 in hardware", known.hardware_bf16),
+        ("optimizer", known.optimizer),
+        ("eps", known.eps),
+        ("learning rate", known.lr),
+        ("weight decay", known.weight_decay),
+        ("scheduler", known.scheduler),
+        ("ranks now", known.world_size),
+        ("ranks at the save", saved),
+        ("began from", resumed and f"step {resumed.step}" + (f" ({resumed.id})" if resumed.id else "")),
+        ("started anew", resumed and ", ".join(resumed.anew)),
+        ("missing keys", resumed and _few(resumed.missing)),
+        ("unexpected keys", resumed and _few(resumed.unexpected)),
+        *((f"{name} version", version) for name, version in known.versions.items()),
+    ]
+    return [(name, shown(value)) for name, value in pairs if value not in (None, "")]
+
+
+def onset_words(report: Report) -> str:
+    """Where harm began, as far as it is known."""
+    return f"{report.onset} to {report.details.onset_through}" if onset_note(report) else shown(report.onset)
+
+
+def onset_note(report: Report) -> str | None:
+    """Why the onset is a range, where it is one."""
+    through = report.details.onset_through
+    if through is None or report.onset is None or through <= report.onset:
+        return None
+    return "the harm was done by any of these updates: nothing that was told in between shows by which"
+
+
+def evidence_pairs(report: Report) -> list[tuple[str, str]]:
+    """What the one who noticed wrote down."""
+    return [(str(name).replace("_", " "), shown(value)) for name, value in sorted(report.evidence.items())]
+
+
+def tensor_line(tensor: SickTensor) -> str:
+    """What is wrong with a tensor."""
+    if tensor.what is not None:
+        return tensor.what
+    if tensor.elements is not None and tensor.elements in (tensor.nan, tensor.inf):
+        return f"all {tensor.elements:,} are {'NaN' if tensor.nan else 'Inf'}"
+    counts = [f"{n:,} {name}" for n, name in ((tensor.nan, "NaN"), (tensor.inf, "Inf")) if n]
+    of = f" of {tensor.elements:,}" if tensor.elements is not None else ""
+    return (", ".join(counts) or "not finite") + of
+
+
+def change_line(change: ChangedTensor) -> str:
+    """How a tensor of the first bad checkpoint differs from that of the last good one."""
+    of = f" of {change.elements:,}" if change.elements is not None else ""
+    if change.became_nonfinite:
+        where = f", first at {list(change.first_nonfinite[:_MOST_INDICES])}" if change.first_nonfinite else ""
+        return f"{change.became_nonfinite:,}{of} became NaN or Inf{where}"
+    parts = [change.change] if change.change != "changed" or change.relative_l2 is None else []
+    if change.relative_l2 is not None:
+        how = f"by {change.relative_l2:.2%}" if isinstance(change.relative_l2, float) else "from zero"
+        parts.append(how if parts else f"changed {how}")
+    if change.largest_change is not None:
+        parts.append(f"at most {shown(change.largest_change)}")
+    if change.note is not None:
+        parts.append(change.note)
+    return ", ".join(parts)
+
+
+def share_of_fp16(largest: float | None) -> str:
+    """A magnitude as a share of the largest number of fp16."""
+    if largest is None:
+        return "-"
+    share = largest / FP16_LIMIT
+    return "<0.01%" if 0 < share < 1e-4 else f"{share:.2%}"
+
+
+def changes_title(report: Report) -> str | None:
+    """Which two checkpoints were compared; None where none were."""
+    details = report.details
+    if not (details.changes or details.changes_note) or details.last_good is None or details.first_bad is None:
+        return None
+    return f"From {details.last_good.path} to {details.first_bad.path}"
+
+
+def tensors_title(report: Report) -> str:
+    """Where the list of tensors comes from."""
+    where = report.details.tensors_from
+    if where in (None, "memory"):
+        return "Not finite in memory when it was noticed"
+    return f"What is wrong in {where}"
+
+
+def loss_note(report: Report) -> str | None:
+    """What a logged loss of exactly 0 means beside a gradient norm that is not finite."""
+    zero = [s for s in report.details.samples if s.loss == 0.0 and isinstance(s.grad_norm, str)]
+    return "a loss of exactly 0 beside such a gradient norm stands for NaN: the Trainer prints it so" if zero else None
+
+
+def next_commands(report: Report) -> list[tuple[str, str]]:
+    """What to run next, and what for."""
+    run = shlex.quote(report.run)
+    commands = [(f"ckptguard status {run}", "am I protected now?")]
+    if report.state == "open" and report.cause not in NO_SICKNESS:
+        commands.insert(0, (f"ckptguard rollback {run}", "make the last known-good checkpoint the newest"))
+    bad = report.details.first_bad
+    if bad is not None:
+        commands.append((f"ckptguard bisect {run}", "which tensors went first, from the bytes themselves"))
+    good = report.details.last_good
+    if good is not None and (len(good.largest) < 2 or (bad is not None and changes_title(report) is None)):
+        commands.append(
+            (f"ckptguard incident {run} {report.id} --read", "this report, with both checkpoints read and compared")
+        )
+    return commands
+
+
+def _few(names: tuple[str, ...]) -> str | None:
+    if not names:
+        return None
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

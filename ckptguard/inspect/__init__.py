@@ -1,0 +1,1 @@
+"""Questions that change nothing: status, listings, tensors, differences, the first bad save."""

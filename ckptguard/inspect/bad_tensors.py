@@ -1,0 +1,106 @@
+"""What is wrong inside a bad checkpoint, tensor by tensor, so that what went first is at the top."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from ckptguard.inspect.tensor_table import Source
+from ckptguard.scan import Progress, Scanner, ScanOptions
+from ckptguard.scan.result import Numbers
+from ckptguard.values.verdict import Finding, Severity
+from ckptguard.verify.collect_evidence import roles_of
+
+_FIRST_ROLES = ("model", "ema", "optimizer")  # a sick model makes a sick optimizer more often than the other way
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong. `check` is the check that found it; `nan`, `inf`, `elements` and `first_index` (in the
+    stored order) are there for numbers that are not finite. `file` is relative to the checkpoint."""
+
+    check: str
+    file: str | None
+    tensor: str | None
+    role: str | None
+    message: str
+    nan: int | None = None
+    inf: int | None = None
+    elements: int | None = None
+    first_index: int | None = None
+
+
+def find_culprits(
+    source: Source | None,
+    path: str,
+    findings: Sequence[Finding],
+    *,
+    scanner: Scanner,
+    progress: Progress | None = None,
+) -> tuple[Culprit, ...]:
+    """Recorded errors about bytes and structure first, then every tensor that is not finite, in file order.
+
+    `path` is where the checkpoint lay when it was judged, `source` where it lies now (None: it is gone, and only
+    `findings` tell).
+    """
+    errors = [f for f in findings if f.severity is Severity.ERROR and not isinstance(f.omitted, int)]
+    recorded = [_recorded(f, path) for f in errors]
+    if source is None:
+        return tuple(sorted(recorded, key=lambda c: c.check == "finite"))
+    wrong = {(c.file, c.tensor) for c in recorded}
+    # A mask and what the user allows are only noticed.
+    noticed = {(_inside(f.file, path), f.tensor) for f in findings if f.severity is Severity.NOTICE} - wrong
+    sick = [
+        c
+        for c in _not_finite(source, scanner, progress)
+        if (c.file, c.tensor) not in noticed and c.role in _FIRST_ROLES
+    ]
+    seen = {(c.file, c.tensor) for c in sick}
+    rest = [c for c in recorded if c.check == "finite" and (c.file, c.tensor) not in seen]
+    return (*(c for c in recorded if c.check != "finite"), *sick, *rest)
+
+
+def _recorded(finding: Finding, path: str) -> Culprit:
+    return Culprit(
+        check=finding.check,
+        file=_inside(finding.file, path),
+        tensor=finding.tensor,
+        role=None,
+        message=finding.message,
+    )
+
+
+def _inside(file: str | None, path: str) -> str | None:
+    return None if file is None else file.rpartition("/")[2] if file == path else file.removeprefix(path + "/")
+
+
+def _not_finite(source: Source, scanner: Scanner, progress: Progress | None) -> list[Culprit]:
+    """Every tensor that holds NaN or infinity: those of the model first, then as they lie in the files."""
+    found = scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), progress).files
+    roles = roles_of(found)
+    culprits = []
+    for file in found:
+        inside = _inside(file.entry.key, source.checkpoint.path)
+        for tensor, role, numbers in zip(file.structure.tensors, roles[file.entry.key], file.numbers, strict=True):
+            if numbers is not None and numbers.first_bad is not None:
+                culprits.append(
+                    Culprit(
+                        check="finite",
+                        file=inside,
+                        tensor=tensor.name,
+                        role=role,
+                        message=", ".join(_words(numbers)),
+                        nan=numbers.nan,
+                        inf=numbers.posinf + numbers.neginf,
+                        elements=numbers.count,
+                        first_index=numbers.first_bad,
+                    )
+                )
+    order = {role: place for place, role in enumerate(_FIRST_ROLES)}
+    return sorted(culprits, key=lambda c: order.get(c.role or "", len(order)))
+
+
+def _words(numbers: Numbers) -> Iterator[str]:
+    for count, name in ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf")):
+        if count:
+            yield f"{count} {name}"

@@ -1,0 +1,211 @@
+"""Bisect: the last good checkpoint of a series against the first bad one, and which of its tensors went first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, NotFoundError, SettingsError
+from ckptguard.inspect.bad_tensors import Culprit, find_culprits
+from ckptguard.inspect.diff import Diff, diff_sources
+from ckptguard.inspect.list_states import CheckpointState, survey
+from ckptguard.inspect.locate import locate
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.run import Run
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint, list_checkpoints
+from ckptguard.runs.results import Checked
+from ckptguard.runs.settling import wait_until_quiet
+from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.values.ids import parse_id
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Finding, Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
+
+_LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely is what turned
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint of the series; stages come by step and generation."""
+
+    path: str
+    id: str | None
+    step: int
+    outcome: Outcome
+
+
+class Bisection(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a series turned bad. `last_good` and `first_bad` are the newest such turn: a good one and the next bad
+    one after it; of those in between nothing is known. Without a good one before it, `first_bad` is the first of all.
+
+    `culprits`: what is wrong in the first bad one, what went first at the top. `diff`: it against the newest good one
+    that is still there; None where the two cannot be compared, `notes` say why.
+    """
+
+    target: str
+    series: str | None
+    stages: tuple[Stage, ...]
+    last_good: Stage | None
+    first_bad: Stage | None
+    findings: tuple[Finding, ...] = ()
+    culprits: tuple[Culprit, ...] = ()
+    diff: Diff | None = None
+    notes: tuple[str, ...] = ()
+    could_not_tell: bool = False
+
+
+def bisect_run(
+    run: Run,
+    settings: Settings,
+    *,
+    series: str | None = None,
+    record: bool = True,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+) -> Bisection:
+    """Find where a run turned bad, by its recorded verdicts. Checkpoints without one are verified first, and their
+    verdicts recorded unless `record` is false.
+
+    NotFoundError where there is nothing to look at, SettingsError where several series turned bad and none is named.
+    """
+    notes: list[str] = []
+    judged, unsure = _verify_pending(run, settings, series, notes, record=record, scanner=scanner, progress=progress)
+    by_series: dict[str, list[tuple[CheckpointState, Stage]]] = {}
+    for state in survey(run):
+        if state.step is not None and series in (None, state.series):
+            fresh = judged.get(state.path) if state.outcome is Outcome.PENDING else None
+            outcome = fresh.outcome if fresh is not None else state.outcome
+            stage = Stage(path=state.path, id=state.id, step=state.step, outcome=outcome)
+            by_series.setdefault(state.series, []).append((state, stage))
+    if not by_series:
+        what = f" of series {series}" if series is not None else ""
+        raise NotFoundError(f"{run.url} has no checkpoints{what} whose step is known")
+    chosen = _choose(by_series)
+    if chosen is None:
+        stages = tuple(stage for own in by_series.values() for _, stage in sorted(own, key=_age))
+        only = next(iter(by_series)) if len(by_series) == 1 else None
+        return Bisection(
+            target=run.url,
+            series=only,
+            stages=stages,
+            last_good=None,
+            first_bad=None,
+            notes=tuple(notes),
+            could_not_tell=unsure,
+        )
+    ordered = sorted(by_series[chosen], key=_age)
+    good, bad = _turn([stage for _, stage in ordered])
+    fresh = judged.get(ordered[bad][1].path)
+    findings = _recorded_findings(run, ordered[bad][0]) or (fresh.findings if fresh is not None else ())
+    source = locate(run, ordered[bad][0])
+    culprits: tuple[Culprit, ...] = ()
+    found: Diff | None = None
+    try:
+        culprits = find_culprits(source, ordered[bad][1].path, findings, scanner=scanner, progress=progress)
+        earlier = [state for state, stage in ordered[: good + 1 if good is not None else 0] if _is_good(stage)]
+        before = next((s for s in (locate(run, state) for state in reversed(earlier)) if s is not None), None)
+        if source is None:
+            notes.append(f"{ordered[bad][1].path} is gone: only its verdict is left")
+        elif before is None:
+            notes.append("there is no good checkpoint before it to compare it with")
+        else:
+            found = diff_sources(before, source, scanner=scanner, progress=progress)
+    except CkptguardError as error:
+        notes.append(f"the two cannot be compared: {error.message}")
+    return Bisection(
+        target=run.url,
+        series=chosen,
+        stages=tuple(stage for _, stage in ordered),
+        last_good=ordered[good][1] if good is not None else None,
+        first_bad=ordered[bad][1],
+        findings=findings,
+        culprits=culprits,
+        diff=found,
+        notes=tuple(notes),
+        could_not_tell=unsure,
+    )
+
+
+def _verify_pending(
+    run: Run,
+    settings: Settings,
+    series: str | None,
+    notes: list[str],
+    *,
+    record: bool,
+    scanner: Scanner,
+    progress: Progress | None,
+) -> tuple[dict[str, Checked], bool]:
+    """Verify what has no verdict: the answers by path, and whether something could not be read."""
+    pending = {s.path for s in survey(run) if s.outcome is Outcome.PENDING and s.in_place and s.step is not None}
+    answers: dict[str, Checked] = {}
+    unsure = False
+    for checkpoint in list_checkpoints(run):
+        if checkpoint.path not in pending or series not in (None, checkpoint.series):
+            continue
+        quiet = _quiet(run, checkpoint, settings)
+        if quiet is None:
+            notes.append(f"{checkpoint.path} is still being written")
+            continue
+        try:
+            try:
+                checked = verify_checkpoint(run, quiet, settings, scanner=scanner, record=record, progress=progress)
+            except DeniedError as error:
+                checked = verify_checkpoint(run, quiet, settings, scanner=scanner, record=False, progress=progress)
+                notes.append(f"verdicts could not be recorded: {error.message}")
+        except CouldNotTellError as error:
+            unsure = True
+            notes.append(f"{checkpoint.path} could not be verified: {error.message}")
+            continue
+        answers[checkpoint.path] = checked
+    return answers, unsure
+
+
+def _quiet(run: Run, checkpoint: Checkpoint, settings: Settings) -> Checkpoint | None:
+    if LAYOUTS[checkpoint.layout].sealed_by_writer:
+        return checkpoint
+    limit = min(2 * settings.settle, _LONGEST_WAIT)
+    return wait_until_quiet(
+        checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=limit
+    )
+
+
+def _age(item: tuple[CheckpointState, Stage]) -> tuple[int, int, str]:
+    stage = item[1]
+    parsed = parse_id(stage.id) if stage.id else None
+    return stage.step, parsed[1] if parsed else 0, stage.path
+
+
+def _is_good(stage: Stage) -> bool:
+    return stage.outcome is Outcome.GOOD
+
+
+def _choose(by_series: dict[str, list[tuple[CheckpointState, Stage]]]) -> str | None:
+    """The one series that turned bad; else the one that has bad ones at all."""
+    bad = {
+        name: _turn([stage for _, stage in sorted(own, key=_age)])
+        for name, own in by_series.items()
+        if any(stage.outcome is Outcome.BAD for _, stage in own)
+    }
+    turned = [name for name, (good, _) in bad.items() if good is not None] or list(bad)
+    if len(turned) > 1:
+        names = ", ".join(name for name in sorted(turned))
+        raise SettingsError(f"several series turned bad: {names}", hint="choose one with --series")
+    return turned[0] if turned else None
+
+
+def _turn(stages: Sequence[Stage]) -> tuple[int | None, int]:
+    """(last good, first bad): the newest good one with a bad one after it, and the first bad one after that."""
+    bad = [i for i, stage in enumerate(stages) if stage.outcome is Outcome.BAD]
+    good = [i for i, stage in enumerate(stages) if _is_good(stage) and i < bad[-1]]
+    if not good:
+        return None, bad[0]
+    return good[-1], next(i for i in bad if i > good[-1])
+
+
+def _recorded_findings(run: Run, state: CheckpointState) -> tuple[Finding, ...]:
+    """What the recorded verdict found; nothing where there is none."""
+    parsed = parse_id(state.id) if state.id else None
+    verdict = load_history(run).verdict(state.series, parsed) if parsed else None
+    return verdict.findings if verdict else ()

@@ -1,0 +1,338 @@
+"""Probe what a storage really does, and say what follows for who keeps checkpoints there."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.inspect.inotify import events_arrive
+from ckptguard.storage import Storage, normalise_url, open_storage
+from ckptguard.storage.retries import Retries
+from ckptguard.values.ids import escape
+
+LIMIT = 7.5  # seconds for all probes together, so that a whole call takes less than 10
+_GRACE = 0.9  # seconds to remove what was written when time is up
+_PATIENCE = 2.0  # seconds in which a listing may catch up
+_CLOCK = 5.0  # seconds by which clocks may differ without a word
+_MEGABYTE = 1 << 20
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One question to a storage: its answer ("yes", "no", "unknown"), a number where there is one, what follows."""
+
+    name: str
+    answer: str
+    value: float | None = None
+    means: str
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """All probes of a storage. `outcome`: "good", "limited" (usable, with the restrictions that the probes name),
+    "bad" (must not hold checkpoints), "unknown" (a probe could not be made)."""
+
+    url: str
+    outcome: str
+    probes: tuple[Probe, ...]
+    seconds: float
+
+
+# What a "no" makes of the whole; the other probes only inform.
+_UNSAFE = {"read after write", "ranged reads", "overwrites"}
+_LIMITING = {"write", "exclusive create", "listing after write", "delete"}
+_NAMES = (
+    *("write", "exclusive create", "read after write", "ranged reads", "overwrites", "listing after write", "delete"),
+    *("large objects", "clock", "free space", "round trip", "links", "reflinks", "inotify"),
+)
+
+
+def diagnose(url: str) -> Diagnosis:
+    """Probe the storage at a URL in under 10 seconds, and remove what the probes wrote.
+
+    NotFoundError if there is no folder, where folders are things of their own; CouldNotTellError if it is out of
+    reach, does not answer, or may not even be listed. A probe that fails is no error: its answer is "unknown".
+    """
+    begun = time.monotonic()
+    stop = threading.Event()
+    probing = _Probing(url, Retries(attempts=2, first=0.1, total=3.0, stop=stop))
+    thread = threading.Thread(target=probing.run, daemon=True, name="ckptguard-doctor")
+    thread.start()
+    try:
+        thread.join(LIMIT)
+    finally:
+        stop.set()
+        thread.join(_GRACE if probing.found else 0)
+    if probing.failed is not None:
+        raise probing.failed
+    found = dict(probing.found)
+    if not found:
+        raise CouldNotTellError(f"{escape(probing.url or normalise_url(url))}: no answer within {LIMIT:g} seconds")
+    late = Probe(name="", answer="unknown", means=f"no answer within {LIMIT:g} seconds")
+    probes = tuple(found.get(name) or msgspec.structs.replace(late, name=name) for name in _NAMES)
+    return Diagnosis(
+        url=probing.url or url, outcome=_outcome(probes), probes=probes, seconds=round(time.monotonic() - begun, 3)
+    )
+
+
+def _outcome(probes: tuple[Probe, ...]) -> str:
+    refused = {probe.name for probe in probes if probe.answer == "no"}
+    unsure = {probe.name for probe in probes if probe.answer == "unknown"}
+    if refused & _UNSAFE:
+        return "bad"
+    if refused & {"write"}:
+        return "limited"
+    if unsure & (_UNSAFE | _LIMITING):
+        return "unknown"
+    return "limited" if refused & _LIMITING else "good"
+
+
+class _Probing:
+    """The probes one after another, so that those that were made count when time runs out."""
+
+    def __init__(self, url: str, retries: Retries) -> None:
+        self._given, self._retries = url, retries
+        self.url: str | None = None
+        self.found: dict[str, Probe] = {}
+        self.failed: CkptguardError | None = None
+        self._folder = f".tmp-doctor-{secrets.token_hex(8)}"
+        self._times: list[float] = []
+        self._storage: Storage
+
+    def run(self) -> None:
+        try:
+            self._storage = open_storage(self._given, must_exist=False, retries=self._retries)
+            self.url = self._storage.url
+            if self._storage.root is not None:
+                open_storage(self._given)  # a mistyped path is no folder to make; a prefix need not be there
+            self._all()
+        except CkptguardError as error:
+            self.failed = error
+
+    def _all(self) -> None:
+        if not self._write():
+            for name in set(_NAMES) - {"write", "free space"}:
+                self._tell(name, None, "not probed: nothing can be written")
+            self._ask("free space", self._free_space)
+            return
+        try:
+            for name, probe in (
+                ("exclusive create", self._exclusive_create),
+                ("read after write", self._read_after_write),
+                ("ranged reads", self._ranged_reads),
+                ("overwrites", self._overwrites),
+                ("listing after write", self._listing),
+                ("delete", self._delete),
+                ("clock", self._clock),
+                ("free space", self._free_space),
+                ("round trip", self._round_trip),
+                ("links", self._links),
+                ("reflinks", self._reflinks),
+                ("inotify", self._inotify),
+                ("large objects", self._large_objects),
+            ):
+                self._ask(name, probe)
+        finally:
+            # Even when time is up: what the probes wrote must go.
+            with contextlib.suppress(CouldNotTellError):
+                open_storage(self._given, must_exist=False).remove(self._folder)
+
+    def _ask(self, name: str, probe: Callable[[], None]) -> None:
+        try:
+            probe()
+        except CouldNotTellError as error:
+            self._tell(name, None, f"could not tell: {error.message}")
+
+    def _tell(self, name: str, answer: bool | None, means: str, value: float | None = None) -> None:
+        word = "unknown" if answer is None else "yes" if answer else "no"
+        self.found[name] = Probe(name=name, answer=word, value=value, means=means)
+
+    def _key(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+    def _create(self, name: str, data: bytes) -> None:
+        begun = time.monotonic()
+        self._storage.create(self._key(name), data)
+        self._times.append(time.monotonic() - begun)
+
+    def _read(self, name: str) -> bytes:
+        with self._storage.open(self._key(name)) as reader:
+            return reader.read(0, reader.entry.size)
+
+    def _write(self) -> bool:
+        try:
+            self._create("first", b"first")
+        except DeniedError as error:
+            with contextlib.suppress(ObjectMissingError):
+                self._storage.list("")  # who may not do this either can do nothing here: without credentials, say
+            self._tell("write", False, f"checkpoints can be verified here, but nothing is recorded: {error.message}")
+            return False
+        self._tell("write", True, "manifests and verdicts can be recorded here")
+        return True
+
+    def _exclusive_create(self) -> None:
+        def race(number: int) -> bool:
+            try:
+                self._storage.create(self._key("raced"), b"%d" % number)
+            except ObjectExistsError:
+                return False
+            return True
+
+        said = self._storage.capabilities().exclusive_create
+        with ThreadPoolExecutor(4) as racers:
+            winners = [number for number, won in enumerate(racers.map(race, range(4))) if won]
+        if said and len(winners) == 1 and self._read("raced") == b"%d" % winners[0]:
+            self._tell("exclusive create", True, "of racing writers exactly one wins: several may guard this run")
+        else:
+            self._tell(
+                "exclusive create",
+                False,
+                "the store replaces silently what exists: let only one process at a time write here, so one daemon, "
+                "or the training alone",
+            )
+
+    def _read_after_write(self) -> None:
+        data = secrets.token_bytes(4096)
+        self._create("read", data)
+        same = self._read("read") == data
+        means = (
+            "a checkpoint can be read back as soon as it is written"
+            if same
+            else ("what was just written is not what is read: no verdict on this storage can be trusted")
+        )
+        self._tell("read after write", same, means)
+
+    def _ranged_reads(self) -> None:
+        data = secrets.token_bytes(_MEGABYTE)
+        self._create("ranges", data)
+        with self._storage.open(self._key("ranges")) as reader:
+            ranges = ((0, 1), (1, 4096), (_MEGABYTE // 2, 10_000), (_MEGABYTE - 1, 1))
+            same = all(reader.read(at, length) == data[at : at + length] for at, length in ranges)
+        means = (
+            "files are verified in pieces, in little memory"
+            if same
+            else ("a part of a file is not what it is in the whole: no verdict on this storage can be trusted")
+        )
+        self._tell("ranged reads", same, means)
+
+    def _overwrites(self) -> None:
+        with self._storage.upload(self._key("read"), replace=True) as upload:
+            upload.write(b"replaced")
+            upload.commit()
+        fresh = self._read("read") == b"replaced"
+        means = (
+            "a file that was replaced is read anew at once"
+            if fresh
+            else ("a replaced file is still read as it was: damage and re-saves stay hidden")
+        )
+        self._tell("overwrites", fresh, means)
+
+    def _listing(self) -> None:
+        begun = time.monotonic()
+        self._create("listed", b"1")
+        late = -1.0
+        while time.monotonic() - begun < _PATIENCE:
+            if self._key("listed") in [entry.key for entry in self._storage.list(self._folder)]:
+                late = time.monotonic() - begun
+                break
+            time.sleep(0.05)
+        # One round of asking is no delay of the store.
+        prompt = 0 <= late <= 0.05 + 3 * max(self._times)
+        if prompt:
+            self._tell("listing after write", True, "new checkpoints are seen at the next look", round(late, 3))
+        else:
+            self._tell(
+                "listing after write",
+                False,
+                "listings lag behind: new checkpoints are seen later, and nothing young may be collected",
+                round(late, 3) if late >= 0 else None,
+            )
+
+    def _delete(self) -> None:
+        self._storage.remove(self._key("first"))
+        try:
+            self._storage.stat(self._key("first"))
+        except ObjectMissingError:
+            self._tell("delete", True, "old checkpoints can be removed")
+        else:
+            self._tell("delete", False, "what is removed stays: retention frees no space")
+
+    def _clock(self) -> None:
+        now = time.time()
+        self._create("clock", b"1")
+        told = self._storage.stat(self._key("clock")).mtime_ns
+        if told is None:
+            self._tell("clock", None, "the store tells no times: ages are taken from this machine's clock")
+            return
+        offset = round(told / 1e9 - (now + time.time()) / 2, 3)
+        # Many stores tell whole seconds.
+        if abs(offset) <= _CLOCK:
+            self._tell("clock", True, "it agrees with this machine's", offset)
+        else:
+            self._tell("clock", False, f"it differs from this machine's by {offset:+.0f} s: set one of them", offset)
+
+    def _free_space(self) -> None:
+        free = self._storage.free_space()
+        if free is None:
+            self._tell("free space", None, "the store does not say: a full one is noticed when a save fails")
+        else:
+            means = f"{free / 1e9:.1f} GB: saves, restores and copies are refused before they run out"
+            self._tell("free space", free > 0, means, float(free))
+
+    def _round_trip(self) -> None:
+        middle = statistics.median(self._times)
+        self._tell("round trip", True, f"a small write takes {middle * 1000:.0f} ms", round(middle, 4))
+
+    def _links(self) -> None:
+        how = self._storage.copy(self._key("ranges"), self._key("linked"), how="link")
+        if how == "copy":
+            self._tell("links", False, "a kept copy costs its full size here")
+        else:
+            self._tell("links", True, "a kept copy costs no space, and shares a rotten block: see `keep`")
+
+    def _reflinks(self) -> None:
+        how = self._storage.copy(self._key("ranges"), self._key("cloned"), how="clone")
+        if how == "reflink":
+            self._tell("reflinks", True, "a kept copy costs no space until one side changes")
+        else:
+            self._tell("reflinks", False, "only full copies are independent of the trainer's files")
+
+    def _inotify(self) -> None:
+        root = self._storage.root
+        if root is None:
+            self._tell("inotify", False, "the daemon looks by its timer (`scan_interval`)")
+            return
+        arrived = events_arrive(f"{root}/{self._folder}")
+        means = (
+            "saves of this machine are seen at once; those of other machines by the timer"
+            if arrived
+            else ("no events arrive: the daemon looks by its timer (`scan_interval`)")
+        )
+        self._tell("inotify", arrived, means)
+
+    def _large_objects(self) -> None:
+        if self._storage.capabilities().exclusive_upload:
+            self._tell("large objects", True, "their uploads are exclusive, too")
+        else:
+            self._tell(
+                "large objects",
+                False,
+                "of two uploads of one file at the same time the later one stays; manifests are not concerned",
+            )
+
+
+def words(diagnosis: Diagnosis) -> str:
+    """The whole in one sentence."""
+    place = escape(diagnosis.url)
+    return {
+        "good": f"{place} can hold checkpoints without restriction",
+        "limited": f"{place} can hold checkpoints, with the restrictions below",
+        "bad": f"{place} must not hold checkpoints",
+        "unknown": f"could not find out everything about {place}",
+    }[diagnosis.outcome]

@@ -1,0 +1,176 @@
+"""Which tensor of one checkpoint is which of another: by role and name, by file where a name is not unique."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptguard.inspect.tensor_table import Contents, HeldTensor
+
+_CHUNK = re.compile(r"(?P<base>.+)\[[0-9:, ]*\]")
+_MOST_DOTS = 64
+
+
+class Renaming(NamedTuple):
+    """A prefix of all names of a role that is another one on the other side."""
+
+    role: str
+    a: str
+    b: str
+    tensors: int
+
+
+@dataclass
+class Matching:
+    """`recut` are tensors that both hold, in chunks that do not agree: by role and name, with the chunks of each."""
+
+    pairs: list[tuple[HeldTensor, HeldTensor]] = field(default_factory=list)
+    removed: list[HeldTensor] = field(default_factory=list)
+    added: list[HeldTensor] = field(default_factory=list)
+    recut: list[tuple[list[HeldTensor], list[HeldTensor]]] = field(default_factory=list)
+    renamings: list[Renaming] = field(default_factory=list)
+
+
+def match_tensors(a: Contents, b: Contents) -> Matching:
+    """Pair the tensors of two checkpoints; what has no partner is removed (from `a`) or added (in `b`)."""
+    matching = Matching()
+    steps = (a.source.checkpoint.step, b.source.checkpoint.step)
+    left, right = _grouped(a.tensors), _grouped(b.tensors)
+    for key, own in left.items():
+        _pair_equal_names(own, right.pop(key, []), steps, matching)
+    for own in right.values():
+        matching.added += own
+    _collect_chunks(matching)
+    for role in dict.fromkeys(t.role for t in matching.removed):
+        _pair_renamed(role, matching)
+    return matching
+
+
+def _grouped(tensors: Iterable[HeldTensor]) -> dict[tuple[str, str], list[HeldTensor]]:
+    groups: dict[tuple[str, str], list[HeldTensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.role, tensor.name), []).append(tensor)
+    return groups
+
+
+def _pair_equal_names(
+    left: Sequence[HeldTensor],
+    right: Sequence[HeldTensor],
+    steps: tuple[int | None, int | None],
+    matching: Matching,
+) -> None:
+    """Tensors of one name: the only ones belong together, several (one of each rank) by their files' names."""
+    if len(left) == len(right) == 1:
+        matching.pairs.append((left[0], right[0]))
+        return
+    theirs = {_without_step(t.file, steps[1]): t for t in right}
+    taken = set()
+    for tensor in left:
+        partner = theirs.pop(_without_step(tensor.file, steps[0]), None)
+        if partner is None:
+            matching.removed.append(tensor)
+        else:
+            matching.pairs.append((tensor, partner))
+            taken.add(id(partner))
+    matching.added += [t for t in right if id(t) not in taken]
+
+
+def _without_step(file: str, step: int | None) -> str:
+    """A file's name with the checkpoint's step left open, as in ``global_step500/``."""
+    return file if step is None else re.sub(rf"(?<!\d)0*{step}(?!\d)", "#", file)
+
+
+def _collect_chunks(matching: Matching) -> None:
+    """Move tensors that both hold, cut in other ways, from added and removed to `recut`."""
+    left, right = _by_base(matching.removed), _by_base(matching.added)
+    both = [key for key in left if key in right and any(t.name != key[1] for t in (*left[key], *right[key]))]
+    if not both:
+        return
+    # Chunks that happen to agree say nothing without the others.
+    wanted = set(both)
+    kept = []
+    for pair in matching.pairs:
+        key = _base(pair[0])
+        if key in wanted:
+            left[key].append(pair[0])
+            right[key].append(pair[1])
+        else:
+            kept.append(pair)
+    matching.pairs = kept
+    matching.removed = [t for t in matching.removed if _base(t) not in wanted]
+    matching.added = [t for t in matching.added if _base(t) not in wanted]
+    matching.recut = [(left[key], right[key]) for key in both]
+
+
+def _base(tensor: HeldTensor) -> tuple[str, str]:
+    match = _CHUNK.fullmatch(tensor.name)
+    return tensor.role, match["base"] if match else tensor.name
+
+
+def _by_base(tensors: Iterable[HeldTensor]) -> dict[tuple[str, str], list[HeldTensor]]:
+    groups: dict[tuple[str, str], list[HeldTensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(_base(tensor), []).append(tensor)
+    return groups
+
+
+def _pair_renamed(role: str, matching: Matching) -> None:
+    """Pair what is left of a role if one prefix explains more than half of it, by names and by shapes; one that is
+    replaced by another must explain all, because other layers can look like that."""
+    left = _unique(t for t in matching.removed if t.role == role)
+    right = _unique(t for t in matching.added if t.role == role)
+    votes = _votes(left, right)
+    if not votes:
+        return
+    (a, b), count = votes.most_common(1)[0]
+    smaller = min(len(left), len(right))
+    if count < 2 or (count < smaller if a and b else 2 * count <= smaller):
+        return
+    pairs = [
+        (left[name], right[b + name.removeprefix(a)])
+        for name in left
+        if name.startswith(a) and b + name.removeprefix(a) in right
+    ]
+    if 2 * sum(x.place.shape == y.place.shape for x, y in pairs) <= len(pairs):
+        return
+    gone = {id(t) for pair in pairs for t in pair}
+    matching.removed = [t for t in matching.removed if id(t) not in gone]
+    matching.added = [t for t in matching.added if id(t) not in gone]
+    matching.pairs += pairs
+    matching.renamings.append(Renaming(role, a, b, len(pairs)))
+
+
+def _unique(tensors: Iterable[HeldTensor]) -> dict[str, HeldTensor]:
+    named: dict[str, HeldTensor] = {}
+    for tensor in tensors:
+        named.setdefault(tensor.name, tensor)
+    return named
+
+
+def _votes(left: dict[str, HeldTensor], right: dict[str, HeldTensor]) -> Counter[tuple[str, str]]:
+    """How many tensors each change of a prefix would pair: one that was put before names, taken away or replaced."""
+    votes: Counter[tuple[str, str]] = Counter()
+    for name in left:
+        votes.update((name[: -len(rest)], "") for rest in _rests(name) if rest in right)
+    for name in right:
+        votes.update(("", name[: -len(rest)]) for rest in _rests(name) if rest in left)
+    firsts: dict[str, set[str]] = {}
+    for name in right:
+        first, dot, rest = name.partition(".")
+        if dot:
+            firsts.setdefault(rest, set()).add(first + dot)
+    for name in left:
+        first, dot, rest = name.partition(".")
+        own = firsts.get(rest, set()) - {first + dot}
+        if dot and len(own) == 1:
+            votes[(first + dot, next(iter(own)))] += 1
+    return votes
+
+
+def _rests(name: str) -> list[str]:
+    """What is left of a name after its first parts."""
+    parts = name.split(".", _MOST_DOTS)
+    return [".".join(parts[i:]) for i in range(1, len(parts))]

@@ -1,0 +1,156 @@
+"""Show: one checkpoint, as its manifest and its verdicts describe it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ckptguard.decisions.known_good import parse_verdict_name
+from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
+from ckptguard.records.run import Run
+from ckptguard.runs.history import load_history
+from ckptguard.runs.target import resolve_target, several_checkpoints
+from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.manifest import File, Manifest, Tensor
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Finding, Outcome, Verdict
+from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
+
+_BITS = dict(SAFETENSORS_DTYPES.values())  # of one element, by our names
+
+
+class VerdictLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the ledger for a generation, by its name."""
+
+    number: int
+    outcome: Outcome
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint's manifest, its current verdict and its history. `sealed` is false for a stray one: then the
+    manifest was made on the spot, by reading it, and there is no verdict; `problems` say what is wrong with it.
+    `nonfinite` names (file, tensor) of numbers that are not finite: those that the verdict lists, or that were read.
+    `left_out` names what is no regular file."""
+
+    target: str
+    id: str | None
+    sealed: bool
+    manifest: Manifest
+    verdict: Verdict | None
+    history: tuple[VerdictLine, ...]
+    problems: tuple[str, ...] = ()
+    nonfinite: frozenset[tuple[str, str]] = frozenset()
+    left_out: tuple[str, ...] = ()
+
+
+def show(
+    target: str,
+    settings: Settings,
+    *,
+    magnitudes: bool = False,
+    scanner: Scanner = scan_files,
+    progress: Progress | None = None,
+) -> Shown:
+    """Describe a checkpoint. NotFoundError for a run, or for what is no checkpoint; one of a run that was never
+    verified is described as it lies there.
+
+    With `magnitudes` the files are read once if the manifest does not know how large the numbers are, as where the
+    writer sealed it and nobody verified it yet.
+    """
+    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
+    checkpoint = resolved.checkpoint
+    if checkpoint is None:
+        raise several_checkpoints(resolved, target)
+    left_out = tuple(checkpoint.inside(e.key) for e in checkpoint.irregular)
+    run: Run | None = resolved.run
+    if run is not None:
+        history = load_history(run)
+        key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+        manifest = history.manifest(checkpoint.series, key) if key else None
+        if key is not None and manifest is not None:
+            entries = (parse_verdict_name(n) for n in history.names.get(checkpoint.series, ()))
+            lines = sorted(
+                (e.number, e.outcome.value) for e in entries if e is not None and (e.step, e.generation) == key
+            )
+            if magnitudes and not any(t.largest is not None for f in manifest.files for t in f.tensors):
+                scan = scan_checkpoint(
+                    resolved.storage, checkpoint, ScanOptions(md5=False), scanner=scanner, progress=progress
+                )
+                read = manifest_files(collect_evidence(resolved.storage, checkpoint, scan))
+                manifest = msgspec.structs.replace(manifest, files=_with_magnitudes(manifest.files, read))
+            verdict = history.verdict(checkpoint.series, key)
+            return Shown(
+                target=resolved.url,
+                id=checkpoint_id(*key),
+                sealed=True,
+                manifest=manifest,
+                verdict=verdict,
+                history=tuple(VerdictLine(number=n, outcome=Outcome(o)) for n, o in lines),
+                left_out=left_out,
+                nonfinite=frozenset(
+                    (f.file or "", f.tensor or "") for f in (verdict.findings if verdict else ()) if _tells_nonfinite(f)
+                ),
+            )
+    scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), scanner=scanner, progress=progress)
+    manifest = Manifest(
+        series=checkpoint.series,
+        path=checkpoint.path,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        generation=1,
+        digest_origin="observer",
+        sealed_at="",
+        version="",
+        nonce="",
+        files=manifest_files(collect_evidence(resolved.storage, checkpoint, scan)),
+    )
+    return Shown(
+        target=resolved.url,
+        id=None,
+        sealed=False,
+        manifest=manifest,
+        verdict=None,
+        history=(),
+        left_out=left_out,
+        problems=tuple(
+            f"{checkpoint.inside(f.entry.key)}: {p.message}" for f in scan.files for p in f.structure.problems
+        ),
+        nonfinite=frozenset(
+            (file.entry.key, tensor.name)
+            for file in scan.files
+            for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True)
+            if numbers is not None and numbers.first_bad is not None
+        ),
+    )
+
+
+def stored_bytes(tensor: Tensor) -> int | None:
+    """How many bytes its elements take; None for a type of unknown size."""
+    if tensor.span is None:
+        return 0
+    known = DTYPES.get(tensor.dtype)
+    bits = 8 * known.size if known is not None else _BITS.get(tensor.dtype)
+    return None if bits is None else math.prod(tensor.shape) * bits // 8
+
+
+def fp16_share(tensor: Tensor) -> float | None:
+    """The largest magnitude as a share of what fp16 can hold; None where it is not known."""
+    return None if tensor.largest is None else tensor.largest / FP16_LIMIT
+
+
+def _tells_nonfinite(finding: Finding) -> bool:
+    return finding.check == "finite" and finding.count is not None and finding.tensor is not None
+
+
+def _with_magnitudes(files: Sequence[File], read: Sequence[File]) -> tuple[File, ...]:
+    """The sealed files, with the magnitudes of those that still hold the sealed bytes."""
+    now = {f.path: f for f in read}
+    return tuple(
+        msgspec.structs.replace(file, tensors=now[file.path].tensors)
+        if file.path in now and (now[file.path].envelope, now[file.path].spans) == (file.envelope, file.spans)
+        else file
+        for file in files
+    )

@@ -1,0 +1,85 @@
+"""Sums: the MD5 of every file of a checkpoint, as it was recorded; of a stray one, as it is now."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.checks.digests import same_content
+from ckptguard.errors import RefusedError
+from ckptguard.inspect.tensor_table import Source, find_source
+from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
+
+
+class FileSum(msgspec.Struct, frozen=True, kw_only=True):
+    """One file; `path` is relative to the folder of the sums."""
+
+    path: str
+    size: int
+    md5: str
+
+
+class Sums(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of one checkpoint. Paths are relative to `folder`: the checkpoint itself, or the folder that a
+    checkpoint of one file lies in. `recorded`: they are those of the manifest, whatever lies there now. `left_out`
+    names what has no sum, because it is no regular file."""
+
+    target: str
+    folder: str
+    id: str | None
+    recorded: bool
+    files: tuple[FileSum, ...]
+    left_out: tuple[str, ...]
+
+
+def sums(target: str, settings: Settings, *, scanner: Scanner = scan_files, progress: Progress | None = None) -> Sums:
+    """The MD5 of each file of a checkpoint: recorded ones without reading a byte, else computed now.
+
+    A sealed file whose MD5 nobody took yet is read and held against its sealed digests first: RefusedError if it is
+    not what was sealed. NotFoundError for a run.
+    """
+    source = find_source(target, settings)
+    checkpoint, sealed = source.checkpoint, source.sealed
+    single = checkpoint.path in checkpoint.files
+    if sealed is not None:
+        sizes = {f.path: f.size for f in sealed.files}
+        digests = _recorded(source, sealed, scanner, progress)
+    else:
+        found = scanner(source.storage, checkpoint.files, ScanOptions(md5=True), progress).files
+        sizes = {f.entry.key: f.entry.size for f in found}
+        digests = {f.entry.key: f.md5 or "" for f in found}
+
+    def short(key: str) -> str:
+        return key.rpartition("/")[2] if single else checkpoint.inside(key)
+
+    return Sums(
+        target=source.url,
+        folder=source.url.rpartition("/")[0] or "/" if single else source.url,
+        id=source.id,
+        recorded=sealed is not None,
+        files=tuple(FileSum(path=short(key), size=sizes[key], md5=digests[key]) for key in sorted(digests)),
+        left_out=tuple(checkpoint.inside(e.key) for e in checkpoint.irregular),
+    )
+
+
+def _recorded(source: Source, sealed: Manifest, scanner: Scanner, progress: Progress | None) -> dict[str, str]:
+    digests = {f.path: f.md5 for f in sealed.files if f.md5 is not None}
+    missing = [f for f in sealed.files if f.md5 is None]
+    scanned = scanner(source.storage, [f.path for f in missing], ScanOptions(md5=True), progress).files
+    for file, found in zip(missing, scanned, strict=True):
+        if found.md5 is None or not same_content(file, found):
+            raise RefusedError(
+                f"{file.path} is not what was sealed, and its MD5 was not recorded",
+                outcome="bad",
+                hint=f"ckptguard verify {source.url}",
+            )
+        digests[file.path] = found.md5
+    return digests
+
+
+def check_line(digest: str, path: str) -> str:
+    """One line as md5sum writes it: a name with a backslash or a line end is escaped, and the line says so."""
+    escaped = path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    mark = "\\" if escaped != path else ""
+    return f"{mark}{digest}  {escaped}"

@@ -1,0 +1,151 @@
+"""What a checkpoint holds, tensor by tensor: where each one lies, and its span's digest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckptguard.errors import CouldNotTellError, RefusedError
+from ckptguard.formats.structure import TensorPlace
+from ckptguard.layouts import Checkpoint
+from ckptguard.runs.history import load_history
+from ckptguard.runs.target import resolve_target, several_checkpoints
+from ckptguard.scan import Progress, Scanner, ScanOptions
+from ckptguard.scan.result import ScannedFile
+from ckptguard.storage import Storage
+from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.collect_evidence import roles_of
+
+
+@dataclass(frozen=True)
+class Source:
+    """One checkpoint where it lies, with what is recorded of it. `url` can be used as it is."""
+
+    url: str
+    storage: Storage
+    checkpoint: Checkpoint
+    id: str | None = None
+    outcome: Outcome | None = None
+    sealed: Manifest | None = None
+
+
+class HeldTensor(NamedTuple):
+    """One tensor of a checkpoint. `file` is its file inside the checkpoint, `key` that of the storage; `offset` and
+    `digest` are those of its span (None: it has no bytes of its own)."""
+
+    name: str
+    role: str
+    file: str
+    key: str
+    place: TensorPlace
+    offset: int
+    length: int
+    digest: str | None
+
+
+class Damage(NamedTuple):
+    """Something wrong with the structure of a file."""
+
+    file: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The tensors of a checkpoint in file order. `digests`: "recorded" in the manifest of just these files, or "read"
+    from the bytes now."""
+
+    source: Source
+    tensors: tuple[HeldTensor, ...]
+    damage: tuple[Damage, ...]
+    digests: str
+
+
+def find_source(target: str, settings: Settings) -> Source:
+    """The one checkpoint that a path or URL means, of a run or stray. NotFoundError for a run."""
+    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
+    checkpoint = resolved.checkpoint
+    if checkpoint is None:
+        raise several_checkpoints(resolved, target)
+    if resolved.run is None:
+        return Source(resolved.url, resolved.storage, checkpoint)
+    history = load_history(resolved.run)
+    key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
+    verdict = history.verdict(checkpoint.series, key) if key else None
+    return Source(
+        resolved.url,
+        resolved.storage,
+        checkpoint,
+        id=checkpoint_id(*key) if key else None,
+        outcome=verdict.outcome if verdict else None,
+        sealed=history.manifest(checkpoint.series, key) if key else None,
+    )
+
+
+def read_contents(source: Source, *, scanner: Scanner, progress: Progress | None = None) -> Contents:
+    """Read what a checkpoint holds. Files that are, by all that storage says, the sealed ones keep their recorded
+    digests; all others are read once.
+
+    RefusedError (bad) where no tensor can be found because of damage, CouldNotTellError where there is none at all.
+    """
+    checkpoint, storage = source.checkpoint, source.storage
+    found = {f.entry.key: f for f in scanner(storage, checkpoint.files, ScanOptions(structure_only=True), None).files}
+    digests = {
+        key: recorded
+        for key, file in found.items()
+        if (recorded := _recorded(source.sealed.file(key) if source.sealed else None, file)) is not None
+    }
+    unread = [key for key, file in found.items() if file.structure.spans and key not in digests]
+    if unread:
+        for file in scanner(storage, unread, ScanOptions(md5=False), progress).files:
+            found[file.entry.key] = file
+            digests[file.entry.key] = file.span_digests
+    files = [found[key] for key in checkpoint.files]
+    roles = roles_of(files)
+    tensors = tuple(
+        tensor
+        for file in files
+        for tensor in _held(checkpoint, file, roles[file.entry.key], digests.get(file.entry.key, ()))
+    )
+    damage = tuple(Damage(checkpoint.inside(f.entry.key), p.message) for f in files for p in f.structure.problems)
+    if not tensors:
+        _refuse(source, damage)
+    return Contents(source, tensors, damage, "read" if unread else "recorded")
+
+
+def _recorded(sealed: File | None, found: ScannedFile) -> tuple[str, ...] | None:
+    """The digests of a file's spans as they were sealed, if nothing that storage says has changed since."""
+    if sealed is None or (sealed.size, sealed.mtime_ns, sealed.inode, sealed.etag) != found.entry.signature:
+        return None
+    if [(s.offset, s.length) for s in sealed.spans] != [(s.offset, s.length) for s in found.structure.spans]:
+        return None
+    return tuple(s.blake3 for s in sealed.spans)
+
+
+def _held(checkpoint: Checkpoint, file: ScannedFile, roles: Sequence[str], digests: Sequence[str]) -> list[HeldTensor]:
+    key = file.entry.key
+    inside = checkpoint.inside(key)
+    if inside == key:
+        inside = key.rpartition("/")[2] if checkpoint.path == key else key
+    held = []
+    for tensor, role in zip(file.structure.tensors, roles, strict=True):
+        span = file.structure.spans[tensor.span] if tensor.span is not None else None
+        digest = digests[tensor.span] if tensor.span is not None else None
+        offset, length = (span.offset, span.length) if span else (0, 0)
+        held.append(HeldTensor(tensor.name, role, inside, key, tensor, offset, length, digest))
+    return held
+
+
+def _refuse(source: Source, damage: Sequence[Damage]) -> None:
+    if damage:
+        first = damage[0]
+        raise RefusedError(
+            f"{source.url} cannot be read: {first.file}: {first.message}",
+            outcome="bad",
+            hint=f"ckptguard verify {source.url}",
+        )
+    raise CouldNotTellError(f"{source.url} holds no tensors that ckptguard can read")

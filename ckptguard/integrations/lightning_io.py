@@ -1,0 +1,155 @@
+"""The CheckpointIO that seals what Lightning saves while it is written, and keeps the last good one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+
+from ckptguard.errors import CkptguardError, NoKnownGoodError
+from ckptguard.integrations.sealed_file import write_sealed
+from ckptguard.records.run import Run, open_run
+from ckptguard.recover.roll_back import verify_pending
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.listing import find_checkpoint, list_checkpoints
+from ckptguard.runs.settings_file import load_settings
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
+
+_log = logging.getLogger("ckptguard")
+
+
+class GuardedIO(TorchCheckpointIO):
+    """Lightning's own files; each below `run` is hashed and sealed while it is saved, then read back and judged beside
+    training: that of one save is over before the next begins, and when training ends.
+
+    What ``ModelCheckpoint`` wants deleted is deleted after that, unless it is the last good one: that goes when there
+    is another. It needs no daemon. Trouble of ours is a warning; what a failed save raises is raised.
+    """
+
+    def __init__(self, run: str | os.PathLike[str], *, settings: Settings | None = None) -> None:
+        self.settings = settings if settings is not None else load_settings(None, os.environ)
+        self.url = os.path.realpath(os.fspath(run))  # as ModelCheckpoint takes its folder
+        self.series: str | None = None  # of the last save that has a step
+        self._unwanted: set[str] = set()
+        self._worker: ThreadPoolExecutor | None = None  # only while it is needed: Lightning may pickle this
+        self._last: Future[None] | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Save and seal; a verdict comes beside training."""
+        self.wait()
+        place = _place(path)
+        run = self._run_of(place)
+        if run is None or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        self._unwanted.discard(place)
+        inside = os.path.relpath(place, self.url)
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        try:
+            sealed = write_sealed(run, inside, buffer.getbuffer())
+            self.series = sealed.series if sealed is not None else self.series
+        except OSError:
+            raise  # it could not be written
+        except Exception as error:  # it was written, and that is all that training needs
+            _log.warning("%s was saved, and could not be sealed: %s", path, error)
+        self._beside(lambda: self._judge(inside))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Delete it once the saves up to now are judged, unless it is the known-good then."""
+        place = _place(path)
+        if not self._is_inside(place):
+            super().remove_checkpoint(path)
+            return
+        self._unwanted.add(place)
+        self._beside(self._delete_unwanted)
+
+    def teardown(self) -> None:
+        """Training ends."""
+        self.wait()
+        if self._worker is not None:
+            self._worker.shutdown()
+        self._worker = self._last = None
+
+    def wait(self) -> None:
+        """Return when what was saved is judged, and what is to be deleted is deleted."""
+        if self._last is not None:
+            wait([self._last])
+
+    def _beside(self, work: Callable[[], None]) -> None:
+        def warned() -> None:
+            try:
+                work()
+            except Exception as error:  # beside training, nothing of ours may surface in it
+                _log.warning("the saves in %s could not be looked after: %s", self.url, error)
+
+        self._worker = self._worker or ThreadPoolExecutor(max_workers=1, thread_name_prefix="ckptguard")
+        self._last = self._worker.submit(warned)
+
+    def _judge(self, inside: str) -> None:
+        run = self.open_run()
+        checkpoint = find_checkpoint(run, inside)
+        if checkpoint is not None:
+            checked = verify_checkpoint(run, checkpoint, self.settings)
+            if checked.outcome is not Outcome.GOOD:
+                _log.error("%s is %s", run.usable(inside), checked.outcome.value)
+        self._delete_unwanted()
+
+    def _delete_unwanted(self) -> None:
+        if not self._unwanted:
+            return
+        run = self.open_run()
+        verify_pending(run, self.settings)  # a sharding strategy saves without asking us
+        try:
+            known = find_known_good(run).path
+        except NoKnownGoodError:
+            known = None
+        for place in sorted(self._unwanted - {known}):
+            super().remove_checkpoint(place)
+            self._unwanted.discard(place)
+
+    def find_series(self) -> str | None:
+        """The series of the last save, else of the known-good, else of the save with the highest step, if any."""
+        self.wait()
+        run = self.open_run()
+        if self.series is not None or not os.path.isdir(self.url):
+            return self.series
+        with contextlib.suppress(NoKnownGoodError):
+            return find_known_good(run).series
+        present = [(c.step, c.series) for c in list_checkpoints(run) if c.step is not None]
+        return max(present)[1] if present else None
+
+    def open_run(self) -> Run:
+        """The run as it is now."""
+        return open_run(self.url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
+
+    def _is_inside(self, place: str) -> bool:
+        return os.path.commonpath([place, self.url]) == self.url
+
+    def _run_of(self, place: str) -> Run | None:
+        """The run, if this lies in it and it can be opened."""
+        if not self._is_inside(place):
+            _log.warning("%s is not in the run %s: it is not guarded", place, self.url)
+            return None
+        try:
+            os.makedirs(self.url, exist_ok=True)
+            return self.open_run()
+        except CkptguardError as error:
+            _log.warning("%s is not guarded: %s", place, error)
+            return None
+
+
+def _place(path: Any) -> str:
+    """Where a file really lies; a link under its own name is not followed."""
+    whole: str = os.path.abspath(os.fspath(path))
+    folder, name = os.path.split(whole)
+    return os.path.join(os.path.realpath(folder), name)

@@ -1,0 +1,157 @@
+"""Keep: protected copies of checkpoints, so that rotation, re-saves and crashes cannot take the last good one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StorageError
+from ckptguard.layouts import Checkpoint, step_from_name
+from ckptguard.records.clock import utc_now
+from ckptguard.records.kept import (
+    KeptCopy,
+    commit_kept,
+    kept_folder,
+    list_kept,
+    read_kept,
+    read_set_aside,
+    set_aside,
+)
+from ckptguard.records.pins import pinned_generations
+from ckptguard.records.run import Run
+from ckptguard.runs.free_space import need_room
+from ckptguard.runs.history import History, Key
+from ckptguard.runs.sealed_content import is_good
+from ckptguard.storage import Storage
+from ckptguard.storage.local.syncs import synced_together
+from ckptguard.values.settings import Settings
+
+_WEAKEST = ("link", "reflink", "copy")  # a copy made in several ways is only as independent as its weakest file
+
+
+def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings: Settings) -> KeptCopy | None:
+    """Copy a checkpoint aside; None if copies are off or cannot be made on this storage.
+
+    A hard link is made only where the name contains the step and the path was never saved again: an in-place writer
+    changes a link's content too; with ``keep = "link"`` it is made all the same. A reflink is always preferred to it.
+    Where the storage has neither, it is a copy, on an object store by its own means. StorageFullError leaves nothing
+    behind, and comes before the first byte where it can be told that a copy has no room.
+    """
+    present = read_kept(run, checkpoint.series, checkpoint.step, generation)
+    if present is not None or settings.keep == "none":
+        return present
+    if read_set_aside(run, checkpoint.series, checkpoint.step, generation) is not None:
+        return None  # its whole files may be the last ones; a repair puts the others right
+    try:
+        storage, run_prefix, records_prefix = run.shared()
+    except SettingsError:
+        return None
+    how = settings.keep
+    if how == "auto":
+        names_step = step_from_name(checkpoint.path.rpartition("/")[2]) is not None
+        how = "link" if names_step and generation == 1 else "clone"
+    folder = kept_folder(checkpoint.series, checkpoint.step, generation)
+    run.records.remove(folder)  # leftovers of a copy that did not finish
+    done = []
+    if how == "copy" or (how == "clone" and _clones_are_copies(storage, records_prefix, folder)):
+        need_room(storage, checkpoint.bytes, f"a kept copy of {checkpoint.path}")
+    try:
+        with synced_together(run.records.url):  # before the mark, by which alone they count
+            for key in checkpoint.files:
+                done.append(storage.copy(run_prefix + key, f"{records_prefix}{folder}/{key}", how=how))
+    except StorageError:
+        run.records.remove(folder)
+        raise
+    copy = KeptCopy(
+        series=checkpoint.series,
+        step=checkpoint.step,
+        generation=generation,
+        path=checkpoint.path,
+        how=min(done, key=_WEAKEST.index, default="copy"),
+        files=checkpoint.files,
+        sources=tuple(e.signature for e in checkpoint.entries),
+        kept_at=utc_now(),
+    )
+    try:
+        commit_kept(run, copy)
+    except ObjectExistsError:
+        return read_kept(run, checkpoint.series, checkpoint.step, generation)
+    return copy
+
+
+def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bool:
+    """Whether the storage is known to have no reflinks, tried with a small record of ours."""
+    if storage.root is None:
+        return False
+    sample = f"{records_prefix}{folder}/.tmp-sample"
+    try:
+        return storage.copy(f"{records_prefix}format.json", sample, how="clone") == "copy"
+    except StorageError:
+        return False
+    finally:
+        with contextlib.suppress(StorageError):
+            storage.remove(sample)
+
+
+def release(run: Run, series: str, key: Key) -> None:
+    """Remove a kept copy. The mark goes first: a crash leaves files that are collected later, never half a copy."""
+    folder = kept_folder(series, *key)
+    run.records.remove(folder + ".json")
+    run.records.remove(folder + ".damaged.json")
+    run.records.remove(folder)
+
+
+def put_aside(run: Run, copy: KeptCopy) -> None:
+    """Have a kept copy whose bytes are wrong count no more. One that is nothing but links to what lies in place has
+    nothing to give and goes; of any other the files that are right may be needed to repair the place."""
+    if shares_place(run, copy, copy.files):
+        release(run, copy.series, (copy.step, copy.generation))
+    else:
+        set_aside(run, copy)
+
+
+def shares_place(run: Run, copy: KeptCopy, files: Iterable[str]) -> bool:
+    """Whether these files of a kept copy are hard links to those in place: the same bytes, and the same damage."""
+    return copy.how == "link" and all(_is_linked(run, copy, file) for file in files)
+
+
+def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
+    try:
+        kept, there = run.records.stat(copy.key(file)), run.storage.stat(file)
+    except ObjectMissingError:
+        return False
+    return kept.inode is not None and kept.inode == there.inode
+
+
+def release_unpinned(run: Run, keys: Iterable[tuple[str, Key]]) -> list[tuple[str, Key]]:
+    """Remove kept copies that nothing asks for, except pinned ones; returns what was removed."""
+    unwanted = list(keys)
+    pinned = pinned_generations(run) if unwanted else {}
+    removed = [(series, key) for series, key in unwanted if key not in pinned.get(series, ())]
+    for series, key in removed:
+        release(run, series, key)
+    return removed
+
+
+def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str, Key]]:
+    """Remove the kept copies that nothing asks for any more; what stays are, in each series, the newest `keep_good`
+    GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. Returns what was removed.
+
+    A copy of a generation that was GOOD before its place was damaged counts as GOOD: it was verified when the
+    damage was found, or removed then.
+    """
+    unwanted: list[tuple[str, Key]] = []
+    by_series: dict[str, list[Key]] = {}
+    for series, step, generation in list_kept(run):
+        by_series.setdefault(series, []).append((step, generation))
+    for series, keys in by_series.items():
+        current = history.standings(series)
+        ordered = sorted(keys, key=lambda k: (k[0] if k[0] is not None else -1, k[1]), reverse=True)
+        whole = [k for k in ordered if read_kept(run, series, *k) is not None]
+        good = [k for k in whole if is_good(history, series, k)]
+        pending = [k for k in whole if k not in current]
+        harmed = [k for k in ordered if k not in whole and is_good(history, series, k)]
+        harmed = [k for k in harmed if read_set_aside(run, series, *k) is not None]
+        stay = {*good[: settings.keep_good], *pending[: settings.keep_pending], *harmed[: settings.keep_good]}
+        unwanted += [(series, key) for key in ordered if key not in stay]
+    return release_unpinned(run, unwanted)

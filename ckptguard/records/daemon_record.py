@@ -1,0 +1,62 @@
+"""Which daemon guards a run: ``daemon.json``, a hint that its reader must check (host, boot, socket)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import msgspec
+
+from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError
+from ckptguard.records.run import Run, create_record, read_record
+from ckptguard.values.record_text import decode_record
+
+_KEY = "daemon.json"
+
+
+class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Address (a Unix socket's path) of the daemon, and the host and boot on which that path means something."""
+
+    format: int = 1
+    address: str
+    host: str
+    boot_id: str
+    pid: int
+    started_at: str
+
+
+def this_host() -> tuple[str, str]:
+    """(host name, boot id) of this machine; the boot id is "" where the system tells none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return socket.gethostname(), file.read().strip()
+    except OSError:
+        return socket.gethostname(), ""
+
+
+def write_daemon_record(run: Run, record: DaemonRecord) -> None:
+    """Say that this daemon guards the run, in place of whoever did."""
+    text = msgspec.json.encode(record) + b"\n"
+    for _ in range(5):
+        with contextlib.suppress(ObjectMissingError):  # no record was ever written
+            run.records.remove(_KEY)
+        try:
+            create_record(run, _KEY, text)
+            return
+        except ObjectExistsError:
+            continue  # another daemon starts at the same moment; either may stand
+
+
+def read_daemon_record(run: Run) -> DaemonRecord | None:
+    """The record, or None if there is none that can be read."""
+    try:
+        return decode_record(read_record(run, _KEY) or b"", DaemonRecord, _KEY)
+    except CouldNotTellError:
+        return None
+
+
+def clear_daemon_record(run: Run, record: DaemonRecord) -> None:
+    """Remove the record if it is still this daemon's."""
+    if read_daemon_record(run) == record:
+        with contextlib.suppress(ObjectMissingError):
+            run.records.remove(_KEY)

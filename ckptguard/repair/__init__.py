@@ -1,0 +1,1 @@
+"""Finding damage before it is needed (scrub) and mending it from other copies."""

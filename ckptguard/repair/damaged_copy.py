@@ -1,0 +1,103 @@
+"""Kept damage: a kept copy's bytes are wrong. It counts no more, and the ledger and an incident say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ckptguard.errors import ObjectMissingError
+from ckptguard.incidents.close_incident import leave_report
+from ckptguard.keep.copies import put_aside
+from ckptguard.records.clock import utc_now
+from ckptguard.records.incidents import Incident, list_incidents, open_incident
+from ckptguard.records.kept import KeptCopy, read_kept
+from ckptguard.records.ledger import append_verdict
+from ckptguard.records.run import Run
+from ckptguard.runs.history import History, Key, load_history
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.scan.reread import Wrong
+from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict, limit_findings
+from ckptguard.version import __version__
+
+CHECK = "kept"
+
+
+def record_kept_damage(
+    run: Run, copy: KeptCopy, manifest: Manifest, wrong: Sequence[Wrong], *, source: str
+) -> tuple[tuple[Finding, ...], Incident | None]:
+    """Set the copy aside, and record what is wrong with it: as warnings where the place still holds the generation,
+    else as errors, for then no whole copy is left. Returns the findings, and the incident unless there is one."""
+    key = (copy.step, copy.generation)
+    with run_lock(run):
+        if read_kept(run, copy.series, *key) != copy:
+            return (), None  # released meanwhile
+        history = load_history(run)
+        alone = not _in_place(run, history, copy.series, key, manifest)
+        findings = kept_findings(wrong, Severity.ERROR if alone else Severity.WARNING)
+        before = history.verdict(copy.series, key)
+        if before is not None and not set(findings) <= set(before.findings):
+            append_verdict(run, _verdict(before, findings, alone=alone))
+        incident = _incident(run, copy, findings, source)  # before anybody can repair it, who closes it
+        put_aside(run, copy)
+    return findings, incident
+
+
+def kept_findings(wrong: Sequence[Wrong], severity: Severity) -> tuple[Finding, ...]:
+    """One finding for each tensor that was hit, or for the file where none can be named."""
+    return limit_findings(
+        [
+            Finding(
+                check=CHECK, severity=severity, message=f"in the kept copy: {one.message}", file=one.file, tensor=tensor
+            )
+            for one in wrong
+            for tensor in one.tensors or (None,)
+        ]
+    )
+
+
+def _in_place(run: Run, history: History, series: str, key: Key, manifest: Manifest) -> bool:
+    """Whether the place is where this generation lies, as far as records and sizes tell."""
+    verdict = history.verdict(series, key)
+    if verdict is None or verdict.place_damaged or history.current_if_readable(series, key[0], manifest.path) != key:
+        return False
+    try:
+        return all(run.storage.stat(f.path).size == f.size for f in manifest.files)
+    except ObjectMissingError:
+        return False
+
+
+def _verdict(before: Verdict, findings: tuple[Finding, ...], *, alone: bool) -> Verdict:
+    others = tuple(f for f in before.findings if f.check != CHECK)
+    return msgspec.structs.replace(
+        before,
+        outcome=Outcome.BAD if alone else before.outcome,
+        findings=(*others, *findings),
+        checked_at=utc_now(),
+        version=__version__,
+        digests=("blake3",),
+        seconds=None,
+        place_damaged=before.place_damaged or alone,
+        content=sealed_outcome(before) if alone else before.content,
+    )
+
+
+def _incident(run: Run, copy: KeptCopy, findings: tuple[Finding, ...], source: str) -> Incident | None:
+    about = {"kept_copy": checkpoint_id(copy.step, copy.generation), "series": copy.series, "path": copy.path}
+    if any(about.items() <= i.evidence.items() and i.state != "closed" for i in list_incidents(run)):
+        return None
+    first = findings[0]
+    where = f"{first.file}: {first.tensor}" if first.tensor else first.file
+    incident = open_incident(
+        run,
+        step=copy.step,
+        cause="damage",
+        reason=f"the kept copy of {copy.path} is damaged: {where}: {first.message}",
+        evidence=about,
+        source=source,
+    )
+    leave_report(run, incident)
+    return incident

@@ -1,0 +1,77 @@
+"""Repair a kept copy from its place."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.keep.copies import shares_place
+from ckptguard.records.clock import utc_now
+from ckptguard.records.kept import read_kept, read_set_aside, reinstate_kept, set_aside
+from ckptguard.records.ledger import append_verdict
+from ckptguard.records.scrubs import KEPT
+from ckptguard.repair.damaged_copy import CHECK as KEPT_CHECK
+from ckptguard.repair.replace_files import Damaged, Source, seen_now
+from ckptguard.repair.shared_steps import CHECK, Work, close_incidents, put_right
+from ckptguard.runs.history import Key, load_history
+from ckptguard.scan.reread import reread
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Finding, Severity
+from ckptguard.version import __version__
+
+
+def repair_kept(work: Work, series: str, key: Key, manifest: Manifest) -> None:
+    """Put right what is wrong in the kept copy, which counts again once all of it is whole."""
+    run = work.run
+    aside, marked = read_set_aside(run, series, *key), read_kept(run, series, *key)
+    copy = aside or marked
+    if copy is None or (aside is None and shares_place(run, copy, copy.files)):
+        return
+    wrong = [f for f in manifest.files if reread(run.records, copy.key(f.path), f) is not None]
+    damaged = [
+        Damaged(file=f, storage=run.records, key=copy.key(f.path), seen=seen_now(run.records, copy.key(f.path)))
+        for f in wrong
+    ]
+    if aside is None and not damaged:
+        return
+    if not work.dry_run:
+        set_aside(run, copy)
+    place = Source(name="place", storage=run.storage, prefix="")
+    done = put_right(work, series, key, manifest, KEPT, damaged, [place])
+    if work.dry_run or len(done) < len(damaged):
+        return
+    reinstate_kept(run, copy)
+    _record_kept(work, series, key, done)
+    close_incidents(run, {"kept_copy": manifest.id, "series": series, "path": manifest.path}, done)
+
+
+def _record_kept(work: Work, series: str, key: Key, done: list[tuple[Damaged, str]]) -> None:
+    """The verdict no longer speaks of the copy's damage; where that was all that was wrong, it is what it was."""
+    before = load_history(work.run).verdict(series, key)
+    if before is None or not done:
+        return
+    kept = tuple(f for f in before.findings if f.check == KEPT_CHECK)
+    others = tuple(f for f in before.findings if f.check != KEPT_CHECK)
+    alone = any(f.severity is Severity.ERROR for f in kept) and not any(f.severity is Severity.ERROR for f in others)
+    notes = tuple(
+        Finding(
+            check=CHECK,
+            severity=Severity.NOTICE,
+            message=f"the kept copy's, from the {s}",
+            file=d.file.path,
+        )
+        for d, s in done
+    )
+    append_verdict(
+        work.run,
+        msgspec.structs.replace(
+            before,
+            outcome=before.content if alone and before.content is not None else before.outcome,
+            findings=(*others, *notes),
+            checked_at=utc_now(),
+            version=__version__,
+            digests=("blake3",),
+            seconds=None,
+            place_damaged=before.place_damaged and not alone,
+            content=None if alone else before.content,
+        ),
+    )

@@ -1,0 +1,206 @@
+"""Put the right bytes of single files in place of damaged ones: staged, read back, then exchanged by rename.
+
+Nothing is ever written over. The damaged file goes to quarantine, and the staged one takes its name: where the file
+system can, by an exchange of the two; else the name is free for an instant, and killed then, the staged file is found
+by the next repair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.run import Run
+from ckptguard.runs.history import Key
+from ckptguard.runs.stale_temporaries import is_old
+from ckptguard.scan.reread import reread
+from ckptguard.storage import Entry, Storage
+from ckptguard.storage.local.swap import swap_files
+from ckptguard.values.ids import is_safe_path, record_name, series_folder
+from ckptguard.values.manifest import File
+
+STAGED_BESIDE, STAGED_INSIDE = "tmp-repair-", ".tmp-repair-"  # in the run, in the records
+_BLOCK = 4 << 20
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Somewhere else where a generation's files lie, under `prefix` and their paths in the run. `storage` is that of
+    the run or of its records, or of another run."""
+
+    name: str
+    storage: Storage
+    prefix: str
+    near: bool = True  # on the file system of what is repaired: equal inodes are one file
+
+    def key(self, file: str) -> str:
+        """Where a file lies there."""
+        return self.prefix + file
+
+
+class Damaged(msgspec.Struct, frozen=True, kw_only=True):
+    """One file that is to be put right: its `key` in `storage`, and what lay there when it was looked at."""
+
+    file: File
+    storage: Storage
+    key: str
+    seen: Entry | None
+
+
+def seen_now(storage: Storage, key: str) -> Entry | None:
+    """What lies under a key; None if nothing does."""
+    try:
+        return storage.stat(key)
+    except ObjectMissingError:
+        return None
+
+
+LINKED = "the kept copy is a hard link to the damaged file"
+
+
+def whole_source(damaged: Damaged, sources: Sequence[Source]) -> tuple[Source | None, str]:
+    """The first source that has the right bytes of a file, read now, from the disk; else why none has."""
+    reasons = []
+    for source in sources:
+        entry = seen_now(source.storage, source.key(damaged.file.path)) if source.near else None
+        same = entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode is not None
+        if same and source.near:
+            reasons.append(LINKED)
+            continue
+        try:
+            wrong = reread(source.storage, source.key(damaged.file.path), damaged.file)
+        except CouldNotTellError as error:
+            reasons.append(f"the {source.name} cannot be read: {error.message}")
+            continue
+        if wrong is None:
+            return source, ""
+        reasons.append(f"in the {source.name} {wrong.message}")
+    return None, "; ".join(reasons)
+
+
+@dataclass
+class Staged:
+    """Where files are staged. `needed`: a name is free until its staged file takes it."""
+
+    prefix: str
+    needed: bool = False
+
+
+@contextlib.contextmanager
+def staging(run: Run, storage: Storage) -> Iterator[Staged]:
+    """A place for staged files, in the run or in its records. It goes at the end, unless it is needed still."""
+    folder = (STAGED_INSIDE if storage is run.records else STAGED_BESIDE) + uuid.uuid4().hex[:8]
+    staged = Staged(folder + "/")
+    try:
+        yield staged
+    finally:
+        if not staged.needed:
+            with contextlib.suppress(CouldNotTellError):  # the next repair finds it
+                storage.remove(folder)
+
+
+def stage(run: Run, damaged: Damaged, source: Source, prefix: str, *, how: str) -> str | None:
+    """Copy a file from its source to the staging place, and read it back; returns what is wrong with it, if anything.
+    Never a link: what is done to the one must not reach the other. StorageFullError leaves nothing there."""
+    target = prefix + damaged.file.path
+    _copy(run, source, damaged, target, how)
+    wrong = reread(damaged.storage, target, damaged.file)
+    return None if wrong is None else f"{damaged.file.path} was not copied right: {wrong.message}"
+
+
+def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
+    """Move the damaged file to `aside` (a folder in the records) and the staged one to its name. BusyError, and nothing
+    of anybody else's is lost, if another file came between."""
+    seen, staged = damaged.seen, prefix + damaged.file.path
+    now = seen_now(damaged.storage, damaged.key)
+    if (now and now.signature) != (seen and seen.signature):
+        raise BusyError(f"{damaged.file.path} changed while it was repaired")
+    if _swapped(run, damaged, staged, f"{aside}/{damaged.file.path}"):
+        return
+    if seen is not None:
+        _to_records(run, damaged, f"{aside}/{damaged.file.path}")
+    try:
+        damaged.storage.move(staged, damaged.key)
+    except ObjectExistsError:
+        raise BusyError(f"{damaged.file.path} was saved again while it was repaired") from None
+
+
+def aside_folder(series: str, key: Key) -> str:
+    """A new folder of the quarantine for damaged bytes of a generation."""
+    return f"{QUARANTINE}/{series_folder(series)}/{record_name(*key)}.damaged-{uuid.uuid4().hex[:8]}"
+
+
+def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
+    """What killed repairs left: the files in place that were being repaired, and the folders of their staged files. The
+    caller holds the run's lock; where there is none, only what is old is dead."""
+    files: set[str] = set()
+    folders: list[tuple[Storage, str]] = []
+    for storage, start in ((run.storage, STAGED_BESIDE), (run.records, STAGED_INSIDE)):
+        try:
+            names = [e.key for e in storage.list("") if e.kind == "folder" and e.name.startswith(start)]
+        except ObjectMissingError:
+            continue
+        for folder in names:
+            staged = storage.list(folder, recursive=True)
+            if storage.root is None and not is_old(storage, staged):
+                continue
+            folders.append((storage, folder))
+            if storage is run.storage:
+                paths = (entry.key.removeprefix(folder + "/") for entry in staged)
+                files.update(path for path in paths if is_safe_path(path))
+    return files, folders
+
+
+def _copy(run: Run, source: Source, damaged: Damaged, target: str, how: str) -> None:
+    own = (run.storage, run.records)
+    if source.storage in own and damaged.storage in own:
+        storage, run_prefix, records_prefix = run.shared()
+        of = {id(run.storage): run_prefix, id(run.records): records_prefix}
+        begin, end = of[id(source.storage)], of[id(damaged.storage)]
+        storage.copy(begin + source.key(damaged.file.path), end + target, how=how)
+        return
+    with source.storage.open(source.key(damaged.file.path)) as reader, damaged.storage.upload(target) as upload:
+        for offset in range(0, reader.entry.size, _BLOCK):
+            upload.write(reader.read(offset, min(_BLOCK, reader.entry.size - offset)))
+        reader.check_unchanged()
+        upload.commit()
+
+
+def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
+    """Put the damaged bytes under `target` in the records too, then exchange the two files in one step. False where
+    that cannot be done; then nothing is."""
+    root, seen = damaged.storage.root, damaged.seen
+    if root is None or seen is None or seen.kind != "file":
+        return False
+    storage, run_prefix, records_prefix = run.shared()
+    begin = records_prefix if damaged.storage is run.records else run_prefix
+    try:
+        storage.copy(begin + damaged.key, records_prefix + target, how="link")
+    except StorageError:
+        return False
+    if not swap_files(root, staged, damaged.key):
+        storage.remove(records_prefix + target)
+        return False
+    out = seen_now(damaged.storage, staged)
+    if out is None or out.signature != seen.signature:
+        swap_files(root, staged, damaged.key)
+        storage.remove(records_prefix + target)
+        raise BusyError(f"{damaged.file.path} was saved again while it was repaired")
+    damaged.storage.remove(staged)
+    return True
+
+
+def _to_records(run: Run, damaged: Damaged, target: str) -> None:
+    storage, run_prefix, records_prefix = run.shared()
+    begin = records_prefix if damaged.storage is run.records else run_prefix
+    storage.move(begin + damaged.key, records_prefix + target)
+    moved = storage.stat(records_prefix + target)
+    assert damaged.seen is not None
+    if storage.root is not None and moved.signature != damaged.seen.signature:
+        storage.move(records_prefix + target, begin + damaged.key)  # somebody saved between the look and the move
+        raise BusyError(f"{damaged.file.path} was saved again while it was repaired")

@@ -1,0 +1,158 @@
+"""What the repairs of places and of kept copies have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ckptguard.errors import BusyError
+from ckptguard.records.incidents import list_incidents, update_incident
+from ckptguard.records.run import Run
+from ckptguard.records.scrubs import Where
+from ckptguard.repair.replace_files import (
+    Damaged,
+    Source,
+    aside_folder,
+    exchange,
+    seen_now,
+    stage,
+    staging,
+    whole_source,
+)
+from ckptguard.replicas.find_replicas import open_replicas
+from ckptguard.runs.history import Key
+from ckptguard.runs.results import Checked
+from ckptguard.scan import Scanner
+from ckptguard.storage.redaction import plain_url
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
+
+CHECK = "repair"
+
+
+class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One damaged file, in place or in the kept copy. `source` is where its bytes came from, or would come from in a
+    dry run; `reason` why it could not be repaired."""
+
+    path: str
+    series: str
+    step: int | None
+    id: str
+    place: str
+    file: str
+    repaired: bool
+    source: str | None
+    reason: str = ""
+
+
+@dataclass
+class Work:
+    """One repair: what it may do, and what it did so far. `hopeless`: what is not
+    tried (again), and until when. `staged`: what a killed one had staged already."""
+
+    run: Run
+    settings: Settings
+    scanner: Scanner
+    dry_run: bool
+    hopeless: dict[Where, float] = field(default_factory=dict)
+    staged: list[Source] = field(default_factory=list)
+    opened: list[Source] | None = None
+    files: list[RepairedFile] = field(default_factory=list)
+    checked: list[Checked] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    def replicas(self) -> list[Source]:
+        """The replicas as sources, the farthest ones; opened when nothing else helps."""
+        if self.opened is None:
+            self.opened = [
+                Source(name=f"replica {plain_url(replica.url)}", storage=replica.storage, prefix="", near=False)
+                for replica in open_replicas(self.run, self.settings)
+            ]
+        return self.opened
+
+    @property
+    def how(self) -> str:
+        """Where copies are to have bytes of their own, a repaired file has them, too."""
+        return "copy" if self.settings.keep == "copy" else "clone"
+
+
+def put_right(
+    work: Work,
+    series: str,
+    key: Key,
+    manifest: Manifest,
+    place: str,
+    damaged: list[Damaged],
+    sources: list[Source],
+    *,
+    none: str = "there is no other copy",
+) -> list[tuple[Damaged, str]]:
+    """Stage what has a source, all of it before anything is moved, and exchange it; returns what was put right, and
+    from where. In a dry run it is only looked for. `none`: why there may be no source at all beside replicas."""
+    run, done = work.run, []
+    if not damaged:
+        return []
+    ready: list[tuple[Damaged, str]] = []
+    with staging(run, damaged[0].storage) as staged:
+        for one in damaged:
+            source, why = whole_source(one, sources)
+            if source is None:
+                source, more = whole_source(one, work.replicas())
+                why = "; ".join(reason for reason in (why or none, more) if reason)
+            if source is not None:
+                why = "" if work.dry_run else stage(run, one, source, staged.prefix, how=work.how) or ""
+            if source is None or why:
+                note(work, series, key, manifest, place, one, None, why)
+            elif work.dry_run:
+                note(work, series, key, manifest, place, one, source.name, "")
+            else:
+                ready.append((one, source.name))
+        aside = aside_folder(series, key)
+        for one, name in ready:
+            staged.needed = True
+            try:
+                exchange(run, one, staged.prefix, aside)
+            except BusyError:
+                staged.needed = seen_now(one.storage, one.key) is None
+                raise
+            staged.needed = False
+            done.append((one, name))
+            note(work, series, key, manifest, place, one, name, "", repaired=True)
+    return done
+
+
+def note(
+    work: Work,
+    series: str,
+    key: Key,
+    manifest: Manifest,
+    place: str,
+    damaged: Damaged,
+    source: str | None,
+    reason: str,
+    *,
+    repaired: bool = False,
+) -> None:
+    """Note what became of one file."""
+    work.files.append(
+        RepairedFile(
+            path=manifest.path,
+            series=series,
+            step=key[0],
+            id=manifest.id,
+            place=place,
+            file=damaged.file.path,
+            repaired=repaired,
+            source=source,
+            reason=reason,
+        )
+    )
+
+
+def close_incidents(run: Run, about: dict[str, str], done: list[tuple[Damaged, str]]) -> None:
+    """Close the incidents about damage with this evidence: it was repaired."""
+    names = ", ".join(sorted({source for _, source in done}))
+    for incident in list_incidents(run):
+        if incident.state != "closed" and incident.cause == "damage" and about.items() <= incident.evidence.items():
+            update_incident(run, incident, state="closed", action=f"put the right bytes back from the {names}")

@@ -1,0 +1,55 @@
+"""Unchanged: do a checkpoint's files still look as they did when they were sealed?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ckptguard.layouts import Checkpoint
+from ckptguard.storage.protocol import Entry
+from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.verdict import Verdict
+
+Seen = tuple[str, int, int | None, int | None, str | None]
+
+
+def looks_unchanged(checkpoint: Checkpoint, manifest: Manifest, verdict: Verdict | None = None) -> bool:
+    """Whether all sealed files are there with the sizes, times and inodes of the manifest, or those under which their
+    bytes were found unchanged when the verdict was given; others may be beside them. It says nothing of bytes that
+    rot under equal times: those are found by verifying."""
+    entries = {e.key: e for e in checkpoint.entries}
+    return _are_there(manifest.files, entries) or (
+        verdict is not None
+        and {path for path, *_ in verdict.seen} >= {f.path for f in manifest.files}
+        and _are_there([_as_seen(*signature) for signature in verdict.seen], entries)
+    )
+
+
+def signature_seen(checkpoint: Checkpoint, manifest: Manifest) -> tuple[Seen, ...]:
+    """How the storage describes the sealed files, where that is not as in the manifest."""
+    if looks_unchanged(checkpoint, manifest):
+        return ()
+    sealed = {f.path for f in manifest.files}
+    return tuple((e.key, *e.signature) for e in checkpoint.entries if e.key in sealed)
+
+
+def _are_there(files: Sequence[File], entries: Mapping[str, Entry]) -> bool:
+    there = all(f.path in entries and f.size == entries[f.path].size for f in files)
+    return there and not any(is_new(f, entries[f.path]) for f in files)
+
+
+def _as_seen(path: str, size: int, mtime_ns: int | None, inode: int | None, etag: str | None) -> File:
+    return File(path=path, size=size, format="", envelope="", mtime_ns=mtime_ns, inode=inode, etag=etag)
+
+
+def is_new(sealed: File, entry: Entry | None) -> bool:
+    """Whether the storage says that a file was written again since it was sealed (or is gone).
+
+    A copy that kept its time has another inode, but nobody saved it again. A file whose times and inode were never
+    recorded cannot be told to be new.
+    """
+    if entry is None:
+        return True
+    if sealed.mtime_ns is not None and entry.mtime_ns is not None:
+        return sealed.mtime_ns != entry.mtime_ns
+    pairs = ((sealed.inode, entry.inode), (sealed.etag, entry.etag))
+    return any(a is not None and b is not None and a != b for a, b in pairs)

@@ -1,0 +1,197 @@
+"""What a path into a Hugging Face hub cache means, and what the cache itself says about a snapshot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptguard.errors import NotFoundError, ObjectMissingError
+from ckptguard.formats import tensor_suffix
+from ckptguard.layouts import Checkpoint
+from ckptguard.layouts.hub_snapshot import LAYOUT, HubFacts, stated_by_name
+from ckptguard.layouts.single_file import LAYOUT as SINGLE_FILE
+from ckptguard.storage.hub_blobs import BLOBS, REFS, REPOSITORY, SNAPSHOTS, HubCacheStorage, blob_of
+from ckptguard.storage.keys import is_plain
+from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import escape
+
+_MOST_HOPS = 40
+_LONGEST_REF = 200  # bytes; a commit has 40
+_MOST_REFS = 1000
+_UNFINISHED = ".incomplete"
+
+
+@dataclass(frozen=True)
+class HubPlace:
+    """A place in a hub cache: "" is the hub itself, else a key that begins with a repository."""
+
+    storage: HubCacheStorage
+    path: str
+
+
+def find_hub_place(path: str) -> HubPlace | None:
+    """Where in a hub cache an absolute local path lies; None if it lies in none.
+
+    Links that lead into a cache are followed up to there, so that a link inside a snapshot keeps its name.
+    """
+    for _ in range(_MOST_HOPS):
+        folder, name = os.path.split(path)
+        real_folder = os.path.realpath(folder)
+        place = _in_repository(path) or _in_repository(os.path.join(real_folder, name))
+        if place is not None or not os.path.islink(path):
+            break
+        path = os.path.normpath(os.path.join(real_folder, os.readlink(path)))
+    return place or _whole_hub(os.path.realpath(path))
+
+
+def hub_checkpoints(place: HubPlace) -> list[Checkpoint]:
+    """The snapshots at or below a place. NotFoundError if there is nothing there."""
+    storage, parts = place.storage, place.path.split("/")
+    if not place.path:
+        names = [e.name for e in storage.list() if e.kind == "folder" and REPOSITORY.fullmatch(e.name)]
+        return [c for name in names for c in _of_repository(storage, name)]
+    found: list[Checkpoint] = []
+    if len(parts) == 3 and parts[1] == BLOBS:
+        found = [_of_blob(storage, place.path)]
+    elif len(parts) > 2 and parts[1] == SNAPSHOTS:
+        found = [hub_checkpoint(storage, place.path)]
+    elif _is_repository(storage, parts[0]):
+        found = _of_repository(storage, parts[0])
+    if not found:
+        raise NotFoundError(f"nothing was downloaded into {escape(place.path)}")
+    return found
+
+
+def linked_repositories(place: HubPlace) -> list[str]:
+    """Names in a whole hub that look like repositories and are links: they are not followed."""
+    if place.path:
+        return []
+    return [e.name for e in place.storage.list() if e.kind == "link" and REPOSITORY.fullmatch(e.name)]
+
+
+def hub_checkpoint(storage: HubCacheStorage, path: str) -> Checkpoint:
+    """A snapshot, or a folder or file of one, as the storage shows it now. NotFoundError if it is not there."""
+    entry = storage.stat(path)
+    entries = storage.list(path, recursive=True) if entry.kind == "folder" else [entry]
+    return Checkpoint(
+        path=path,
+        layout=LAYOUT.name if entry.kind == "folder" else SINGLE_FILE.name,
+        series=path.partition("/")[0],
+        step=None,
+        entries=tuple(e for e in entries if e.kind == "file"),
+        irregular=tuple(e for e in entries if e.kind not in ("file", "folder")),
+    )
+
+
+def hub_facts(storage: HubCacheStorage, checkpoint: Checkpoint) -> HubFacts:
+    """What the names of blobs, links and refs say about a snapshot, or about one file of it."""
+    sums = {}
+    for entry in checkpoint.entries:
+        stated = stated_by_name(blob_of(entry.key, entry.target) or _own_blob(entry.key))
+        if stated is not None:
+            sums[entry.key] = stated
+    why = {e.key: storage.why_unread(e) if e.kind == "link" else "not a regular file" for e in checkpoint.irregular}
+    missing = tuple(key for key, reason in why.items() if reason is None)
+    refused = {key: reason for key, reason in why.items() if reason is not None}
+    if checkpoint.layout == SINGLE_FILE.name:
+        unfinished = tuple(key for key in checkpoint.files if key.endswith(_UNFINISHED))
+        return HubFacts(sums=sums, missing=missing, refused=refused, unfinished=unfinished)
+    repository = checkpoint.path.partition("/")[0]
+    snapshots = {e.name for e in _below(storage, f"{repository}/{SNAPSHOTS}") if e.kind == "folder"}
+    refs = dict(_refs(storage, repository))
+    # Nothing says which snapshot a download was for; one that a ref names, or the only one, is the likely one.
+    commit = checkpoint.path.split("/")[2] if "/" in checkpoint.path else ""
+    concerned = commit in refs.values() or len(snapshots) < 2 or not set(refs.values()) & snapshots
+    return HubFacts(
+        sums=sums,
+        missing=missing,
+        refused=refused,
+        unfinished=tuple(_unfinished(storage, repository)) if concerned else (),
+        lost_refs={ref: named for ref, named in refs.items() if named not in snapshots},
+    )
+
+
+def _in_repository(path: str) -> HubPlace | None:
+    parts = path.split("/")
+    for number in reversed(range(1, len(parts))):
+        if not REPOSITORY.fullmatch(parts[number]) or not all(map(is_plain, parts[number:])):
+            continue
+        here = "/".join(parts[: number + 1])
+        if os.path.islink(here):
+            return _in_repository("/".join([os.path.realpath(here), *parts[number + 1 :]]))
+        storage = HubCacheStorage(os.path.realpath(os.path.dirname(here)))
+        if os.path.isdir(here) and _is_repository(storage, parts[number]):
+            return HubPlace(storage=storage, path="/".join(parts[number:]))
+    return None
+
+
+def _whole_hub(path: str) -> HubPlace | None:
+    """A folder that holds repositories and nothing that could be a run's."""
+    if not os.path.isdir(path):
+        return None
+    try:
+        if not any(map(REPOSITORY.fullmatch, os.listdir(path))):
+            return None  # at the price of names alone: most folders are no hubs, and some are large
+    except OSError:
+        pass  # the storage has the words for it
+    storage = HubCacheStorage(path)
+    entries = [e for e in storage.list() if not e.name.startswith(".") and is_plain(e.name)]
+    repositories = [e.name for e in entries if REPOSITORY.fullmatch(e.name)]
+    others = [e for e in entries if e.name not in repositories and e.name != BLOBS]
+    if any(e.kind == "folder" or tensor_suffix(e.name) for e in others):
+        return None
+    if not any(_is_repository(storage, e.name) for e in entries if e.name in repositories and e.kind == "folder"):
+        return None
+    return HubPlace(storage=storage, path="")
+
+
+def _is_repository(storage: HubCacheStorage, name: str) -> bool:
+    return any(e.kind == "folder" and e.name in (SNAPSHOTS, BLOBS, REFS) for e in storage.list(name))
+
+
+def _of_repository(storage: HubCacheStorage, repository: str) -> list[Checkpoint]:
+    snapshots = [e.key for e in _below(storage, f"{repository}/{SNAPSHOTS}") if e.kind == "folder"]
+    if snapshots:
+        return [hub_checkpoint(storage, key) for key in snapshots]
+    if not _below(storage, f"{repository}/{BLOBS}"):
+        return []  # somebody asked the hub about it, and downloaded nothing
+    return [Checkpoint(path=repository, layout=LAYOUT.name, series=repository, step=None, entries=())]
+
+
+def _of_blob(storage: HubCacheStorage, blob: str) -> Checkpoint:
+    """A blob under the name that a snapshot gives it, because the name tells the format; else as it is."""
+    snapshots = f"{blob.partition('/')[0]}/{SNAPSHOTS}"
+    for entry in _below(storage, snapshots, recursive=True):
+        if entry.kind == "file" and blob_of(entry.key, entry.target) == blob:
+            return hub_checkpoint(storage, entry.key)
+    return hub_checkpoint(storage, blob)
+
+
+def _own_blob(key: str) -> str:
+    return key if key.split("/")[1:2] == [BLOBS] else ""
+
+
+def _unfinished(storage: HubCacheStorage, repository: str) -> Iterator[str]:
+    """Downloads that did not end, and whose blob did not come by another one."""
+    blobs = [e for e in _below(storage, f"{repository}/{BLOBS}") if e.kind == "file"]
+    whole = {e.name for e in blobs}
+    yield from (e.key for e in blobs if e.name.endswith(_UNFINISHED) and e.name.partition(".")[0] not in whole)
+
+
+def _refs(storage: HubCacheStorage, repository: str) -> Iterator[tuple[str, str]]:
+    """(key, the commit that it names) of each ref."""
+    refs = [e for e in _below(storage, f"{repository}/{REFS}", recursive=True) if e.kind == "file"]
+    for entry in refs[:_MOST_REFS]:
+        if entry.size <= _LONGEST_REF and not entry.name.startswith("."):
+            with storage.open(entry.key) as reader:
+                yield entry.key, reader.read(0, reader.entry.size).decode("utf-8", "replace").strip()
+
+
+def _below(storage: HubCacheStorage, folder: str, *, recursive: bool = False) -> list[Entry]:
+    """A folder's entries; none where it is absent, or a link."""
+    try:
+        there = storage.stat(folder).kind == "folder"
+    except ObjectMissingError:
+        return []
+    return storage.list(folder, recursive=recursive) if there else []

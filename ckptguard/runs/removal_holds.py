@@ -1,0 +1,95 @@
+"""Holds: why a checkpoint must stay, whatever a policy says: pins, and what in the run itself refers to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+from ckptguard.formats.strict_json import JsonProblem, parse_object
+from ckptguard.layouts import Checkpoint, enter
+from ckptguard.records.pins import counts, list_pins
+from ckptguard.records.run import Run
+from ckptguard.runs.history import Key
+from ckptguard.runs.pointers import pointed_to
+from ckptguard.storage.protocol import Entry
+
+_STATE = "trainer_state.json"  # of Hugging Face's Trainer: it loads the best one at the end
+_LARGEST_STATE = 64 << 20
+
+Holds = dict[str, list[str]]
+
+
+def pins_of(run: Run) -> dict[tuple[str, Key], list[str]]:
+    """Why generations are pinned, by series and key."""
+    found: dict[tuple[str, Key], list[str]] = {}
+    for pin in list_pins(run):
+        if counts(run, pin):
+            why = f"{pin.reason}: {pin.note}" if pin.note else pin.reason
+            until = f" (until {pin.until})" if pin.until and pin.reason == "pinned" else ""
+            found.setdefault((pin.series, (pin.step, pin.generation)), []).append(why + until)
+    return found
+
+
+def references_to(run: Run, checkpoints: Sequence[Checkpoint]) -> Holds:
+    """What of the run refers to which path: links, pointers such as ``latest``, the best model that a Trainer will
+    load, and checkpoints inside of others. CouldNotTellError where that cannot be read."""
+    entries = run.storage.list("", recursive=True, enter=enter)
+    paths = {c.path for c in checkpoints}
+    holds: Holds = {}
+    for target, key in (*_linked(run, entries), *pointed_to(run, entries).items(), *_best_models(run, checkpoints)):
+        path = _owner(target, paths)
+        if path is not None and _owner(key, paths) != path:
+            holds.setdefault(path, []).append(f"{key} refers to it")
+    for path in paths:
+        above = _owner(path.rpartition("/")[0], paths)
+        if above is not None:
+            holds.setdefault(above, []).append(f"{path} lies in it")
+    return holds
+
+
+def _owner(key: str, paths: set[str]) -> str | None:
+    """The checkpoint in which a key lies, the innermost one."""
+    while key:
+        if key in paths:
+            return key
+        key = key.rpartition("/")[0]
+    return None
+
+
+def _linked(run: Run, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
+    root = run.storage.root
+    if root is None:
+        return
+    real = os.path.realpath(root)
+    for entry in entries:
+        if entry.kind == "link":
+            end = os.path.realpath(os.path.join(root, *entry.key.split("/")))
+            if end.startswith(real + os.sep):
+                yield os.path.relpath(end, real).replace(os.sep, "/"), entry.key
+
+
+def _best_models(run: Run, checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[str, str]]:
+    """What the newest checkpoint of each folder whose state can be parsed names as the best one so far."""
+    folders: dict[str, list[tuple[int, str]]] = {}
+    for checkpoint in checkpoints:
+        key = checkpoint.key(_STATE)
+        if key in checkpoint.files:
+            folders.setdefault(checkpoint.path.rpartition("/")[0], []).append((checkpoint.step or 0, key))
+    for folder, states in folders.items():
+        for _, key in sorted(states, reverse=True):
+            state = _parsed(run, key)
+            if state is not None:
+                named = state.get("best_model_checkpoint")
+                if isinstance(named, str) and named:
+                    yield f"{folder}/{named.rstrip('/').rpartition('/')[2]}".lstrip("/"), key
+                break
+
+
+def _parsed(run: Run, key: str) -> dict[str, object] | None:
+    with run.storage.open(key) as reader:
+        size = reader.entry.size
+        text = reader.read(0, size) if size <= _LARGEST_STATE else b""
+    try:
+        return parse_object(text, allow_nan=True)
+    except JsonProblem:
+        return None  # damaged: its own checkpoint's verdict says so

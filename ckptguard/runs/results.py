@@ -1,0 +1,69 @@
+"""What verification answers with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.layouts import Checkpoint
+from ckptguard.values.verdict import Finding, Outcome, Severity, target_outcome
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint after it was checked. PENDING: no verdict could be given, the findings say why.
+
+    `path` and the files in `findings` are relative to the target of the call.
+    """
+
+    path: str
+    series: str
+    layout: str
+    step: int | None
+    id: str | None
+    outcome: Outcome
+    digest_origin: str | None
+    bytes: int
+    seconds: float | None
+    findings: tuple[Finding, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call verified. `could_not_tell`: something could not be read; `notes` are for people, on stderr."""
+
+    target: str
+    kind: str  # "file" | "checkpoint" | "run"
+    checkpoints: tuple[Checked, ...]
+    notes: tuple[str, ...] = ()
+    could_not_tell: bool = False
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst over the checkpoints."""
+        return target_outcome(c.outcome for c in self.checkpoints)
+
+
+def pending(checkpoint: Checkpoint, why: str) -> Checked:
+    """No verdict could be given, and why."""
+    return Checked(
+        path=checkpoint.path,
+        series=checkpoint.series,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        id=None,
+        outcome=Outcome.PENDING,
+        digest_origin=None,
+        bytes=checkpoint.bytes,
+        seconds=None,
+        findings=(Finding(check="reading", severity=Severity.NOTICE, message=why),),
+    )
+
+
+def relative_to(checked: Checked, prefix: str) -> Checked:
+    """The same, with paths relative to a folder of the run instead of the run."""
+
+    def short(path: str) -> str:
+        return path.removeprefix(prefix + "/") if path != prefix else path.rpartition("/")[2]
+
+    findings = tuple(
+        msgspec.structs.replace(f, file=short(f.file)) if f.file is not None else f for f in checked.findings
+    )
+    return msgspec.structs.replace(checked, path=short(checked.path), findings=findings)

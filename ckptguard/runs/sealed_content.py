@@ -1,0 +1,60 @@
+"""Sealed content: is what was sealed under a generation good, and is a kept copy made of it?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptguard.records.kept import KeptCopy
+from ckptguard.records.run import Run
+from ckptguard.runs.history import History, Key
+from ckptguard.storage.protocol import Entry
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Outcome, Verdict
+
+
+def is_good(history: History, series: str, key: Key) -> bool:
+    """Whether the content that was sealed under this generation is good, wherever a whole copy of it lies: it is
+    GOOD now, or it was when it was last seen whole, and only its place was damaged since."""
+    if not history.was_good(series, key):
+        return False
+    verdict = history.verdict(series, key)
+    return verdict is not None and sealed_outcome(verdict) is Outcome.GOOD
+
+
+def sealed_outcome(verdict: Verdict) -> Outcome | None:
+    """What the verdict says of the sealed bytes, wherever they lie: of a damaged place, the outcome before."""
+    return verdict.content if verdict.place_damaged else verdict.outcome
+
+
+def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry]:
+    """Entries of a kept copy's files by their path in the run."""
+    by_key = {e.key: e for e in entries}
+    return {file: by_key[copy.key(file)] for file in copy.files if copy.key(file) in by_key}
+
+
+def made_of_sealed(copy: KeptCopy, manifest: Manifest) -> bool:
+    """Whether a kept copy was made of the files that were sealed. Of a save that raced with it, it is another's."""
+    made_of = dict(zip(copy.files, copy.sources, strict=False))
+    for file in manifest.files:
+        known = (file.size, file.mtime_ns, file.inode, file.etag)
+        if file.path not in made_of or (known[1:] != (None, None, None) and made_of[file.path] != known):
+            return False
+    return True
+
+
+def kept_matches(run: Run, copy: KeptCopy, manifest: Manifest) -> bool:
+    """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
+    yet that its bytes are right). A hard link that was written through since has another time."""
+    if not made_of_sealed(copy, manifest):
+        return False
+    made_of = dict(zip(copy.files, copy.sources, strict=False))
+    entries = kept_checkpoint(copy, run.records.list(copy.folder, recursive=True))
+    return all(
+        f.path in entries and entries[f.path].size == f.size and not _written_through(entries[f.path], made_of[f.path])
+        for f in manifest.files
+    )
+
+
+def _written_through(entry: Entry, source: tuple[int, int | None, int | None, str | None]) -> bool:
+    _, mtime_ns, inode, _ = source
+    return entry.inode is not None and entry.inode == inode and entry.mtime_ns != mtime_ns

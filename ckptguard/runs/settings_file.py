@@ -1,0 +1,40 @@
+"""Load the settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. The same for every door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckptguard.errors import SettingsError
+from ckptguard.storage.options import use_options
+from ckptguard.values.settings import Settings, parse_settings, with_environment
+
+SETTINGS_FILE = "ckptguard.toml"
+_LONGEST = 1 << 20
+
+
+def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
+    """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
+    were not given. SettingsError says which source is wrong. From now on, this process opens storages with their
+    ``[storage]`` options."""
+    path = Path(config or SETTINGS_FILE)
+    settings = Settings()
+    try:
+        if config is not None or path.is_file():
+            with path.open("rb") as file:
+                text = file.read(_LONGEST + 1)
+            if len(text) > _LONGEST:
+                raise SettingsError(f"{path} is too large for a settings file")
+            settings = parse_settings(text.decode("utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text") from error
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
+    settings = with_environment(settings, environ).changed(**flags)
+    use_options(settings.storage or {})
+    return settings
+
+
+def with_replicas(settings: Settings, places: str | Sequence[str]) -> Settings:
+    """The settings with these places for replicas, if there are any."""
+    return settings.changed(replicas=((places,) if isinstance(places, str) else tuple(places)) or None)

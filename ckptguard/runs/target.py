@@ -1,0 +1,170 @@
+"""What a user's TARGET is: a file, a checkpoint, or a run (section 9 of the design)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
+from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint
+from ckptguard.layouts import single_file as single
+from ckptguard.layouts.discovery import MAX_DEPTH
+from ckptguard.layouts.step_names import step_from_name
+from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.runs.hub_paths import HubPlace, find_hub_place, hub_checkpoints, linked_repositories
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.storage import Entry, Storage, normalise_url, open_storage
+from ckptguard.values.ids import RECORDS_FOLDER, escape, series_of
+from ckptguard.values.patterns import Pattern
+
+
+@dataclass(frozen=True)
+class Target:
+    """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint`
+    with keys relative to that; a run, or a checkpoint inside a run that has records, has `run`.
+
+    A hub cache, or one repository of it, is of kind "run", but has no `run` and no records: its snapshots are
+    `snapshots`, `base` is the repository's key, and `unread` names what looks like a repository and is a link.
+    """
+
+    url: str
+    kind: str  # "file" | "checkpoint" | "run"
+    storage: Storage
+    checkpoint: Checkpoint | None = None
+    run: Run | None = None
+    snapshots: tuple[Checkpoint, ...] = ()
+    base: str = ""
+    unread: tuple[str, ...] = ()
+
+    @property
+    def prefix(self) -> str:
+        """What reported paths are relative to, as a key of the storage; "" for the storage's root."""
+        return self.checkpoint.path if self.checkpoint is not None else self.base
+
+
+def resolve_target(target: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Target:
+    """Find out what a path or URL is. NotFoundError if it is nothing that ckptguard can look at."""
+    url = normalise_url(target)
+    if "://" not in url:
+        place = find_hub_place(url)
+        if place is not None:
+            return _in_hub(url, place)
+        url = os.path.realpath(url)
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if "://" in url and parent.endswith(":/") and name:
+        return _bucket(url, target, records, patterns)
+    if not name:
+        raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
+    storage = open_storage(parent or "/", must_exist=False)
+    try:
+        entry = storage.stat(name)
+    except ObjectMissingError as error:
+        raise NotFoundError(f"there is nothing at {target}") from error
+    if entry.kind not in ("file", "folder"):
+        raise NotFoundError(f"{target} is not a regular file or folder")
+    if entry.kind == "file":
+        lone = Checkpoint(
+            path=name,
+            layout=single.LAYOUT.name,
+            series=series_of(name),
+            step=step_from_name(name),
+            entries=(entry,),
+        )
+        return _inside_run(url, records, patterns) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
+    run_storage = open_storage(url)
+    below = run_storage.list("", recursive=True, enter=enter)
+    if _is_run(run_storage, below, patterns):
+        return Target(url=url, kind="run", storage=run_storage, run=open_run(url, records=records, patterns=patterns))
+    inside = _inside_run(url, records, patterns)
+    if inside is not None:
+        return inside
+    checkpoint = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
+    if checkpoint is not None:
+        return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
+    run = open_run(url, records=records, patterns=patterns)
+    if list_checkpoints(run) or has_records(run):
+        return Target(url=url, kind="run", storage=run_storage, run=run)
+    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
+
+
+def open_named_run(url: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Run:
+    """The run that a user names. NotFoundError, which names the run, if it is one of a run's checkpoints. What has
+    records or checkpoints in it is a run, as is what holds neither yet, and model files whose name says no step."""
+    run = open_run(url, records=records, patterns=patterns)
+    if has_records(run):
+        return run
+    below = run.storage.list("", recursive=True, enter=enter)
+    place = run.url.rstrip("/")
+    parent, _, name = place.rpartition("/")
+    if not below or not parent.rstrip("/") or parent.endswith(":/") or _is_run(run.storage, below, patterns):
+        return run
+    inside = _inside_run(place, records, patterns)
+    if inside is not None and inside.run is not None:
+        raise NotFoundError(f"{place} is a checkpoint, not a run; its run is {inside.run.url}")
+    lone = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
+    if lone is not None and lone.step is not None:
+        raise NotFoundError(f"{place} is a checkpoint, not a run; its run is the folder around it, {parent}")
+    return run
+
+
+def several_checkpoints(target: Target, name: str) -> NotFoundError:
+    """The error of what needs one checkpoint, for a target that is a run or a hub cache."""
+    if target.run is None:
+        return NotFoundError(f"{name} holds several downloads", hint=f"ckptguard verify {name} lists them")
+    return NotFoundError(f"{name} is a run, not one checkpoint", hint=f"ckptguard list {name}")
+
+
+def _bucket(url: str, target: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target:
+    """The root of a remote storage: a run, or nothing that has a name."""
+    run = open_run(url, records=records, patterns=patterns)
+    if list_checkpoints(run) or has_records(run):
+        return Target(url=url, kind="run", storage=run.storage, run=run)
+    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
+
+
+def _in_hub(url: str, place: HubPlace) -> Target:
+    try:
+        found = hub_checkpoints(place)
+    except ObjectMissingError as error:
+        raise NotFoundError(f"there is nothing at {escape(url)}") from error
+    if len(found) == 1 and place.path.count("/") > 1:
+        kind = "file" if found[0].layout == single.LAYOUT.name else "checkpoint"
+        return Target(url=url, kind=kind, storage=place.storage, checkpoint=found[0])
+    base = place.path.partition("/")[0]
+    unread = tuple(linked_repositories(place))
+    return Target(url=url, kind="run", storage=place.storage, snapshots=tuple(found), base=base, unread=unread)
+
+
+def _is_run(storage: Storage, below: Sequence[Entry], patterns: tuple[Pattern, ...]) -> bool:
+    """A folder with records, or with child checkpoints beside what may lie at its root."""
+    try:
+        storage.stat(f"{RECORDS_FOLDER}/format.json")
+        return True
+    except StorageError:
+        pass
+    children = find_checkpoints(below, patterns)
+    return any("/" in c.path or c.layout != single.LAYOUT.name or c.step is not None for c in children if c.path != ".")
+
+
+def _inside_run(url: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target | None:
+    """The run with records that holds this path as one of its checkpoints, at most three levels up."""
+    parts = url.rstrip("/").split("/")
+    for up in range(1, MAX_DEPTH + 1):
+        root = "/".join(parts[:-up])
+        if not root or root.endswith(":/") or RECORDS_FOLDER in parts[:-up]:
+            return None
+        try:
+            open_storage(root).stat(f"{RECORDS_FOLDER}/format.json")
+        except (NotFoundError, StorageError):
+            continue
+        run = open_run(root, records=records, patterns=patterns)
+        path = "/".join(parts[-up:])
+        # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
+        found = next((c for c in list_checkpoints(run) if path == c.path or path in c.files), None)
+        if found is not None:
+            kind = "file" if found.layout == single.LAYOUT.name else "checkpoint"
+            return Target(url=run.usable(found.path), kind=kind, storage=run.storage, checkpoint=found, run=run)
+    return None

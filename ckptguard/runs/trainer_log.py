@@ -1,0 +1,55 @@
+"""What the run's own log says: Hugging Face's ``trainer_state.json`` keeps every gradient norm that was logged."""
+
+from __future__ import annotations
+
+import math
+
+from ckptguard.errors import ObjectMissingError
+from ckptguard.formats.strict_json import JsonProblem, read_object
+from ckptguard.formats.trainer_state import MAX_SIZE
+from ckptguard.layouts import Checkpoint
+from ckptguard.layouts.engine_states import has_engine_states
+from ckptguard.records.run import Run
+from ckptguard.values.ids import MAX_STEP
+
+# A loss scaler overflows and skips now and then; that is how it works. So many in a row are no search for a scale.
+_IN_A_ROW = 5
+
+
+def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
+    """The step since which every gradient norm in the checkpoint's log is not finite, and a sentence; None if the
+    last one is finite, or if there is no such log. Storage errors are raised.
+
+    A few that are not finite are no sickness where a loss scaler was saved, nor a few infinite ones without NaN
+    elsewhere: a save of the weights alone, and some versions of the Trainer, leave the scaler out.
+    """
+    if checkpoint.layout != "hf-trainer":
+        return None
+    logged = _gradient_norms(run, checkpoint)
+    bad: list[tuple[int, float]] = []
+    for step, norm in reversed(logged):
+        if math.isfinite(norm):
+            break
+        bad.append((step, norm))
+    scaled = checkpoint.key("scaler.pt") in checkpoint.files or has_engine_states(checkpoint)
+    if not bad or (len(bad) < _IN_A_ROW and (scaled or not any(math.isnan(norm) for _, norm in bad))):
+        return None
+    since, norm = bad[-1]
+    return since, f"its trainer_state.json logs a gradient norm of {norm} since step {since}"
+
+
+def _gradient_norms(run: Run, checkpoint: Checkpoint) -> list[tuple[int, float]]:
+    """(step, norm) of the log's entries that have a gradient norm, oldest first; nothing of a log that cannot be
+    parsed: that is for the checks."""
+    try:
+        with run.storage.open(checkpoint.key("trainer_state.json")) as reader:
+            state = read_object(reader, MAX_SIZE, allow_nan=True)
+    except (ObjectMissingError, JsonProblem):
+        return []
+    history = state.get("log_history")
+    found = []
+    for entry in history if isinstance(history, list) else []:
+        step, norm = (entry.get("step"), entry.get("grad_norm")) if isinstance(entry, dict) else (None, None)
+        if type(step) is int and 0 <= step <= MAX_STEP and isinstance(norm, float):
+            found.append((step, norm))
+    return found

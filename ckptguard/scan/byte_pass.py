@@ -1,0 +1,173 @@
+"""The pass over the bytes of a file or a part of it: spans to BLAKE3 and CRC-32, floats to tallies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from ckptguard.formats.structure import Problem, Structure
+from ckptguard.formats.zip.crc import crc32_function
+from ckptguard.scan.plan import Part, Plan, Region
+from ckptguard.scan.result import Numbers
+
+if TYPE_CHECKING:
+    from ckptguard.scan.numbers import Tally
+
+_LARGEST_ELEMENT = 8
+
+
+class Pass:
+    """Takes the blocks of one part in order; blocks must end where `ends` says, so that no float is ever split.
+
+    Bytes outside of spans go to `envelope`, where there is one. Afterwards `digests` has the BLAKE3 of each region of
+    the part, `wrong_crcs` the CRC-32 found in those whose stated one is another, and `tallies` what was found in the
+    plan's segments, by number.
+    """
+
+    def __init__(self, plan: Plan, part: Part, envelope: blake3 | None = None) -> None:
+        self.part = part
+        self.digests: list[str] = []
+        self.wrong_crcs: list[tuple[int, int]] = []
+        self.tallies: dict[int, Tally] = {}
+        self._plan = plan
+        self._envelope = envelope
+        self._crc32 = crc32_function()
+        self._hasher = blake3()
+        self._crc = 0
+        self._cursors: dict[int, int] = {}  # the next segment of each group of the region at hand
+        self._position = part.begin
+        self._region = part.first_region
+        self._next_tally: Callable[[int], Tally] | None = None
+
+    def ends(self, block_size: int) -> Iterator[int]:
+        """Where each block ends: at most `block_size` (at least 8) after the one before, and never inside a float.
+
+        Within a region, blocks end at multiples of the block size from its start: BLAKE3 is a tree, and takes whole
+        branches fastest.
+        """
+        position, region = self.part.begin, self.part.first_region
+        regions = self._plan.regions
+        block_size -= block_size % _LARGEST_ELEMENT
+        while position < self.part.end:
+            end = min(position + block_size, self.part.end)
+            while region < len(regions) and regions[region].end <= end:
+                region += 1
+            if region < len(regions) and regions[region].begin < end:
+                whole = end - (end - regions[region].begin) % block_size
+                end = whole if whole > position else end
+            yield end
+            position = end
+
+    def add(self, block: memoryview) -> None:
+        """The part's next bytes."""
+        start, done = self._position, 0
+        stop = start + len(block)
+        while done < len(block):
+            if self._region == self.part.last_region:
+                self._outside(block[done:])
+                break
+            region = self._plan.regions[self._region]
+            here = start + done
+            if here < region.begin:
+                length = min(region.begin, stop) - here
+                self._outside(block[done : done + length])
+                done += length
+                continue
+            length = min(region.end, stop) - here
+            self._inside(region, block[done : done + length], here)
+            done += length
+            if here + length == region.end:
+                self._close(region)
+        self._position = stop
+
+    def _outside(self, piece: memoryview) -> None:
+        if self._envelope is not None:
+            self._envelope.update(piece)
+
+    def _inside(self, region: Region, piece: memoryview, start: int) -> None:
+        self._hasher.update(piece)
+        if region.crc32 is not None:
+            self._crc = self._crc32(piece, self._crc)
+        for group, segments in enumerate(region.groups):
+            self._count(group, segments, piece, start)
+
+    def _count(self, group: int, segments: tuple[int, ...], piece: memoryview, start: int) -> None:
+        """Add a piece of a region to the segments of one group that it touches."""
+        stop = start + len(piece)
+        cursor = self._cursors.get(group, 0)
+        while cursor < len(segments):
+            segment = self._plan.segments[segments[cursor]]
+            if segment.begin >= stop:
+                break
+            self._tally(segments[cursor]).add(piece[max(segment.begin - start, 0) : min(segment.end, stop) - start])
+            if segment.end > stop:
+                break
+            cursor += 1
+        self._cursors[group] = cursor
+
+    def _tally(self, number: int) -> Tally:
+        tally = self.tallies.get(number)
+        if tally is None:
+            if self._next_tally is None:
+                self._next_tally = _tally_maker(self._plan)
+            tally = self.tallies[number] = self._next_tally(number)
+        return tally
+
+    def _close(self, region: Region) -> None:
+        if region.crc32 is not None and self._crc != region.crc32:
+            self.wrong_crcs.append((self._region, self._crc))
+        self.digests.append(self._hasher.hexdigest())
+        self._hasher = blake3()
+        self._crc = 0
+        self._cursors.clear()
+        self._region += 1
+
+
+def problems_of(plan: Plan, structure: Structure, wrong_crcs: list[tuple[int, int]]) -> tuple[Problem, ...]:
+    """What the plan and the bytes turned out to be wrong in."""
+    problems = list(plan.problems)
+    names = {t.span: t.name for t in reversed(structure.tensors)} if wrong_crcs else {}  # of each span the first
+    for region, found in wrong_crcs:
+        tensor = names.get(region)
+        message = "the stored bytes do not have the CRC-32 that the archive states"
+        problems.append(
+            Problem(message=message, tensor=tensor, expected=f"{plan.regions[region].crc32:08x}", found=f"{found:08x}")
+        )
+    return tuple(problems)
+
+
+def numbers_of(plan: Plan, tallies: dict[int, Tally]) -> tuple[Numbers | None, ...]:
+    """The numbers of each tensor; tensors of the same elements share one value."""
+    merged: dict[tuple[int, ...], Numbers | None] = {}
+    result: list[Numbers | None] = []
+    for pieces in plan.pieces:
+        if pieces is None:
+            result.append(None)
+            continue
+        if pieces not in merged:
+            merged[pieces] = _merge([tallies[p] for p in pieces if p in tallies])
+        result.append(merged[pieces])
+    return tuple(result)
+
+
+def _merge(tallies: list[Tally]) -> Numbers | None:
+    from ckptguard.scan.numbers import merge
+
+    return merge(tallies) if tallies else None
+
+
+def _tally_maker(plan: Plan) -> Callable[[int], Tally]:
+    # numpy is imported only once there are floats to look at: by then the digest threads have work.
+    from ckptguard.scan.numbers import Reading, Tally
+
+    readings: dict[tuple[str, str], Reading] = {}
+
+    def make(number: int) -> Tally:
+        kind = (plan.segments[number].dtype, plan.segments[number].byte_order)
+        if kind not in readings:
+            readings[kind] = Reading(*kind)
+        return Tally(readings[kind])
+
+    return make

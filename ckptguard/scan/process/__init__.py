@@ -1,0 +1,1 @@
+"""Scanning in processes of their own."""

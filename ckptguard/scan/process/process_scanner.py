@@ -1,0 +1,177 @@
+"""A scanner whose work is done by processes of their own: limited, without secrets, and replaceable when they die."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from ckptguard.errors import WorkerError
+from ckptguard.scan import scan_files
+from ckptguard.scan.executors import executor_of
+from ckptguard.scan.options import Progress, ScanOptions
+from ckptguard.scan.process.messages import Request
+from ckptguard.scan.process.worker_process import NICENESS, WorkerProcess
+from ckptguard.scan.result import Scan
+from ckptguard.storage.protocol import Storage
+
+IDLE_SECONDS = 60.0
+
+
+class ProcessScanner:
+    """A `Scanner` that reads local files in up to `processes` processes, which share `workers` threads.
+
+    Each may take `memory` bytes of address space, and a scan `seconds`. They yield to others by `niceness`, and read at
+    most as many bytes a second as `rate` says, together; a scan may take longer by as much as that holds it up, and
+    begins anew when `rate` says something else. The processes are used again, and end when
+    they were idle for a while. When one dies, hangs, or answers nonsense, the scan raises WorkerError: it could not be
+    told. Setting `stop` ends a scan at once. Storages that are not local are scanned in this process, because one
+    without secrets could not open them.
+
+    Call it from a thread that lives as long as the scanner: the system ends the processes with the thread that
+    started them.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: int,
+        seconds: float,
+        processes: int = 1,
+        workers: int = 2,
+        stop: threading.Event | None = None,
+        spare_cache: bool = False,
+        idle: float = IDLE_SECONDS,
+        niceness: int = NICENESS,
+        rate: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        self._seconds = seconds
+        self._workers = workers
+        self._stop = stop or threading.Event()
+        self._spare_cache = spare_cache
+        self._rate = rate
+        self._processes = [WorkerProcess(memory, idle, niceness) for _ in range(processes)]
+        self._lock = threading.Lock()
+
+    def __call__(
+        self,
+        storage: Storage,
+        keys: Sequence[str],
+        options: ScanOptions | None = None,
+        progress: Progress | None = None,
+    ) -> Scan:
+        options = options or ScanOptions()
+        while True:
+            rate = self._rate()
+            limited = msgspec.structs.replace(options, rate=None if options.structure_only else rate)
+
+            def is_over(rate: float | None = rate) -> bool:
+                return self._stop.is_set() or self._rate() != rate
+
+            try:
+                if storage.root is None:
+                    return scan_files(storage, keys, limited, _until(is_over, progress))
+                return self._scan(storage, keys, limited, progress, is_over)
+            except WorkerError:
+                if self._stop.is_set() or self._rate() == rate:
+                    raise
+
+    def _scan(
+        self,
+        storage: Storage,
+        keys: Sequence[str],
+        options: ScanOptions,
+        progress: Progress | None,
+        is_over: Callable[[], bool],
+    ) -> Scan:
+        started = time.perf_counter()
+        shares = _shares(storage, keys, len(self._processes))
+        threads = max(self._workers // len(shares), 1)
+        rate, held_up = options.rate, 0.0
+        if rate is not None:
+            held_up, rate = sum(storage.stat(key).size for key in keys) / rate, rate / len(shares)
+        options = msgspec.structs.replace(
+            options, workers=threads, rate=rate, spare_cache=options.spare_cache or self._spare_cache
+        )
+        cpu_seconds = self._seconds * 2 * threads  # each has another thread for a whole-file digest
+        root = storage.root or ""
+        requests = [Request(url=root, keys=share, options=options, cpu_seconds=cpu_seconds) for share in shares]
+        with self._lock:
+            scans = self._ask(requests, self._seconds + held_up, is_over)
+        files = {file.entry.key: file for scan in scans for file in scan.files}
+        if progress is not None:
+            progress(sum(file.entry.size for file in files.values()))
+        return Scan(files=tuple(files[key] for key in keys), seconds=time.perf_counter() - started)
+
+    def _ask(self, requests: list[Request], seconds: float, is_over: Callable[[], bool]) -> list[Scan]:
+        failed = threading.Event()
+        processes = self._processes[: len(requests)]
+        for process in processes:  # here and not in the executor's threads, which soon end
+            process.start()
+
+        def stopped() -> bool:
+            return is_over() or failed.is_set()
+
+        with executor_of(len(requests)) as executor:
+            futures: list[Future[Scan]] = [
+                executor.submit(process.scan, request, seconds, stopped)
+                for process, request in zip(processes, requests, strict=True)
+            ]
+            try:
+                ended = wait(futures, return_when=FIRST_EXCEPTION).done
+                first = next((error for error in (f.exception() for f in futures if f in ended) if error), None)
+            finally:
+                failed.set()  # whoever is still at it need not go on
+        if first is not None:
+            raise first
+        return [future.result() for future in futures]
+
+    @property
+    def pids(self) -> list[int]:
+        """The scanning processes that there are."""
+        return [pid for pid in (process.pid for process in self._processes) if pid is not None]
+
+    def close(self) -> None:
+        """End the processes. Called after `stop` was set, it does not wait for a scan."""
+        with self._lock:
+            for process in self._processes:
+                process.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _until(is_over: Callable[[], bool], progress: Progress | None) -> Progress:
+    """Progress that gives a scan in this process up when it is over."""
+
+    def report(done: int) -> None:
+        if is_over():
+            raise WorkerError("the scan was stopped")
+        if progress is not None:
+            progress(done)
+
+    return report
+
+
+def _shares(storage: Storage, keys: Sequence[str], most: int) -> list[tuple[str, ...]]:
+    """The files for each process: about as many bytes for each, no more processes than files."""
+    if most == 1 or len(keys) < 2:
+        return [tuple(keys)]
+    sizes = {key: storage.stat(key).size for key in keys}
+    shares: list[list[str]] = [[] for _ in range(min(most, len(sizes)))]
+    loads = [0] * len(shares)
+    for key in sorted(sizes, key=lambda key: -sizes[key]):
+        lightest = loads.index(min(loads))
+        shares[lightest].append(key)
+        loads[lightest] += sizes[key] + 1
+    return [tuple(share) for share in shares]

@@ -1,0 +1,117 @@
+"""The scanning process: ``python -m ckptguard.scan.process.worker MEMORY IDLE PARENT NICENESS``.
+
+It parses files that may be hostile, so it holds no secrets, is limited in memory and time, yields to training, and
+dies with the process that started it. It serves one request at a time and ends after being idle for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import resource
+import select
+import signal
+import sys
+
+import msgspec
+
+from ckptguard.errors import CouldNotTellError
+from ckptguard.scan.files import scan_files
+from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.scan.process.messages import PREFIX, Answer, Request, frame
+from ckptguard.scan.result import Scan
+from ckptguard.storage import open_storage
+
+_PR_SET_PDEATHSIG = 1
+_OPEN_FILES = 256
+
+
+def main() -> None:
+    """Serve requests from stdin until it closes or nothing comes for the idle time."""
+    memory, idle, parent, niceness = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    _die_with(parent)
+    _limit(memory)
+    if niceness:
+        stand_back(niceness)
+    while select.select([0], [], [], idle)[0]:
+        body = _read_request()
+        if body is None:
+            return
+        _write(answers, _frame_of(_answer(msgspec.msgpack.decode(body, type=Request))))
+
+
+def _answer(request: Request) -> Answer:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    budget = math.ceil(used.ru_utime + used.ru_stime + request.cpu_seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (budget, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    try:
+        return Answer(scan=scan_files(open_storage(request.url), list(request.keys), request.options))
+    except CouldNotTellError as error:
+        return Answer(kind=error.kind, message=error.message, key=str(getattr(error, "key", "")))
+    except MemoryError:
+        return Answer(kind="worker", message="the scanning process ran out of its memory")
+    except Exception as error:
+        return Answer(kind="worker", message=f"the scanning process failed: {type(error).__name__}: {error}")
+
+
+def _frame_of(answer: Answer) -> bytes:
+    try:
+        return frame(answer)
+    except OverflowError:
+        assert answer.scan is not None
+        return frame(Answer(scan=_without_huge_numbers(answer.scan)))
+    except (UnicodeError, MemoryError, ValueError) as error:
+        return frame(Answer(kind="worker", message=f"the scan cannot be sent: {type(error).__name__}"))
+
+
+def _without_huge_numbers(scan: Scan) -> Scan:
+    """MessagePack ends at 64 bits; a pickle's integers do not. What checks look at is far below."""
+    files = []
+    for file in scan.files:
+        leaves = tuple(leaf for leaf in file.structure.leaves if -(2**63) <= leaf.value < 2**63 or leaf.value % 1)
+        files.append(msgspec.structs.replace(file, structure=msgspec.structs.replace(file.structure, leaves=leaves)))
+    return msgspec.structs.replace(scan, files=tuple(files))
+
+
+def _limit(memory: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _die_with(parent: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # elsewhere, a closed stdin ends us between two scans
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was killed before that line
+        sys.exit(0)
+
+
+def _read_request() -> bytes | None:
+    prefix = _read_exactly(PREFIX.size)
+    return None if prefix is None else _read_exactly(PREFIX.unpack(prefix)[0])
+
+
+def _read_exactly(length: int) -> bytes | None:
+    data = b""
+    while len(data) < length:
+        block = os.read(0, length - len(data))
+        if not block:
+            return None
+        data += block
+    return data
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""One scanning process, from the outside: start it, ask it, and end it when it takes too much."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import IO
+
+import msgspec
+
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, StorageError, WorkerError
+from ckptguard.scan.process.messages import LARGEST_ANSWER, PREFIX, Answer, Request, frame
+from ckptguard.scan.result import Scan
+from ckptguard.values.ids import escape
+
+NICENESS = 10
+_TICK = 0.1  # how soon a stop is noticed
+_PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+
+
+class WorkerProcess:
+    """A process that scans local files, with at most `memory` bytes of address space; it ends after `idle` seconds.
+    With a `niceness` it also stands back from others that compute and that read.
+
+    Call `start` from a thread that lives as long as this: the system ends the process with the thread that started it.
+    """
+
+    def __init__(self, memory: int, idle: float, niceness: int = NICENESS) -> None:
+        self._memory = memory
+        self._idle = idle
+        self._niceness = niceness
+        self._process: subprocess.Popen[bytes] | None = None
+        self._complaints: IO[bytes] | None = None
+        self._starting = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one; also one that is being started now."""
+        with self._starting:
+            process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
+    def start(self) -> None:
+        """Start the process if there is none; WorkerError if it cannot be started."""
+        if self._process is not None and self._process.poll() is None:
+            return
+        self.end()  # it had been idle
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        arguments = (str(self._memory), str(self._idle), str(os.getpid()), str(self._niceness))
+        try:
+            with self._starting:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "ckptguard.scan.process.worker", *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._complaints,
+                    bufsize=0,
+                    close_fds=True,
+                    cwd="/",
+                    env=scrubbed(os.environ),
+                    process_group=0,  # a Ctrl-C in our terminal is our business
+                )
+        except OSError as error:
+            raise WorkerError(f"the scanning process cannot be started: {error.strerror}") from error
+
+    def scan(self, request: Request, seconds: float, stopped: Callable[[], bool]) -> Scan:
+        """What the started process finds. WorkerError when it died, hung, answered nonsense or took longer than
+        `seconds`, or when `stopped` says so; then it is gone. Other errors are those that the scan itself raised."""
+        try:
+            answer = self._exchange(frame(request), seconds, stopped)
+        except WorkerError:
+            self.end()
+            raise
+        return _scan_of(answer)
+
+    def _exchange(self, request: bytes, seconds: float, stopped: Callable[[], bool]) -> Answer:
+        deadline = time.monotonic() + seconds
+        try:
+            return self._converse(request, seconds, deadline, stopped)
+        except _Silent:
+            assert self._process is not None
+            self._process.wait()
+            if self._process.returncode:
+                raise WorkerError(f"the scanning process died ({self._last_words(self._process)})") from None
+        self.start()  # it ended, idle, at the very moment it was asked
+        try:
+            return self._converse(request, seconds, deadline, stopped)
+        except _Silent as silent:
+            raise WorkerError("the scanning process ends without an answer") from silent
+
+    def _converse(self, request: bytes, seconds: float, deadline: float, stopped: Callable[[], bool]) -> Answer:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        unsent, answer, expected = memoryview(request), bytearray(), -1
+        reading, writing = self._process.stdout.fileno(), self._process.stdin.fileno()
+        while expected < 0 or len(answer) < expected:
+            if stopped():
+                raise WorkerError("the scan was stopped")
+            if time.monotonic() > deadline:
+                raise WorkerError(f"the scan took longer than {seconds:g} seconds")
+            ready = select.select([reading], [writing] if unsent else [], [], _TICK)
+            try:
+                if ready[1]:
+                    unsent = unsent[os.write(writing, unsent[: select.PIPE_BUF]) :]
+                if ready[0]:
+                    block = os.read(reading, 1 << 20)
+                    if not block:
+                        raise _Silent
+                    answer += block
+            except BrokenPipeError as error:
+                raise _Silent from error
+            if expected < 0 and len(answer) >= PREFIX.size:
+                expected = PREFIX.size + int(PREFIX.unpack_from(answer)[0])
+                if expected > LARGEST_ANSWER:
+                    raise WorkerError("the scanning process answers with too much")
+        try:
+            return msgspec.msgpack.decode(memoryview(answer)[PREFIX.size : expected], type=Answer)
+        except msgspec.DecodeError as error:
+            raise WorkerError("the scanning process answers with nonsense") from error
+
+    def end(self) -> None:
+        """Kill the process, if there is one."""
+        process, self._process = self._process, None
+        complaints, self._complaints = self._complaints, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    stream.close()
+        if complaints is not None:
+            complaints.close()
+
+    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
+        code = process.returncode
+        ended = f"exit code {code}"
+        if code < 0:
+            ended = f"killed by {signal.Signals(-code).name if -code in set(signal.Signals) else -code}"
+        if self._complaints is None:
+            return ended
+        self._complaints.seek(0)
+        lines = self._complaints.read()[-4000:].decode("utf-8", "replace").strip().splitlines()
+        return f"{ended}: {escape(lines[-1])}" if lines else ended
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a scanning process: what Python needs to start and to find us, and nothing secret."""
+    kept = {name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    # Thread pools and arenas that nobody uses here would eat the limited address space.
+    return {**kept, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+
+
+class _Silent(Exception):
+    """The process closed its side without an answer."""
+
+
+def _scan_of(answer: Answer) -> Scan:
+    if answer.scan is not None:
+        return answer.scan
+    kind = _kinds().get(answer.kind, WorkerError)
+    if issubclass(kind, StorageError | ChangedWhileReadError):
+        raise kind(answer.message, key=answer.key)
+    raise kind(answer.message)
+
+
+def _kinds() -> dict[str, type[CouldNotTellError]]:
+    found: dict[str, type[CouldNotTellError]] = {}
+    pending: list[type[CouldNotTellError]] = [CouldNotTellError]
+    while pending:
+        kind = pending.pop()
+        found.setdefault(kind.kind, kind)
+        pending += kind.__subclasses__()
+    return found

@@ -1,0 +1,83 @@
+"""What one thread needs to pass over bytes: a few blocks that are used again and again, and its digest threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from blake3 import blake3
+
+from ckptguard.scan.byte_pass import Pass
+from ckptguard.scan.digest_threads import DigestThreads, Hasher
+from ckptguard.storage.protocol import Reader
+
+BLOCK = 512 << 10  # it stays in a core's own cache from reading to the last look at it
+REMOTE_BLOCK = 2 << 20  # each is one request
+CHUNK = 2 << 20  # what a digest's thread gets at once: waking it for each block would cost a tenth of the scan
+RING = 2  # chunks: how far reading may be ahead of the slowest whole-file digest; few, so that they stay in cache
+
+Done = Callable[[int, int], None]  # offset and length of what was read and is not needed again
+
+
+class Lane:
+    """Serves one file, or one part of one, at a time. `threaded`: whole-file digests get threads of their own."""
+
+    def __init__(self, block: int, *, threaded: bool) -> None:
+        self._block = block
+        self._threaded = threaded
+        self._buffers: list[memoryview] = []
+        self._threads: DigestThreads | None = None
+
+    def run(self, reader: Reader, one_pass: Pass, hashers: Sequence[Hasher], done: Done) -> None:
+        """Read a part once, block by block, into its pass and into whole-file digests."""
+        small = one_pass.part.end - one_pass.part.begin <= self._block
+        threads = None if small else self._threads_for(len(hashers))
+        length = self._block if threads is None else max(CHUNK, self._block)
+        position = one_pass.part.begin
+        number = filled = 0
+        chunk = self._buffer(0, length)
+        for end in one_pass.ends(self._block):
+            if filled + end - position > length:
+                self._feed(threads, hashers, chunk[:filled])
+                number, filled = number + 1, 0
+                chunk = self._buffer(0 if threads is None else number % RING, length)
+            if threads is not None and filled == 0:
+                threads.wait_for_room()
+            block = chunk[filled : filled + end - position]
+            reader.read_into(position, block)
+            one_pass.add(block)
+            done(position, len(block))
+            filled += len(block)
+            position = end
+        self._feed(threads, hashers, chunk[:filled])
+        if threads is not None:
+            threads.drain()
+
+    def _feed(self, threads: DigestThreads | None, hashers: Sequence[Hasher], chunk: memoryview) -> None:
+        if threads is not None:
+            threads.feed(hashers, chunk)
+            return
+        for hasher in hashers:
+            hasher.update(chunk)
+
+    def hash_range(self, reader: Reader, begin: int, end: int, hasher: blake3, done: Done) -> None:
+        """Read a range once, into one digest."""
+        for position in range(begin, end, self._block):
+            block = self._buffer(0, min(self._block, end - position))
+            reader.read_into(position, block)
+            hasher.update(block)
+            done(position, len(block))
+
+    def _threads_for(self, count: int) -> DigestThreads | None:
+        if self._threaded and count and self._threads is None:
+            self._threads = DigestThreads(count, RING)
+        return self._threads if count else None
+
+    def _buffer(self, number: int, length: int) -> memoryview:
+        while len(self._buffers) <= number:
+            self._buffers.append(memoryview(bytearray(max(CHUNK, self._block) if self._threaded else self._block)))
+        return self._buffers[number][:length]
+
+    def close(self) -> None:
+        """End the threads, also in the middle of a file."""
+        if self._threads is not None:
+            self._threads.close()

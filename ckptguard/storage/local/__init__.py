@@ -1,0 +1,1 @@
+"""Storage on a local file system: exclusive creation, syncs, links and reflinks."""

@@ -1,0 +1,213 @@
+"""Walking local folders by descriptors, so that no link is ever followed below the root."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+
+from ckptguard.storage.failures import storage_error
+from ckptguard.storage.keys import is_encodable, join
+from ckptguard.storage.local.reader import entry_of
+from ckptguard.storage.local.syncs import sync
+from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import escape
+
+# O_PATH needs only search permission on the folders on the way.
+_ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+# Deeper folders are listed as "other" and not entered: nobody saves there, and every level holds a descriptor.
+DEEPEST = 64
+
+
+def open_root(root: str, *, make: bool = False) -> int:
+    """The root's descriptor. The user named the root, so the root itself may be a link."""
+    try:
+        return os.open(root, _ENTER)
+    except FileNotFoundError:
+        if not make:
+            raise
+    above = open_root(os.path.dirname(root), make=True)
+    try:
+        with contextlib.suppress(FileExistsError):  # another writer was faster
+            os.mkdir(root)
+            sync_folder(above)
+    finally:
+        os.close(above)
+    return os.open(root, _ENTER)
+
+
+def _enter(folder: int, name: str) -> int:
+    try:
+        return os.open(name, _ENTER | os.O_NOFOLLOW, dir_fd=folder)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
+            raise OSError(errno.ELOOP, "a link leads there, and links are not followed") from None
+        raise
+
+
+@contextlib.contextmanager
+def folder_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
+    """The descriptor of the folder under `parts`; with `make`, absent folders are made durably."""
+    current = open_root(root, make=make)
+    try:
+        for name in parts:
+            try:
+                below = _enter(current, name)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with contextlib.suppress(FileExistsError):  # another writer was faster
+                    os.mkdir(name, dir_fd=current)
+                    sync_folder(current)
+                below = _enter(current, name)
+            os.close(current)
+            current = below
+        yield current
+    finally:
+        os.close(current)
+
+
+def sync_folder(folder: int) -> None:
+    """Make the names in a folder durable, as far as the file system can."""
+    try:
+        descriptor = os.open(".", _LIST, dir_fd=folder)
+    except PermissionError:
+        return  # a folder that may be written but not read cannot be synced
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def entry_at(folder: int, name: str, key: str, *, device: int | None = None) -> Entry:
+    """The entry of one name in a folder; a link is described, not followed. `device`: of the folder, for a listing."""
+    info = os.lstat(name, dir_fd=folder)
+    target = escape(os.readlink(name, dir_fd=folder)) if stat.S_ISLNK(info.st_mode) else None
+    return entry_of(key, info, target, device=device)
+
+
+def _entries(folder: int, key: str) -> list[Entry]:
+    found, device = [], os.fstat(folder).st_dev
+    with os.scandir(folder) as names:
+        for item in names:
+            try:
+                if is_encodable(item.name):
+                    found.append(entry_at(folder, item.name, join(key, item.name), device=device))
+                else:
+                    found.append(Entry(key=join(key, escape(item.name)), kind="other", inode=item.inode()))
+            except FileNotFoundError:
+                pass  # removed between the two calls
+    return found
+
+
+def _bare_entries(folder: int, key: str) -> list[Entry]:
+    """The same without a question for each of them: only names, and which are folders."""
+    with os.scandir(folder) as names:
+        return [
+            Entry(
+                key=join(key, item.name if is_encodable(item.name) else escape(item.name)),
+                kind="folder" if item.is_dir(follow_symlinks=False) and is_encodable(item.name) else "other",
+            )
+            for item in names
+        ]
+
+
+def walk(
+    folder: int,
+    key: str,
+    where: str,
+    *,
+    recursive: bool,
+    enter: Callable[[str], bool] | None,
+    bare: bool = False,
+) -> list[Entry]:
+    """All entries below an open folder, unsorted; `bare`: of files no more than their names. A folder
+    that vanishes meanwhile is left out; one that cannot be read is an error that names it below `where`, because a
+    failed listing must never read as "nothing here"."""
+    found: list[Entry] = []
+    stack: list[tuple[int, list[Entry]]] = []
+
+    def descend(parent: int, name: str, key: str) -> None:
+        try:
+            descriptor = os.open(name, _LIST, dir_fd=parent)
+        except (FileNotFoundError, NotADirectoryError):
+            if name == ".":
+                raise
+            return
+        except PermissionError as error:
+            raise storage_error(error, key, where) from error
+        try:
+            listed = _bare_entries(descriptor, key) if bare else _entries(descriptor, key)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        folders = [e for e in listed if e.kind == "folder"] if recursive else []
+        found.extend(e for e in listed if not recursive or e.kind != "folder")
+        stack.append((descriptor, folders))
+
+    try:
+        descend(folder, ".", key)
+        while stack:
+            descriptor, folders = stack[-1]
+            if not folders:
+                os.close(stack.pop()[0])
+                continue
+            below = folders.pop()
+            if enter is not None and not enter(below.key):
+                continue
+            if len(stack) > DEEPEST:
+                found.append(Entry(key=below.key, kind="other", mtime_ns=below.mtime_ns, inode=below.inode))
+            else:
+                descend(descriptor, below.name, below.key)
+    finally:
+        for descriptor, _ in stack:
+            os.close(descriptor)
+    return found
+
+
+def remove_tree(parent: int, name: str) -> None:
+    """Remove a file or a whole folder, never through links; what vanishes meanwhile is no error."""
+    stack: list[tuple[int, str]] = []  # open folders, each with its name in the one before
+    try:
+        _unlink_or_open(parent, name, stack)
+        while stack:
+            folder, own_name = stack[-1]
+            with os.scandir(folder) as names:
+                inside = [item.name for item in names]
+            depth = len(stack)
+            for item in inside:
+                if depth > DEEPEST and _hoist(folder, item, stack[0][0]):
+                    continue
+                _unlink_or_open(folder, item, stack)
+                if len(stack) > depth:
+                    break  # empty that folder first
+            else:
+                stack.pop()
+                os.close(folder)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rmdir(own_name, dir_fd=stack[-1][0] if stack else parent)
+    finally:
+        for folder, _ in stack:
+            os.close(folder)
+
+
+def _unlink_or_open(folder: int, name: str, stack: list[tuple[int, str]]) -> None:
+    try:
+        if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            stack.append((os.open(name, _LIST, dir_fd=folder), name))
+        else:
+            os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+
+
+def _hoist(folder: int, name: str, top: int) -> bool:
+    """Move a folder that lies too deep to the top, so that descriptors and time stay bounded."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+        return False
+    os.rename(name, f".tmp-{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=top)
+    return True

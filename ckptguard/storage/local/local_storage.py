@@ -1,0 +1,220 @@
+"""A folder of a local file system as a `Storage`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+
+from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.storage.failures import translated
+from ckptguard.storage.keys import parts_of
+from ckptguard.storage.local import folders as folders
+from ckptguard.storage.local.folder_times import folder_times_tell
+from ckptguard.storage.local.reader import LocalReader, entry_of
+from ckptguard.storage.local.syncs import sync
+from ckptguard.storage.local.system_calls import clone_into
+from ckptguard.storage.local.upload import LocalUpload
+from ckptguard.storage.local.writes import NO_LINKS, move_exclusively, publish, temporary, write_all
+from ckptguard.storage.protocol import Capabilities, Entry
+from ckptguard.values.ids import escape
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
+_BLOCK = 4 << 20
+
+Parts = list[str]  # inside the class, `list` is the method
+Entries = list[Entry]
+
+
+class LocalStorage:
+    """Bytes under a local folder. Links below the root are entries, never ways; every write is durable on return."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def __repr__(self) -> str:
+        return f"LocalStorage({self._root!r})"
+
+    @property
+    def url(self) -> str:
+        return self._root
+
+    @property
+    def root(self) -> str | None:
+        return self._root
+
+    def list(
+        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
+    ) -> list[Entry]:
+        return sorted(self._walk(prefix, recursive=recursive, enter=enter), key=lambda entry: entry.key)
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        return [entry.key for entry in self._walk(prefix, recursive=True, bare=True)]
+
+    def _walk(
+        self, prefix: str, *, recursive: bool, enter: Callable[[str], bool] | None = None, bare: bool = False
+    ) -> Entries:
+        with translated(prefix, self._root):
+            try:
+                with folders.folder_of(self._root, parts_of(prefix)) as folder:
+                    return folders.walk(folder, prefix, self._root, recursive=recursive, enter=enter, bare=bare)
+            except (FileNotFoundError, NotADirectoryError):
+                if not prefix:
+                    raise
+                os.close(folders.open_root(self._root))  # an absent root is an error, an absent folder is not
+                return []
+
+    def stat(self, key: str) -> Entry:
+        with translated(key, self._root):
+            if not key:
+                return entry_of("", os.stat(self._root))
+            with self._place(key) as (folder, name):
+                return folders.entry_at(folder, name, key)
+
+    def open(self, key: str) -> LocalReader:
+        with translated(key, self._root), self._place(key) as (folder, name):
+            descriptor, entry = self._open_file(folder, name, key)
+        return LocalReader(descriptor, entry, self._root, self.stat)
+
+    def create(self, key: str, data: bytes) -> None:
+        with (
+            translated(key, self._root),
+            self._place(key, make=True) as (folder, name),
+            temporary(folder) as (descriptor, temporary_name),
+        ):
+            write_all(descriptor, data, 0)
+            publish(folder, descriptor, temporary_name, name)
+
+    def upload(self, key: str, *, replace: bool = False) -> LocalUpload:
+        return LocalUpload(self._root, key, self._parts(key), replace=replace)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            exclusive_create=True,
+            exclusive_upload=True,
+            links=True,
+            folders=True,
+            etags=False,
+            any_name=True,
+            folder_times=folder_times_tell(self._root),
+        )
+
+    def free_space(self) -> int | None:
+        with translated("", self._root):
+            place = self._root
+            while not os.path.lexists(place):  # a root that the first write will make
+                place = os.path.dirname(place)
+            found = os.statvfs(place)
+            return found.f_bavail * found.f_frsize
+
+    def copy(self, source: str, target: str, *, how: str = "copy") -> str:
+        with translated(source, self._root), self._place(source) as (folder, name):
+            descriptor, entry = self._open_file(folder, name, source)
+            try:
+                with translated(target, self._root), self._place(target, make=True) as (target_folder, target_name):
+                    if _exists(target_folder, target_name):  # before any work; the publication is exclusive anyway
+                        raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
+                    done = self._copy_file(descriptor, entry, target_folder, target_name, how)
+                    if done is None and _link(folder, name, descriptor, target_folder, target_name):
+                        done = "link"
+                    return done or str(self._copy_file(descriptor, entry, target_folder, target_name, "copy"))
+            finally:
+                os.close(descriptor)
+
+    def move(self, source: str, target: str) -> None:
+        with (
+            translated(source, self._root),
+            self._place(source) as (folder, name),
+            translated(target, self._root),
+        ):
+            kind = folders.entry_at(folder, name, source).kind if _exists(folder, name) else None
+            if kind is None:
+                raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
+            with self._place(target, make=True) as (target_folder, target_name):
+                move_exclusively(folder, name, target_folder, target_name, is_folder=kind == "folder")
+                folders.sync_folder(target_folder)
+                if not os.path.samestat(os.fstat(folder), os.fstat(target_folder)):
+                    folders.sync_folder(folder)
+
+    def remove(self, key: str) -> None:
+        with translated(key, self._root):
+            try:
+                with self._place(key) as (folder, name):
+                    folders.remove_tree(folder, name)
+                    folders.sync_folder(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                os.close(folders.open_root(self._root))
+
+    @contextlib.contextmanager
+    def _place(self, key: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The folder's descriptor and the last part of a key."""
+        parts = self._parts(key)
+        with folders.folder_of(self._root, parts[:-1], make=make) as folder:
+            yield folder, parts[-1]
+
+    def _parts(self, key: str) -> Parts:
+        parts = parts_of(key)
+        if not parts:
+            raise DeniedError(f"{escape(self._root)}: the root itself cannot be used so", key=key)
+        return parts
+
+    def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
+        # Opening a device can have effects, so the kind is looked at before and, against races, after.
+        if not stat.S_ISREG(os.lstat(name, dir_fd=folder).st_mode):
+            raise DeniedError(f"{escape(key)} is not a regular file", key=key)
+        descriptor = os.open(name, _OPEN, dir_fd=folder)
+        entry = entry_of(key, os.fstat(descriptor))
+        if entry.kind != "file":
+            os.close(descriptor)
+            raise DeniedError(f"{escape(key)} is not a regular file", key=key)
+        return descriptor, entry
+
+    def _copy_file(self, source: int, entry: Entry, folder: int, name: str, how: str) -> str | None:
+        """Copy or reflink one file; None when only a link is left to try."""
+        with temporary(folder, 0o600) as (descriptor, temporary_name):
+            done = "reflink" if how != "copy" and clone_into(source, descriptor) else None
+            if done is None:
+                if how == "link":
+                    return None
+                _copy_blocks(source, descriptor, entry)
+                done = "copy"
+            if entry_of(entry.key, os.fstat(source)).signature != entry.signature:
+                raise ChangedWhileReadError(f"{escape(entry.key)} changed while it was copied", key=entry.key)
+            os.fchmod(descriptor, stat.S_IMODE(os.fstat(source).st_mode) & 0o777)
+            publish(folder, descriptor, temporary_name, name)
+            return done
+
+
+def _copy_blocks(source: int, target: int, entry: Entry) -> None:
+    # Not copy_file_range: it may share blocks, and an independent copy is meant to survive a rotten block.
+    offset = 0
+    while block := os.pread(source, _BLOCK, offset):
+        write_all(target, block, offset)
+        offset += len(block)
+    if offset != entry.size:
+        raise ChangedWhileReadError(f"{escape(entry.key)} changed while it was copied", key=entry.key)
+
+
+def _link(source_folder: int, source: str, descriptor: int, folder: int, name: str) -> bool:
+    try:
+        os.link(source, name, src_dir_fd=source_folder, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        return False
+    linked, opened = os.lstat(name, dir_fd=folder), os.fstat(descriptor)
+    if (linked.st_dev, linked.st_ino) != (opened.st_dev, opened.st_ino):  # the name was replaced under us
+        os.unlink(name, dir_fd=folder)
+        raise ChangedWhileReadError(f"{escape(source)} changed while it was linked", key=source)
+    sync(descriptor)  # trainers do not sync their saves; a protected one should survive a power cut
+    folders.sync_folder(folder)
+    return True
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""Local files that appear whole under their final name or not at all, and never replace anything."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+
+from ckptguard.storage.local.folders import sync_folder
+from ckptguard.storage.local.system_calls import UNSUPPORTED, rename_exclusively
+
+# Hard links are refused on FAT and some network file systems, and by the kernel for other people's files.
+NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
+
+
+@contextlib.contextmanager
+def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
+    """A new temporary file (descriptor, name) in a folder; whatever happens, its name is gone afterwards. It is locked
+    while its writer lives: see `is_being_written`."""
+    name = f".tmp-{secrets.token_hex(8)}"
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(name, flags, mode, dir_fd=folder)
+    try:
+        with contextlib.suppress(OSError):  # where there are no locks, its age alone must tell
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield descriptor, name
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def shown_as_written(folder: str) -> Iterator[None]:
+    """Have `is_being_written` say so of a folder meanwhile, whatever name it gets; it ends with this process."""
+    descriptor = None
+    with contextlib.suppress(OSError):  # where there are no locks, its age alone must tell
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a data loader's worker may have it open too
+            os.close(descriptor)
+
+
+def is_being_written(path: str) -> bool:
+    """Whether a process of this machine still writes a temporary file or folder; False where that cannot be told."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def publish(folder: int, descriptor: int, temporary_name: str, name: str) -> None:
+    """Give a finished temporary file its final name, durably; FileExistsError if the name is taken."""
+    os.fsync(descriptor)
+    try:
+        os.link(temporary_name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost: two names mean that the first one had succeeded.
+        if os.fstat(descriptor).st_nlink < 2:
+            raise
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        move_exclusively(folder, temporary_name, folder, name, is_folder=False)
+    sync_folder(folder)
+
+
+def move_exclusively(source_folder: int, source: str, target_folder: int, target: str, *, is_folder: bool) -> None:
+    """One rename that replaces nothing; FileExistsError if the target exists."""
+    try:
+        rename_exclusively(source_folder, source, target_folder, target)
+        return
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+    if is_folder:
+        # rename() replaces an empty folder and nothing else, and mkdir is exclusive: reserve the name, then rename.
+        os.mkdir(target, dir_fd=target_folder)
+    else:
+        # The last resort: reserve the name exclusively, then rename over it. For an instant a reader may see an
+        # empty file, which every reader of records takes for absent.
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=target_folder))
+    try:
+        os.rename(source, target, src_dir_fd=source_folder, dst_dir_fd=target_folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            (os.rmdir if is_folder else os.unlink)(target, dir_fd=target_folder)
+        raise
+
+
+def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Write the whole buffer at an offset."""
+    left = memoryview(data)
+    while left:
+        count = os.pwrite(descriptor, left, offset)
+        left, offset = left[count:], offset + count

@@ -1,0 +1,1 @@
+"""Storage on an object store or any other remote fsspec file system."""

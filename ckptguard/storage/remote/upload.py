@@ -1,0 +1,142 @@
+"""Writing an object of any length to a file system of fsspec, in parts, in bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Self, TypeVar
+
+from ckptguard.errors import StorageError
+from ckptguard.storage.failures import translated
+from ckptguard.storage.remote.multipart import Parts
+from ckptguard.storage.retries import Retries
+
+T = TypeVar("T")
+
+SMALLEST_PART = 8 << 20  # S3 refuses parts below 5 MiB
+_PARTS_OF_A_SIZE = 1000  # stores end at 10 000 parts: every thousand, parts get twice as large
+
+
+def part_size(number: int) -> int:
+    """How many bytes the part of this number has, counted from 0; the last one may be shorter."""
+    return SMALLEST_PART << (number // _PARTS_OF_A_SIZE)
+
+
+class RemoteUpload:
+    """An `Upload`: one put for what fits into one part, else parts that are joined at the commit."""
+
+    def __init__(
+        self,
+        key: str,
+        where: str,
+        begin: Callable[[], Parts],
+        put_whole: Callable[[bytes], None],
+        refuse_taken: Callable[[], None],
+        *,
+        replace: bool,
+        retries: Retries,
+    ) -> None:
+        self._key, self._where, self._replace, self._retries = key, where, replace, retries
+        self._begin, self._put_whole, self._refuse_taken = begin, put_whole, refuse_taken
+        self._buffer = bytearray()
+        self._parts: Parts | None = None
+        self._count = 0
+        self._threads: ThreadPoolExecutor | None = None
+        self._under_way: set[Future[None]] = set()
+        self._over = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._over:
+            raise StorageError(f"{self._key}: this upload is over", key=self._key)
+        if isinstance(data, bytes) and not self._buffer and len(data) == self._part_size():
+            self._send(data)  # a part as it is: nobody changes it, so it need not be copied
+            return
+        left = memoryview(data).cast("B")
+        while left:
+            room = self._part_size() - len(self._buffer)
+            self._buffer += left[:room]
+            left = left[room:]
+            if len(self._buffer) == self._part_size():
+                self._send_buffer()
+
+    def commit(self) -> None:
+        try:
+            with translated(self._key, self._where):
+                self._refuse_taken()
+                if self._parts is None:
+                    self._again(lambda: self._put_whole(bytes(self._buffer)))
+                else:
+                    if self._buffer:
+                        self._send_buffer()
+                    while self._under_way:
+                        self._wait()
+                    self._refuse_taken()
+                    parts = self._parts
+                    self._again(lambda: parts.finish(exclusive=not self._replace))
+                    self._parts = None
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        self._over = True
+        self._buffer.clear()
+        for future in self._under_way:
+            future.cancel()
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            # What led here is the error to tell; parts that stay behind show nowhere.
+            with contextlib.suppress(Exception):
+                parts.abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.abort()
+
+    def _part_size(self) -> int:
+        return part_size(self._count)
+
+    def _send_buffer(self) -> None:
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        with translated(self._key, self._where):
+            if self._parts is None:
+                self._parts = self._again(self._begin)
+            number, self._count = self._count, self._count + 1
+            if self._parts.parallel == 1:
+                self._put(self._parts, number, data)
+                return
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(self._parts.parallel, thread_name_prefix="ckptguard-upload")
+            while len(self._under_way) >= self._parts.parallel:
+                self._wait()
+            try:
+                self._under_way.add(self._threads.submit(self._put, self._parts, number, data))
+            except RuntimeError:  # the interpreter is ending: executors take no more work, but a save may be under way
+                self._put(self._parts, number, data)
+
+    def _put(self, parts: Parts, number: int, data: bytes) -> None:
+        # A file that is held open takes its bytes once; a part under a number may be put again.
+        if parts.parallel == 1:
+            parts.put(number, data)
+        else:
+            self._again(lambda: parts.put(number, data))
+
+    def _again(self, act: Callable[[], T]) -> T:
+        def attempt() -> T:
+            with translated(self._key, self._where):
+                return act()
+
+        return self._retries.run(self._key, attempt)
+
+    def _wait(self) -> None:
+        done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()

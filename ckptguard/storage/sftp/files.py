@@ -1,0 +1,152 @@
+"""Reading and writing one file of an SFTP server."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any, Self, cast
+
+from ckptguard.errors import ObjectExistsError
+from ckptguard.storage.failures import translated
+from ckptguard.storage.protocol import Entry
+from ckptguard.storage.ranged_reader import RangedReader
+from ckptguard.storage.sftp.session import SftpSession
+from ckptguard.values.ids import escape
+
+_UNSUPPORTED = errno.EOPNOTSUPP
+
+
+class SftpReader(RangedReader):
+    """A `Reader` over one handle, opened again after a lost connection or a fork (if the file is still the same)."""
+
+    def __init__(
+        self, session: SftpSession, path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
+    ) -> None:
+        super().__init__(entry, where, stat_now)
+        self._session, self._path = session, path
+        self._generation = -1
+        self._handle: Any = None
+        with translated(entry.key, where):
+            self._opened()
+        self.check_unchanged()
+
+    def _answer(self, offset: int, length: int) -> bytes:
+        handle = self._opened()
+        return cast("bytes", self._session.run(lambda _: handle.read(length, offset)))
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None and self._generation == self._session.generation:
+            with contextlib.suppress(OSError):
+                self._session.run(lambda _: handle.close())
+
+    def _opened(self) -> Any:
+        if self._handle is None or self._generation != self._session.generation:
+            again = self._generation >= 0
+            self._handle = self._session.run(lambda client: client.open(self._path, "rb"))
+            self._generation = self._session.generation
+            if again:
+                self.check_unchanged()
+        return self._handle
+
+
+class SftpUpload:
+    """An `Upload` into a temporary file beside the target, which then gets its name by a hard link (exclusive) or by
+    a rename that replaces."""
+
+    def __init__(self, session: SftpSession, path: str, key: str, where: str, *, replace: bool) -> None:
+        self._session, self._path, self._key, self._where, self._replace = session, path, key, where, replace
+        self._temporary = f"{path.rpartition('/')[0]}/.tmp-{secrets.token_hex(8)}"
+        self._length = 0
+        self._over = False
+        with translated(key, where):
+            self._refuse_taken()
+            self._handle = session.run(lambda client: client.open(self._temporary, "xb"))
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        block = bytes(data)
+        offset = self._length
+        with translated(self._key, self._where):
+            try:
+                self._session.run(lambda _: self._handle.write(block, offset))
+            except OSError as error:
+                raise self._full_disk(len(block)) or error from error
+        self._length += len(block)
+
+    def commit(self) -> None:
+        try:
+            with translated(self._key, self._where):
+                self._finish_file()
+                self._refuse_taken()
+                if self._replace:
+                    self._session.run(lambda client: client.posix_rename(self._temporary, self._path))
+                else:
+                    publish(self._session, self._temporary, self._path)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._over:
+            return
+        self._over = True
+        for attempt in (lambda _: self._handle.close(), lambda client: client.remove(self._temporary)):
+            with contextlib.suppress(OSError):
+                self._session.run(attempt)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.abort()
+
+    def _finish_file(self) -> None:
+        try:
+            self._session.run(lambda _: self._handle.fsync())
+        except OSError as error:
+            if error.errno != _UNSUPPORTED:
+                raise
+        stored = self._session.run(lambda _: self._handle.stat()).size
+        if stored != self._length:
+            raise OSError(errno.EIO, f"wrote {self._length} bytes, the server has {stored}")
+
+    def _refuse_taken(self) -> None:
+        found = attributes_of(self._session, self._path)
+        if found is not None and (not self._replace or found.permissions & 0o170000 == 0o040000):
+            raise ObjectExistsError(f"{escape(self._key)}: exists already", key=self._key)
+
+    def _full_disk(self, wanted: int) -> OSError | None:
+        """Version 3 of SFTP cannot say that the disk is full, but how much room there is."""
+        with contextlib.suppress(OSError):
+            found = self._session.run(lambda client: client.statvfs(self._temporary))
+            if found.bavail * found.frsize < wanted:
+                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return None
+
+
+def attributes_of(session: SftpSession, path: str) -> Any:
+    """What is at a path, links not followed; None if nothing is."""
+    try:
+        return session.run(lambda client: client.lstat(path))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        raise
+
+
+def publish(session: SftpSession, temporary: str, path: str) -> None:
+    """Give a finished temporary file its name, exclusively: FileExistsError if it is taken."""
+    try:
+        try:
+            session.run(lambda client: client.link(temporary, path))
+        except OSError as error:
+            if error.errno != _UNSUPPORTED:
+                raise
+            # Version 3 knows no rename that replaces, but whether two racers can both win is up to the server.
+            session.run(lambda client: client.rename(temporary, path))
+    except OSError as error:
+        if error.errno == errno.EIO and attributes_of(session, path) is not None:
+            raise FileExistsError(path) from error
+        raise

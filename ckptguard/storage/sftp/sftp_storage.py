@@ -1,0 +1,308 @@
+"""A folder of an SFTP server as a `Storage`: real folders, real renames, hard links where the server offers them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.storage.failures import translated
+from ckptguard.storage.keys import is_plain, join, parts_of
+from ckptguard.storage.protocol import Capabilities, Entry
+from ckptguard.storage.sftp.files import SftpReader, SftpUpload, attributes_of, publish
+from ckptguard.storage.sftp.session import SftpSession
+from ckptguard.values.ids import escape
+
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
+_BLOCK = 4 << 20
+
+# inside the class, `list` is the method
+Entries = list[Entry]
+Names = list[tuple[str, Any]]
+
+
+class SftpStorage:
+    """Bytes under a remote folder. Links below the root are entries, never ways."""
+
+    def __init__(self, url: str, connect: Callable[[], tuple[Any, str]]) -> None:
+        self._url = url
+        self._session = SftpSession(connect)
+        self._base = self._session.base.rstrip("/") or "/"
+        self._real_base: str | None = None
+        self._links: bool | None = None
+
+    def __repr__(self) -> str:
+        return f"SftpStorage({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def root(self) -> str | None:
+        return None
+
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None) -> Entries:
+        found: Entries = []
+        with translated(prefix, self._url):
+            pending = [prefix]
+            while pending:
+                folder = pending.pop()
+                try:
+                    level = self._level(folder)
+                except (FileNotFoundError, NotADirectoryError):
+                    if folder == prefix and self._attributes("") is None:
+                        raise FileNotFoundError(self._url) from None
+                    continue
+                for entry in level:
+                    if recursive and entry.kind == "folder":
+                        if enter is None or enter(entry.key):
+                            pending.append(entry.key)
+                    else:
+                        found.append(entry)
+        return sorted(found, key=lambda entry: entry.key)
+
+    def names(self, prefix: str = "") -> Sequence[str]:
+        return [entry.key for entry in self.list(prefix, recursive=True)]
+
+    def stat(self, key: str) -> Entry:
+        with translated(key, self._url):
+            found = self._attributes(key)
+            if found is None:
+                raise FileNotFoundError(key)
+            return self._entry(key, found)
+
+    def open(self, key: str) -> SftpReader:
+        entry = self.stat(key)
+        if entry.kind != "file":
+            raise DeniedError(f"{escape(key)} is not a regular file", key=key)
+        with translated(key, self._url):
+            return SftpReader(self._session, self._path(key), entry, self._url, self.stat)
+
+    def create(self, key: str, data: bytes) -> None:
+        with self.upload(key) as upload:
+            upload.write(data)
+            upload.commit()
+
+    def upload(self, key: str, *, replace: bool = False) -> SftpUpload:
+        with translated(key, self._url):
+            return SftpUpload(self._session, self._made(key), key, self._url, replace=replace)
+
+    def copy(self, source: str, target: str, *, how: str = "copy") -> str:
+        with translated(source, self._url):
+            entry = self.stat(source)
+            if entry.kind != "file":
+                raise DeniedError(f"{escape(source)} is not a regular file", key=source)
+            with translated(target, self._url):
+                path = self._made(target)
+                if attributes_of(self._session, path) is not None:
+                    raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
+                if how == "link" and self._can_link():
+                    publish(self._session, self._path(source), path)
+                    return "link"
+            if not self._copied_there(entry, path):
+                self._copied_through(source, target)
+        return "copy"
+
+    def move(self, source: str, target: str) -> None:
+        with translated(source, self._url):
+            if self._attributes(source) is None or not source:
+                raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
+            if target == source or target.startswith(source + "/"):
+                raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
+            with translated(target, self._url):
+                path = self._made(target)
+                if attributes_of(self._session, path) is not None:
+                    raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
+                self._session.run(lambda client: client.rename(self._path(source), path))
+
+    def remove(self, key: str) -> None:
+        self._refuse_root(key)
+        with translated(key, self._url):
+            found = self._attributes(key)
+            if found is None:
+                return
+            folders = []
+            pending = [key] if self._entry(key, found).kind == "folder" else []
+            if not pending:
+                self._gone("remove", key)
+            while pending:
+                folder = pending.pop()
+                folders.append(folder)
+                for name, attributes in self._names(folder):
+                    below = join(folder, name)
+                    if self._entry(below, attributes).kind == "folder":
+                        pending.append(below)
+                    else:
+                        self._gone("remove", below)
+            for folder in reversed(folders):
+                self._gone("rmdir", folder)
+
+    def capabilities(self) -> Capabilities:
+        with translated("", self._url):
+            links = self._can_link()
+        return Capabilities(
+            exclusive_create=links,
+            exclusive_upload=links,
+            links=links,
+            folders=True,
+            etags=False,
+            any_name=True,
+        )
+
+    def free_space(self) -> int | None:
+        with translated("", self._url):
+            place = self._base
+            while len(place) > 1 and attributes_of(self._session, place) is None:
+                place = place.rpartition("/")[0] or "/"
+            try:
+                found = self._session.run(lambda client: client.statvfs(place))
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+                return None
+            return int(found.bavail * found.frsize)
+
+    def _refuse_root(self, key: str) -> None:
+        if not parts_of(key):
+            raise DeniedError(f"{escape(self._url)}: the root itself cannot be used so", key=key)
+
+    def _path(self, key: str) -> str:
+        parts = parts_of(key)
+        return "/".join([self._base.rstrip("/"), *parts]) if parts else self._base
+
+    def _made(self, key: str) -> str:
+        """The path of a key whose folders are made where they are absent."""
+        self._refuse_root(key)
+        path = self._path(key)
+        folder = path.rpartition("/")[0] or "/"
+        try:
+            self._session.run(lambda client: client.makedirs(folder, exist_ok=True))
+        except OSError as error:
+            # "Failure" is all that version 3 says of a file in the way.
+            if error.errno == errno.EIO:
+                raise NotADirectoryError(folder) from error
+            raise
+        self._no_links_on_the_way(key)
+        return path
+
+    def _attributes(self, key: str) -> Any:
+        path = self._path(key)
+        if not key:
+            try:
+                return self._session.run(lambda client: client.stat(path))  # the user named the root: it may be a link
+            except FileNotFoundError:
+                return None
+        found = attributes_of(self._session, path)
+        if found is not None:
+            self._no_links_on_the_way(key)
+        return found
+
+    def _no_links_on_the_way(self, key: str) -> None:
+        above = key.rpartition("/")[0]
+        if not above:
+            return
+        if self._real_base is None:
+            self._real_base = self._session.run(lambda client: client.realpath(self._base))
+        real = self._session.run(lambda client: client.realpath(self._path(above)))
+        if real != f"{self._real_base.rstrip('/')}/{above}":
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+    def _names(self, folder: str) -> Names:
+        path = f"{self._base.rstrip('/')}/{folder}".rstrip("/") or "/"
+
+        async def read(client: Any) -> Names:
+            return [(name.filename, name.attrs) async for name in client.scandir(path)]
+
+        return [pair for pair in self._session.run(read) if pair[0] not in (".", "..")]
+
+    def _level(self, folder: str) -> Entries:
+        there = self._attributes(folder)
+        if there is None:
+            raise FileNotFoundError(folder)
+        kind = self._entry(folder, there).kind
+        if kind != "folder":
+            raise OSError(errno.ELOOP if kind == "link" else errno.ENOTDIR, folder)
+        found = []
+        for name, attributes in self._names(folder):
+            if is_plain(name):
+                found.append(self._entry(join(folder, name), attributes))
+            else:
+                found.append(Entry(key=join(folder, escape(name)), kind="other"))
+        return found
+
+    def _entry(self, key: str, attributes: Any) -> Entry:
+        kind = _KINDS.get(stat.S_IFMT(attributes.permissions or 0), "other")
+        target = None
+        if kind == "link":
+            with contextlib.suppress(OSError):
+                target = escape(self._session.run(lambda client: client.readlink(self._path(key))))
+        time = None if attributes.mtime is None else attributes.mtime * 10**9 + (attributes.mtime_ns or 0)
+        return Entry(
+            key=key, kind=kind, size=attributes.size or 0 if kind == "file" else 0, mtime_ns=time, target=target
+        )
+
+    def _gone(self, how: str, key: str) -> None:
+        # By the listed name: a removal also takes what cannot be a key.
+        with contextlib.suppress(FileNotFoundError):
+            self._session.run(lambda client: getattr(client, how)(f"{self._base.rstrip('/')}/{key}"))
+
+    def _drop(self, path: str) -> None:
+        with contextlib.suppress(OSError):
+            self._session.run(lambda client: client.remove(path))
+
+    def _can_link(self) -> bool:
+        """Whether the server makes hard links, and refuses to replace by one: found out once with a file of ours."""
+        if self._links is None:
+            probe = self._made(f".tmp-{secrets.token_hex(8)}")
+            try:
+                self._session.run(lambda client: _touch(client, probe))
+                self._session.run(lambda client: client.link(probe, probe + ".link"))
+                try:
+                    self._session.run(lambda client: client.link(probe, probe + ".link"))
+                    self._links = False
+                except OSError:
+                    self._links = True
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EIO, errno.EACCES):
+                    raise
+                self._links = False
+            finally:
+                self._drop(probe)
+                self._drop(probe + ".link")
+        return self._links
+
+    def _copied_there(self, entry: Entry, path: str) -> bool:
+        """Copy on the server; False where it offers no such thing."""
+        temporary = f"{path.rpartition('/')[0]}/.tmp-{secrets.token_hex(8)}"
+        try:
+            self._session.run(lambda client: client.remote_copy(self._path(entry.key), temporary))
+            found = attributes_of(self._session, temporary)
+            if found is None or found.size != entry.size:
+                raise OSError(errno.EIO, "the copy has another size than its source")
+            publish(self._session, temporary, path)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            return False
+        finally:
+            self._drop(temporary)
+        return True
+
+    def _copied_through(self, source: str, target: str) -> None:
+        with self.open(source) as reader, self.upload(target) as upload:
+            size = reader.entry.size
+            for at in range(0, size, _BLOCK):
+                upload.write(reader.read(at, min(_BLOCK, size - at)))
+            reader.check_unchanged()
+            upload.commit()
+
+
+async def _touch(client: Any, path: str) -> None:
+    async with client.open(path, "xb") as file:
+        await file.write(b"1")

@@ -1,0 +1,1 @@
+"""Running any training command, and taking it back when its saves turn sick."""

@@ -1,0 +1,136 @@
+"""The command that is supervised: started with our own streams, ended politely, then firmly with all below it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from ckptguard.supervise.blocked_signals import RESTORED
+from ckptguard.supervise.process_tree import Process, collect_orphans, descendants, send_signal, started_at
+from ckptguard.values.ids import escape
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells and `env` say it
+_LONGEST_KILL = 60.0  # seconds; a process in the midst of a dead device or file system cannot even be killed
+_LOOK_AGAIN = 0.05
+
+Wait = Callable[[Callable[[], bool], float | None], None]
+
+
+class SupervisedCommand:
+    """One start of the command, with `environment` beside our own. `ours` says which of our children are not the
+    command's."""
+
+    def __init__(
+        self, argv: Sequence[str], environment: Mapping[str, str], mask: set[int], ours: Callable[[], list[int]]
+    ) -> None:
+        self._argv = list(argv)
+        self._environment = environment
+        self._mask = mask
+        self._ours = ours
+        # What was below us before, if we were started by `exec`: an entrypoint's sidecar, a `tee` of our own output.
+        self._older = {(p.pid, p.started) for p in descendants(os.getpid())}
+        self._pid: int | None = None
+        self._status: int | None = None
+        self.trouble: str | None = None  # why it could not be started
+        self._started_at = 0.0  # monotonic
+        self.seconds = 0.0  # for which it ran
+
+    def start(self) -> None:
+        """Start it. It has our streams, our folder, our environment and the signals that we were started with; if it
+        cannot be started, it has ended with 126 or 127."""
+        self._status, self._started_at, self.seconds = None, time.monotonic(), 0.0
+        try:
+            environment = {**os.environ, **self._environment}
+            self._pid = os.posix_spawnp(
+                self._argv[0], self._argv, environment, setsigmask=self._mask, setsigdef=RESTORED
+            )
+        except (OSError, ValueError) as error:
+            self._status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            why = error.strerror if isinstance(error, OSError) else error
+            self.trouble = f"{escape(self._argv[0])} cannot be started: {why}"
+
+    @property
+    def process(self) -> tuple[int, int] | None:
+        """(pid, started) while it runs."""
+        return None if self._pid is None else (self._pid, started_at(self._pid))
+
+    @property
+    def status(self) -> int | None:
+        """Its exit code, 128 + n if signal n ended it; None while it runs."""
+        return self._status
+
+    def has_ended(self) -> bool:
+        """Look whether it runs, and collect what ended below it."""
+        if self._pid is not None:
+            with contextlib.suppress(ChildProcessError):
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                if pid:
+                    self._pid, code = None, os.waitstatus_to_exitcode(status)
+                    self._status = code if code >= 0 else 128 - code
+                    self.seconds = time.monotonic() - self._started_at
+        collect_orphans(lambda: [*self._ours(), *([self._pid] if self._pid is not None else [])])
+        return self._pid is None
+
+    def send(self, number: int) -> None:
+        """Pass a signal on to the command itself, while it runs."""
+        if self._pid is not None:  # not collected yet, so the pid is still its own
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._pid, number)
+
+    def shares_our_terminal(self) -> bool:
+        """Whether it is in our process group: then it has what the terminal sent us."""
+        with contextlib.suppress(OSError):
+            return self._pid is not None and os.getpgid(self._pid) == os.getpgrp()
+        return False
+
+    def kill(self) -> None:
+        """Kill it, and everything below us that is not ours, once."""
+        for process in self._below():
+            send_signal(process, signal.SIGKILL)
+
+    def stop(self, seconds: float, wait: Wait) -> None:
+        """Ask it to end, give it `seconds`, then kill it with everything below it. `wait` waits until something is
+        so, or for some seconds. Without a `status` afterwards it survived even that."""
+        self.send(signal.SIGTERM)
+        wait(self.has_ended, seconds)
+        if not self.has_ended():
+            self.kill()
+            wait(self.has_ended, _LONGEST_KILL)
+
+    def stop_the_rest(self, seconds: float, wait: Wait) -> bool:
+        """The same for what it left behind, in whatever session; False if something survives."""
+        return end_all(self._left, seconds, wait)
+
+    def _left(self) -> list[Process]:
+        self.has_ended()  # collects what ended
+        return self._below()
+
+    def _below(self) -> list[Process]:
+        """What the command started, in whatever session."""
+        older = [p.pid for p in descendants(os.getpid()) if (p.pid, p.started) in self._older]
+        return descendants(os.getpid(), leave=lambda: [*self._ours(), *older])
+
+
+def end_all(left: Callable[[], list[Process]], seconds: float, wait: Wait) -> bool:
+    """Ask whatever is left to end, give it `seconds`, then kill it; False if something survives."""
+    for process in left():
+        send_signal(process, signal.SIGTERM)
+    until(lambda: not left(), seconds, wait)
+    deadline = time.monotonic() + _LONGEST_KILL
+    while processes := left():
+        if time.monotonic() > deadline:
+            return False
+        for process in processes:
+            send_signal(process, signal.SIGKILL)
+        until(lambda: not left(), _LOOK_AGAIN, wait)
+    return True
+
+
+def until(so: Callable[[], bool], seconds: float, wait: Wait) -> None:
+    """Wait in small steps: the end of a process further down tells us nothing before its parent ends too."""
+    deadline = time.monotonic() + seconds
+    while not so() and (left := deadline - time.monotonic()) > 0:
+        wait(lambda: False, min(left, _LOOK_AGAIN))

@@ -1,0 +1,106 @@
+"""Who supervises a run on this machine: a locked note beside the daemon's sockets, and what it says after a kill.
+
+The kernel frees the lock when its holder ends, however it ends. The note is removed at an orderly end, so one that is
+found by whoever gets the lock next is that of a supervise that was killed. It is not in the records: a folder of ours
+in a run without saves keeps some trainers from starting, and process ids mean nothing elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import msgspec
+
+from ckptguard.errors import BusyError
+from ckptguard.records.daemon_record import this_host
+from ckptguard.storage import normalise_url
+from ckptguard.storage.runtime_folder import private_runtime_folder
+
+MARK = "CKPTGUARD_SUPERVISED"  # in the environment of the command and of all that it starts
+_MOST = 1 << 20  # bytes of a note
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next supervise has to know. `command` is (pid, started) of the command that runs, None before its
+    start. `restarts` were made of the budget for `argv`, a digest of the command line; `series` had saves in place,
+    and `targets` says from which steps they went on last."""
+
+    boot_id: str
+    pid: int
+    mark: str
+    argv: str
+    command: tuple[int, int] | None = None
+    restarts: int = 0
+    series: tuple[str, ...] = ()
+    targets: dict[str, int] = {}
+
+
+class Supervision:
+    """Holds the lock on a run from `begin` to `end`, and keeps the note."""
+
+    def __init__(self, descriptor: int, path: str, note: Note) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._note = note
+
+    @classmethod
+    def begin(cls, url: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, Note | None]:
+        """Take the lock; with the note that a killed supervise of this run left, if there is one. BusyError while
+        another supervise looks after the run, OSError where notes cannot be kept."""
+        run_id = hashlib.sha256(normalise_url(url).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        path = os.path.join(private_runtime_folder(environ), f"supervise-{run_id}")
+        descriptor = _locked(path, url)
+        left = _parse(os.pread(descriptor, _MOST, 0))
+        command = hashlib.sha256("\0".join(argv).encode("utf-8", "surrogateescape")).hexdigest()
+        mine = Note(boot_id=this_host()[1], pid=os.getpid(), mark=uuid.uuid4().hex, argv=command)
+        if left is not None and left.argv != command:
+            left = msgspec.structs.replace(left, restarts=0)  # another command line deserves a budget of its own
+        return cls(descriptor, path, mine), left
+
+    @property
+    def mark(self) -> str:
+        """What marks the processes of this supervise's command."""
+        return self._note.mark
+
+    def note(self, **changes: object) -> None:
+        """Have the note say something else from now on. Never raises: without it a kill is harder to mend."""
+        self._note = msgspec.structs.replace(self._note, **changes)
+        text = msgspec.json.encode(self._note) + b"\n"
+        with contextlib.suppress(OSError):
+            os.pwrite(self._descriptor, text, 0)
+            os.ftruncate(self._descriptor, len(text))
+
+    def end(self) -> None:
+        """An orderly end: nothing is left to mend."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)  # before the lock is freed: who waits for it looks whether it has the right file
+        os.close(self._descriptor)
+
+
+def _locked(path: str, url: str) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+        except BlockingIOError:
+            holder = _parse(os.pread(descriptor, _MOST, 0))
+            who = f" (process {holder.pid})" if holder is not None else ""
+            os.close(descriptor)
+            raise BusyError(f"another supervise{who} looks after {url}") from None
+        os.close(descriptor)  # whoever had it before us removed it
+
+
+def _parse(text: bytes) -> Note | None:
+    try:
+        return msgspec.json.decode(text.partition(b"\n")[0], type=Note)
+    except msgspec.MsgspecError:
+        return None

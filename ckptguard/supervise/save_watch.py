@@ -1,0 +1,342 @@
+"""What supervise does about a run's saves while and after the command runs: look, judge, and go back.
+
+Everything here runs in one thread beside the one that looks after the command, and nothing of it ends the command by
+failing: trouble is told, and the command runs on.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from ckptguard.decisions.restarts import GAVE_UP
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError
+from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.incidents.notify import Event
+from ckptguard.keep.quarantine import quarantine
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.incidents import Incident, list_incidents, update_incident
+from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.recover.roll_back import RolledBack, roll_back
+from ckptguard.runs.find_known_good import known_good_candidates
+from ckptguard.runs.history import Key, load_history
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.scan import Scanner
+from ckptguard.supervise.sick_saves import SickSave, find_sick_saves, sick_without_step
+from ckptguard.upkeep.reconcile import Pass, Watch, reconcile
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.collect_evidence import unfinished_because
+
+_SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
+_OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
+
+
+class Before(msgspec.Struct, frozen=True, kw_only=True):
+    """What there was when the command was started: good generations of each series, what lay in place, incidents."""
+
+    good: frozenset[tuple[str, Key]] = frozenset()
+    lying: frozenset[object] = frozenset()
+    incidents: frozenset[str] = frozenset()
+
+
+class Since(msgspec.Struct, frozen=True, kw_only=True):
+    """What came since then: whether anything was `saved`, finished or not, and anything `good`; whether a guard inside
+    the command `gave_up`."""
+
+    saved: bool
+    good: bool
+    gave_up: bool
+
+
+class WentBack(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done: where each series stands now, and what was moved aside. Without `to` there is nothing to go back
+    to, and the command starts from its beginning."""
+
+    to: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+
+
+class SaveWatch:
+    """Watches the saves of one run. `tell` is given sentences for people, and `event` what hooks are told."""
+
+    def __init__(
+        self,
+        url: str,
+        settings: Settings,
+        scanner: Scanner,
+        *,
+        tell: Callable[[str], None],
+        event: Callable[[Event], None],
+    ) -> None:
+        self._url, self._settings, self._scanner = url, settings, scanner
+        self._tell, self._event = tell, event
+        self._known: Known | None = None  # outcomes that are no news
+        self._watch = Watch()
+        self._told: set[str] = set()
+        self._before: frozenset[object] = frozenset()  # what lay there before all
+        self._left_open: set[str] = set()  # incidents of guards that ended without closing them
+        self._abandoned: set[str] = set()  # incidents of a supervise that was killed
+        self._series: set[str] = set()  # that had saves in place at some time: to go back in them, whatever is left
+        self._targets: dict[str, int] = {}  # series -> the step that it went back to last, because it was sick
+        self._seen: object = None  # the records and files that `_found` was concluded from
+        self._found: list[SickSave] = []
+
+    def prepare(self) -> CkptguardError | None:
+        """Note what lies there before all; the error where settings or records forbid to go on. A run that is not
+        there yet is none."""
+        try:
+            self._open()
+        except NotFoundError as error:
+            return error if os.path.exists(self._url) else None  # a file, not a folder
+        except CkptguardError as error:
+            return error
+        self._before = self._signatures()
+        return None
+
+    def take_over(self, series: Iterable[str], targets: Mapping[str, int]) -> None:
+        """Go on after a supervise that was killed: in these series there were saves, and from these steps they went
+        on."""
+        self._series |= set(series)
+        self._targets.update(targets)
+        self._abandoned = {i.id for i in self._incidents() if i.state != "closed" and i.source == "supervise"}
+
+    @property
+    def to_take_over(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """What `take_over` has to be given after we were killed. May be called from another thread."""
+        return tuple(sorted(self._series.copy())), self._targets.copy()
+
+    def begin(self) -> Before:
+        """The command is about to start: note what is there."""
+        self._left_open |= {i.id for i in self._guards_incidents()}
+        return Before(good=self._good(), lying=self._signatures(), incidents=frozenset(i.id for i in self._incidents()))
+
+    def since(self, before: Before) -> Since:
+        """What came since then."""
+        given_up = [i for i in self._incidents() if i.actions and i.actions[-1].startswith(GAVE_UP)]
+        return Since(
+            saved=not self._signatures() <= before.lying,
+            good=not self._good() <= before.good,
+            gave_up=any(i.id not in before.incidents and i.source not in _OURS for i in given_up),
+        )
+
+    def watch(self, until: threading.Event) -> list[SickSave]:
+        """Make passes until a save is sick that nobody inside the command deals with, or until told otherwise."""
+        while not until.is_set():
+            pause = self._settings.scan_interval
+            try:
+                began = time.monotonic()
+                done = self._pass(until)
+                found = self.sick()
+                self._tell_of(done, found)
+                if found and not self._guards_incidents():
+                    return found
+                pause = self._pause(done, time.monotonic() - began)
+            except Exception as error:
+                self._complain(error)
+            until.wait(pause)
+        return []
+
+    def last_look(self) -> list[SickSave]:
+        """The command has ended and writes no more: verify what it left, and say what is sick."""
+        done = self._pass(threading.Event(), assume_quiet=True)
+        found = self.sick()
+        self._tell_of(done, found)
+        return found
+
+    def sick(self) -> list[SickSave]:
+        """The sick saves, from the records as they are; none if they cannot be read."""
+        try:
+            run = self._open()
+            history, checkpoints = load_history(run), list_checkpoints(run)
+            seen = (history.names, history.quarantined, [c.signature for c in checkpoints])
+            if seen != self._seen:
+                self._found = find_sick_saves(run, history, checkpoints, before=self._before)
+                self._seen = seen
+            return self._found
+        except Exception as error:
+            self._complain(error)
+            return []
+
+    def go_back(self, sick: list[SickSave], reason: str) -> WentBack:
+        """Quarantine what is newer than known-good, and have that in place: in the sick series, or after a crash in
+        all that lie there. Raises what a rollback raises; NoKnownGoodError only about sick saves."""
+        run = self._open()
+        if sick:
+            done = [self._go_back_in(run, s.series, reason=f"{reason}: {s.reason}", since=s.since) for s in sick]
+            moved = [path for one in done for path in one.quarantined]
+            for path in sick_without_step(load_history(run), list_checkpoints(run)):
+                quarantine(run, path, reason=reason)
+                moved.append(path)
+        else:
+            done, moved = self._go_back_everywhere(run, reason)
+        return WentBack(
+            to=tuple(one.known_good.path for one in done),
+            ids=tuple(one.known_good.id for one in done),
+            quarantined=tuple(moved),
+        )
+
+    def close_left_incidents(self, action: str) -> None:
+        """What the guard inside the command left open when it ended, or a supervise that was killed, is closed with
+        what we did."""
+        for incident in self._left_incidents():
+            try:
+                update_incident(self._open(), incident, state="closed", action=action)
+            except CkptguardError as error:
+                self._complain(error)
+
+    def _go_back_everywhere(self, run: Run, reason: str) -> tuple[list[RolledBack], list[str]]:
+        done: list[RolledBack] = []
+        moved: list[str] = []
+        self._note_series(list_checkpoints(run))
+        for series in sorted(self._series):
+            try:
+                done.append(self._roll_back(run, series, reason, None))
+                moved += done[-1].quarantined
+            except NoKnownGoodError:
+                # Nothing of it is good. What the dead command left half-written would only stop the next start.
+                for checkpoint in self._of_no_use(run, series):
+                    quarantine(run, checkpoint.path, reason=reason)
+                    moved.append(checkpoint.path)
+        return done, moved
+
+    def _go_back_in(self, run: Run, series: str, *, reason: str, since: int | None) -> RolledBack:
+        """A sickness that came again from where it went back to last is not over there: one further, if there is."""
+        last = self._targets.get(series)
+        found = known_good_candidates(run, load_history(run), before_step=since, series=series, most=2)
+        again = len(found) > 1 and found[0].key[0] == last
+        done = self._roll_back(run, series, reason, last if again else since)
+        if done.known_good.step is not None:
+            self._targets[series] = done.known_good.step
+        return done
+
+    def _roll_back(self, run: Run, series: str, reason: str, before_step: int | None) -> RolledBack:
+        return roll_back(
+            run,
+            self._settings,
+            reason=reason,
+            series=series,
+            before_step=before_step,
+            check_writing=False,  # we have ended who wrote
+            scanner=self._scanner,
+        )
+
+    def _of_no_use(self, run: Run, series: str) -> list[Checkpoint]:
+        """The new ones that were judged, and not good, or are unfinished. What could not be read may be whole."""
+        history, found = load_history(run), []
+        for checkpoint in self._new(run, series):
+            try:
+                key = history.current_if_readable(series, checkpoint.step, checkpoint.path)
+                judged = key is not None and key in history.standings(series)
+                if judged or unfinished_because(run.storage, checkpoint, scanner=self._scanner) is not None:
+                    found.append(checkpoint)
+            except CouldNotTellError as error:
+                self._complain(error)
+        return found
+
+    def _new(self, run: Run, series: str) -> list[Checkpoint]:
+        return [c for c in list_checkpoints(run) if c.series == series and c.signature not in self._before]
+
+    def _pass(self, stop: threading.Event, *, assume_quiet: bool = False) -> Pass | None:
+        try:
+            run = self._open()
+            if not has_records(run) and not list_checkpoints(run):
+                return None  # a folder of ours in a run without saves keeps some trainers from starting
+            if self._known is None:
+                self._known = known_outcomes(run)
+            done = reconcile(
+                run, self._settings, self._watch, scanner=self._scanner, stop=stop, assume_quiet=assume_quiet
+            )
+            for sentence in done.could_not_tell:
+                self._tell_once(sentence)
+            return done
+        except Exception as error:
+            self._complain(error)
+            return None
+
+    def _tell_of(self, done: Pass | None, sick: list[SickSave]) -> None:
+        """Hooks are told of all that turned bad; people here of what is no reason to stop anything."""
+        if done is None or self._known is None:
+            return
+        acted_upon = {s.path for s in sick}
+        for checked in news_in(done.checked, self._known):
+            if checked.path not in acted_upon:
+                self._tell(f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}")
+            self._event(verdict_event(self._open(), checked, source="supervise"))
+
+    def _pause(self, done: Pass | None, cost: float) -> float:
+        """Seconds until the next pass: soon on a local disk, where a listing costs little and rotation is quick; a
+        slow look must not follow itself at once."""
+        most = self._settings.scan_interval
+        pause = most
+        try:
+            if self._open().storage.root is not None:
+                pause = min(most, max(_LOCAL, _SHARE * cost))
+        except CkptguardError:
+            pause = min(most, _LOCAL)  # it is not there yet
+        if done is not None and done.next_in is not None:
+            pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
+        return pause
+
+    def _open(self) -> Run:
+        return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
+
+    def _good(self) -> frozenset[tuple[str, Key]]:
+        """Every generation whose verdict is GOOD, by the names of the ledger alone."""
+        try:
+            history = load_history(self._open())
+            return frozenset(
+                (series, key)
+                for series in history.names
+                for key, standing in history.standings(series).items()
+                if standing.outcome is Outcome.GOOD
+            )
+        except Exception as error:
+            self._complain(error)
+            return frozenset()
+
+    def _signatures(self) -> frozenset[object]:
+        try:
+            checkpoints = list_checkpoints(self._open())
+            self._note_series(checkpoints)
+            return frozenset(c.signature for c in checkpoints)
+        except NotFoundError:
+            return frozenset()
+        except Exception as error:
+            self._complain(error)
+            return frozenset()
+
+    def _note_series(self, checkpoints: Iterable[Checkpoint]) -> None:
+        self._series |= {c.series for c in checkpoints if c.step is not None}
+
+    def _left_incidents(self) -> list[Incident]:
+        abandoned = [i for i in self._incidents() if i.id in self._abandoned and i.state != "closed"]
+        return [*abandoned, *self._guards_incidents()]
+
+    def _guards_incidents(self) -> list[Incident]:
+        """What a guard inside the command deals with now."""
+        return [
+            i
+            for i in self._incidents()
+            if i.state != "closed" and i.source not in _OURS and i.id not in self._left_open
+        ]
+
+    def _incidents(self) -> list[Incident]:
+        try:
+            return list_incidents(self._open())
+        except CkptguardError:
+            return []
+
+    def _complain(self, error: Exception) -> None:
+        if not isinstance(error, NotFoundError):  # the command may make the folder yet
+            self._tell_once(error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}")
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._tell(sentence)

@@ -1,0 +1,111 @@
+"""Which saves of a run are sick: training is at fault, not storage. From the records; reads no tensor bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ckptguard.errors import CouldNotTellError
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.run import Run
+from ckptguard.runs.find_known_good import known_good_candidates
+from ckptguard.runs.history import History
+from ckptguard.runs.trainer_log import sick_since
+from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
+
+_DAMAGE = frozenset(("digests", "structure"))  # with these, a NaN may be what became of good bytes
+
+
+class SickSave(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest saves of a series are sick; `path` is the newest of them. `since`: the step from which on the run's
+    log says so, where it does (earlier checkpoints only are worth going back to)."""
+
+    path: str
+    series: str
+    step: int | None
+    reason: str
+    since: int | None = None
+
+
+def sickness_in(verdict: Verdict) -> str | None:
+    """Why training, and not storage, is at fault for a verdict; None if it is not, or if that cannot be known."""
+    if verdict.place_damaged or any(_is(f, Severity.ERROR) and f.check in _DAMAGE for f in verdict.findings):
+        return None
+    for finding in verdict.findings:
+        # A model of zeros is an error of the same check, but without a count: storage makes such files too.
+        if finding.check == "finite" and _is(finding, Severity.ERROR) and finding.count:
+            return _sentence(finding)
+    for finding in verdict.findings:
+        # Of check "incident" is what people or guards marked: they have acted on it already.
+        if _is(finding, Severity.SICKNESS) and finding.check != "incident":
+            return _sentence(finding)
+    return None
+
+
+def find_sick_saves(
+    run: Run, history: History, checkpoints: Iterable[Checkpoint], *, before: Iterable[object] = ()
+) -> list[SickSave]:
+    """The series whose newest judged save in place is sick, and that there is reason to go back for: one with a
+    known-good checkpoint; if the whole run has none, one that was saved since `before` (signatures).
+
+    What has no step (``last.ckpt``, a dump of activations) is no reason by itself.
+    """
+    old = set(before)
+    by_series: dict[str, list[Checkpoint]] = {}
+    for checkpoint in checkpoints:
+        if checkpoint.step is not None:
+            by_series.setdefault(checkpoint.series, []).append(checkpoint)
+    any_good = bool(known_good_candidates(run, history, most=1))
+    found = []
+    for series, saves in by_series.items():
+        sick = _newest_sick(run, history, sorted(saves, key=lambda c: c.step or 0, reverse=True))
+        if sick is None:
+            continue
+        checkpoint, since, reason = sick
+        series_good = any_good and bool(known_good_candidates(run, history, series=series, most=1))
+        if series_good or (not any_good and checkpoint.signature not in old):
+            found.append(
+                SickSave(path=checkpoint.path, series=series, step=checkpoint.step, reason=reason, since=since)
+            )
+    return found
+
+
+def sick_without_step(history: History, checkpoints: Iterable[Checkpoint]) -> list[str]:
+    """Paths of sick checkpoints that have no step: they go when others do."""
+    found = []
+    for checkpoint in checkpoints:
+        key = history.current_if_readable(checkpoint.series, None, checkpoint.path) if checkpoint.step is None else None
+        verdict = history.verdict(checkpoint.series, key) if key is not None else None
+        if verdict is not None and sickness_in(verdict) is not None:
+            found.append(checkpoint.path)
+    return found
+
+
+def _newest_sick(run: Run, history: History, saves: list[Checkpoint]) -> tuple[Checkpoint, int | None, str] | None:
+    """The newest sick one of a series, newest first given, unless a healthy one is newer."""
+    for checkpoint in saves:
+        key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
+        verdict = history.verdict(checkpoint.series, key) if key is not None else None
+        if verdict is None:
+            continue
+        reason = sickness_in(verdict)
+        logged = None
+        try:
+            logged = sick_since(run, checkpoint)
+        except CouldNotTellError:
+            pass  # the log says nothing
+        if reason is not None or logged is not None:
+            return checkpoint, logged[0] if logged else None, reason or (logged[1] if logged else "")
+        if verdict.outcome is Outcome.GOOD:
+            return None
+    return None
+
+
+def _is(finding: Finding, severity: Severity) -> bool:
+    return finding.severity is severity
+
+
+def _sentence(finding: Finding) -> str:
+    about = finding.tensor or finding.file
+    return f"{about}: {finding.message}" if about else finding.message

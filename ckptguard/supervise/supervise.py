@@ -1,0 +1,280 @@
+"""Supervise: run a training command, and when its saves turn sick or it dies, go back to known-good and start it again.
+
+Two threads: this one looks after the command and the signals, so that nothing that hangs in storage can hold up either;
+the other one (`SaveWatch`, `Recovery`) looks after the saves, and is waited for by `SignalWatch`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from ckptguard.decisions.restarts import Ended, Then, decide
+from ckptguard.errors import (
+    BusyError,
+    CkptguardError,
+    NoKnownGoodError,
+    RollbackExhausted,
+    SettingsError,
+)
+from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
+from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.supervise.background_thread import Background
+from ckptguard.supervise.blocked_signals import HeldSignals
+from ckptguard.supervise.command import SupervisedCommand
+from ckptguard.supervise.lock_file import MARK, Note, Supervision
+from ckptguard.supervise.orphaned_command import end_left_running, left_running
+from ckptguard.supervise.process_tree import become_subreaper
+from ckptguard.supervise.recover_run import Recovery
+from ckptguard.supervise.save_watch import Before, SaveWatch, Since
+from ckptguard.supervise.sick_saves import SickSave
+from ckptguard.supervise.wait_for_command import Abandoned, SignalWatch, look_again
+from ckptguard.values.settings import Settings
+
+Tell = Callable[[str], None]
+
+
+class Supervised(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended: the command's last exit code (128 + n after signal n), and the error that outweighs it, if any.
+    `sick_end`: the command said 0, but what it saved last was sick, and is quarantined now."""
+
+    status: int
+    error: CkptguardError | None = None
+    sick_end: bool = False
+
+
+def supervise(
+    url: str,
+    argv: Sequence[str],
+    settings: Settings,
+    signals: HeldSignals,
+    *,
+    max_rollbacks: int,
+    stop_seconds: float,
+    tell: Tell,
+) -> Supervised:
+    """Run the command until it needs no further start. `signals` are held back already; `tell` is given sentences.
+
+    With settings or records that cannot be used the command is not started at all. SettingsError if this is not Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        raise SettingsError("supervise needs Linux: elsewhere the processes below a command cannot be found for sure")
+    if not become_subreaper():
+        tell("the system does not let us find processes that leave their parents: some may survive a stop")
+    return _Supervisor(url, argv, settings, signals, max_rollbacks, stop_seconds, tell).run()
+
+
+class _Supervisor:
+    def __init__(
+        self,
+        url: str,
+        argv: Sequence[str],
+        settings: Settings,
+        signals: HeldSignals,
+        most: int,
+        stop_seconds: float,
+        tell: Tell,
+    ) -> None:
+        self._url, self._tell = url, tell
+        self._most, self._stop_seconds = most, stop_seconds
+        self._ending = threading.Event()
+        self._scanner = ProcessScanner(
+            memory=settings.worker_memory,
+            seconds=settings.worker_seconds,
+            workers=settings.workers or 2,
+            stop=self._ending,
+            spare_cache=True,  # training's files matter more than ours
+            niceness=settings.niceness,
+            # While the command does not run, nobody is in the way of the scan.
+            rate=lambda: settings.verify_rate if self._watch.command_runs else None,
+        )
+        self._hooks = Hooks(settings, self._hook_log, signals.released)
+        self._argv, self._environment = argv, dict[str, str]()
+        self._command = SupervisedCommand(
+            argv, self._environment, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids]
+        )
+        self._background = Background("saves", settings.niceness)
+        self._watch = SignalWatch(signals, self._command, self._background, tell)
+        self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
+        self._recovery = Recovery(url, settings, self._saves, tell=tell, event=self._hooks.tell)
+        self._supervision: Supervision | None = None
+        self._restarts = 0
+        self._to_mend = False  # what the next supervise of this run has to see to first
+
+    def run(self) -> Supervised:
+        """All starts of the command, one after the other."""
+        done = None
+        try:
+            done = self._run()
+            if self._watch.asked is None:  # else somebody is in a hurry
+                self._watch.look_at(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None)
+            return done
+        except Abandoned:
+            return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM))
+        except Exception as error:
+            self._to_mend = True
+            self._tell(f"unexpected {type(error).__name__}: {error}; the command runs on without supervision")
+            self._watch.wait(self._command.has_ended)
+            return Supervised(status=self._command.status if self._command.status is not None else 1)
+        finally:
+            self._hooks.close(patience=1.0)
+            if self._supervision is not None and not self._to_mend:
+                self._supervision.end()
+            self._ending.set()  # a scanning process ends with us; not waited for, because it may hang
+
+    def _run(self) -> Supervised:
+        refused = self._watch.look_at(self._saves.prepare, None)
+        if refused is not None:
+            return Supervised(status=1, error=refused)
+        try:
+            left = self._begin()
+        except BusyError as busy:
+            return Supervised(status=1, error=busy)
+        sick: list[SickSave] = self._watch.look_at(self._saves.last_look if left else self._saves.sick, [])
+        why = "the newest save was sick before the command was started"
+        if sick and left and self._restarts >= self._most:
+            return self._give_up(sick, why, 1)
+        if left or (sick and self._most):
+            why = why if sick else "the supervise before this one was killed"
+            error = self._go_back(sick, why, None, costs=bool(sick))
+            if error is not None:
+                return Supervised(status=1, error=error)
+        died_before, is_first = False, left is None
+        while self._watch.asked is None:
+            before = self._watch.beside(self._saves.begin, Before())
+            if self._watch.asked is not None:
+                break
+            found = self._attempt()
+            status = self._command.status
+            broken_off = bool(found) or (status != 0 and self._watch.asked is None)
+            if status is None or (broken_off and not self._command.stop_the_rest(self._stop_seconds, self._watch.wait)):
+                self._to_mend = True
+                message = "the command could not be stopped: some of its processes survive being killed"
+                return Supervised(status=status or 1, error=BusyError(message))
+            sick, since = found, Since(saved=True, good=True, gave_up=False)
+            if self._watch.asked is None:
+                sick = self._watch.look_at(self._saves.last_look, []) or found
+                since = self._watch.beside(partial(self._saves.since, before), since)
+            ended = Ended(
+                status=status,
+                asked=self._watch.asked is not None,
+                stopped=bool(found),
+                sick=bool(sick),
+                saved=since.saved,
+                good_since=since.good,
+                gave_up=since.gave_up,
+                died_before=died_before,
+                is_first=is_first,
+                seconds=self._command.seconds,
+            )
+            finished = self._follow(ended, sick)
+            if finished is not None:
+                return finished
+            died_before, is_first = not sick, False
+        return Supervised(status=128 + (self._watch.asked or 0))
+
+    def _begin(self) -> Note | None:
+        """Be the only supervise of this run. If the one before was killed, end what it left running, and return its
+        note: it may have been killed in the middle of anything. BusyError if that cannot be."""
+        try:
+            self._supervision, left = Supervision.begin(self._url, self._argv, os.environ)
+        except OSError as error:
+            self._tell(f"no note can be kept of this, so nobody can go on if we are killed: {error}")
+            return None
+        self._environment[MARK] = self._supervision.mark
+        if left is None:
+            return None
+        self._to_mend = True
+        self._tell("the supervise before this one was killed")
+        if running := left_running(left):
+            self._tell(f"ending what it left running: {', '.join(str(p.pid) for p in running)}")
+            if not end_left_running(left, self._stop_seconds, self._watch.wait):
+                raise BusyError("some processes that a killed supervise left survive being killed")
+        self._restarts = left.restarts
+        self._watch.beside(partial(self._saves.take_over, left.series, left.targets), None)
+        self._note()
+        return left
+
+    def _note(self, command: tuple[int, int] | None = None) -> None:
+        if self._supervision is not None:
+            series, targets = self._saves.to_take_over
+            self._supervision.note(command=command, restarts=self._restarts, series=series, targets=targets)
+
+    def _attempt(self) -> list[SickSave]:
+        """Start the command, and come back when it has ended; with the sick saves for which it was stopped."""
+        until = threading.Event()
+        self._note()
+        self._command.start()
+        self._note(self._command.process)
+        if self._command.trouble is not None:
+            self._tell(self._command.trouble)
+        self._watch.command_runs = True
+        watching = self._background.submit(lambda: self._saves.watch(until), look_again)
+
+        def found() -> list[SickSave]:
+            return watching.result() if watching.done() and watching.exception() is None else []
+
+        try:
+            self._watch.wait(lambda: self._command.has_ended() or (bool(found()) and self._watch.asked is None))
+            if self._command.status is not None:
+                return []
+            for one in found():
+                self._tell(f"{one.path} is sick: {one.reason}")
+            self._tell("stopping the command")
+            self._command.stop(self._stop_seconds, self._watch.wait)
+            return found()
+        finally:
+            self._watch.command_runs = False
+            until.set()
+
+    def _follow(self, ended: Ended, sick: list[SickSave]) -> Supervised | None:
+        """Do what follows the end of the command; None if it is to be started again."""
+        then, why = decide(ended, restarts=self._restarts, most=self._most)
+        if then is Then.END:
+            if not ended.asked and ended.status:
+                self._tell(f"the command {why}; it is not started again")
+            return Supervised(status=ended.status)
+        if then is Then.SPENT:
+            return self._give_up(sick, f"the command {why}", ended.status)
+        error = self._go_back(sick, f"the command {why}", ended.status)
+        if error is not None and not sick:  # it would have ended like this without us
+            self._tell(f"it is not started again, because going back failed: {error.message}")
+            return Supervised(status=ended.status)
+        if error is not None:
+            return Supervised(status=ended.status, error=error)
+        if then is Then.GO_BACK:
+            self._tell("the command is not started again")
+            return Supervised(status=ended.status, sick_end=ended.status == 0)
+        if self._watch.asked is None:
+            self._tell(f"starting the command again ({self._restarts} of {self._most})")
+        return None
+
+    def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:
+        action = f"not started again: the budget of {self._most} rollbacks is spent"
+        self._watch.beside(partial(self._recovery.give_up, sick, why, status, action), None)
+        hint = f"ckptguard rollback {self._url}" if sick else None
+        self._to_mend = False
+        return Supervised(status=status, error=RollbackExhausted(f"{why}; {action}", hint=hint))
+
+    def _go_back(
+        self, sick: list[SickSave], why: str, status: int | None, *, costs: bool = True
+    ) -> CkptguardError | None:
+        """Go back, in the other thread; the error if that was not possible. It costs one of the budget."""
+        self._restarts += costs
+        self._to_mend = True
+        self._note()
+        self._tell(why)
+        error = self._watch.beside(partial(self._recovery.go_back, sick, why, status), None)
+        self._to_mend = error is not None and not isinstance(error, NoKnownGoodError)
+        self._note()
+        return error
+
+    def _hook_log(self, event: str, *, level: str = "info", **fields: object) -> None:
+        if level != "info":
+            self._tell(f"{event.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))

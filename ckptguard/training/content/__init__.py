@@ -1,0 +1,1 @@
+"""What a save holds, as bytes: state dicts, JSON, tensors."""

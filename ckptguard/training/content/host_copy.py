@@ -1,0 +1,133 @@
+"""A copy of training's tensors in host memory that is used again for the next one."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ckptguard.training.content.tensor_bytes import byte_size, dtype_word, is_writable_in_place, threads_for_memory
+from ckptguard.training.content.training_parts import Captured
+
+Name = TypeVar("Name", bound=Hashable)
+
+_ALIGNMENT = 64
+_PIECE = 32 * 1024**2  # bytes that one thread copies at a time
+
+
+class HostCopy:
+    """Holds one copy at a time: taking the next one overwrites the last. Memory is pinned where a device is there.
+
+    Processes forked later neither share this memory nor pay for its pages.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Any = None  # bytes as a tensor
+        self._owner = os.getpid()
+
+    def take(self, captured: Captured) -> Captured:
+        """The same state, independent of what training does from now on: when this returns, everything is copied.
+
+        StateError names a tensor that cannot be stored; MemoryError if there is no room for a copy.
+        """
+        model = {("model", name): tensor for name, tensor in captured.model.items()}
+        others = {("others", name): tensor for name, tensor in captured.others.items()}
+        for (_, name), tensor in (model | others).items():
+            dtype_word(tensor, name)
+        copies = self.take_tensors(model | others)
+        return Captured(
+            model={name: copies["model", name] for name in captured.model},
+            others={name: copies["others", name] for name in captured.others},
+            sections=captured.sections,
+        )
+
+    def take_tensors(self, tensors: Mapping[Name, Any]) -> dict[Name, Any]:
+        """The same for strided tensors by name. Each copy has a storage of exactly its size; tensors that are one and
+        the same memory have one copy."""
+        import torch
+
+        places: dict[tuple[object, ...], int] = {}
+        end = 0
+        for tensor in tensors.values():
+            if _place(tensor) not in places:
+                places[_place(tensor)] = end
+                end += -(-byte_size(tensor) // _ALIGNMENT) * _ALIGNMENT
+        memory = self._room_for(end, pinned=any(t.device.type != "cpu" for t in tensors.values())).untyped_storage()
+        copies: dict[tuple[object, ...], Any] = {}
+        pairs = []
+        with torch.no_grad():
+            for tensor in tensors.values():
+                place = _place(tensor)
+                if place not in copies:
+                    begin = places[place]
+                    copy: Any = torch.empty(0, dtype=tensor.dtype)
+                    copies[place] = copy.set_(memory[begin : begin + byte_size(tensor)], 0, tensor.shape)
+                    pairs.append((copies[place], tensor.detach()))
+            _copy_all(pairs)
+        return {name: copies[_place(tensor)] for name, tensor in tensors.items()}
+
+    def _room_for(self, size: int, *, pinned: bool) -> Any:
+        if self._owner != os.getpid():
+            self._memory, self._owner = None, os.getpid()  # forked: what the parent holds is not here
+        memory = self._memory
+        if memory is None or memory.numel() < size or (pinned and not memory.is_pinned()):
+            self._memory = memory = None  # first, so that there are never two
+            self._memory = memory = _allocated(max(size, 1), pinned=pinned)
+        return memory
+
+
+def _allocated(size: int, *, pinned: bool) -> Any:
+    import torch
+
+    if pinned:
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:
+            pass  # no device that needs it, or more than may be locked
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no room for a copy of the state ({size} bytes)") from error
+    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
+        if hasattr(mmap, advice):
+            try:
+                memory.madvise(getattr(mmap, advice))
+            except OSError:
+                pass  # only quicker with it
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _place(tensor: Any) -> tuple[object, ...]:
+    """Equal for tensors that are one and the same memory, read alike."""
+    own = id(tensor) if not byte_size(tensor) else tensor.data_ptr()
+    return (tensor.device, own, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
+def _copy_all(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Copy each second tensor into the first; complete on return."""
+    import torch
+
+    pieces: list[tuple[int, int, int]] = []
+    can_wait = hasattr(torch, "accelerator")  # else each copy waits for its device by itself
+    devices = set()
+    for target, source in pairs:
+        if is_writable_in_place(source):
+            size = byte_size(source)
+            starts = range(0, size, _PIECE)
+            pieces += [(target.data_ptr() + n, source.data_ptr() + n, min(_PIECE, size - n)) for n in starts]
+        else:
+            target.copy_(source, non_blocking=can_wait)
+            devices.add(source.device)
+    threads = threads_for_memory()
+    if sum(size for *_, size in pieces) > 4 * _PIECE and threads > 1:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda piece: ctypes.memmove(*piece), pieces))
+    else:
+        for piece in pieces:
+            ctypes.memmove(*piece)
+    for device in devices:
+        if can_wait and device.type != "cpu":
+            torch.accelerator.current_stream(device).synchronize()

@@ -1,0 +1,253 @@
+"""safetensors files of torch tensors: hashed from memory while they are written, verified while they are loaded.
+
+Names lie in a fixed order (largest elements first, so that all are aligned), a tensor that has several names is
+stored once, and the other names are stated in the header's metadata (alias -> stored name).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import msgspec
+
+from ckptguard.errors import CouldNotTellError, SickTrainingError, StateError
+from ckptguard.storage.protocol import Reader
+from ckptguard.training.content.file_stream import FileStream
+from ckptguard.training.content.tensor_bytes import (
+    byte_size,
+    dtype_word,
+    in_memory,
+    is_finite,
+    is_writable_in_place,
+    threads_for_memory,
+    view_of,
+)
+from ckptguard.values.manifest import File, Span, Tensor
+
+BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
+_NOT_ALIASES = ("format", "unread")
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Which names are stored, in file order, and the header that says so."""
+
+    names: tuple[str, ...]
+    aliases: dict[str, str]
+    header: bytes
+
+
+def plan_file(tensors: Mapping[str, Any]) -> Plan:
+    """Lay out a file; StateError names a tensor that cannot be stored. Reads no elements."""
+    words = {name: dtype_word(tensor, name) for name, tensor in tensors.items()}
+    kept: dict[tuple[object, ...], str] = {}
+    aliases: dict[str, str] = {}
+    for name, tensor in tensors.items():
+        if name == "__metadata__" or name in _NOT_ALIASES:
+            raise StateError(f'a tensor cannot be stored under the name "{name}"')
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        if byte_size(tensor) and place in kept:
+            aliases[name] = kept[place]
+        else:
+            kept[place] = name
+    names = sorted((n for n in tensors if n not in aliases), key=lambda n: (-tensors[n].element_size(), n))
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **dict(sorted(aliases.items()))}}
+    end = 0
+    for name in names:
+        begin, end = end, end + byte_size(tensors[name])
+        entries[name] = {"dtype": words[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return Plan(names=tuple(names), aliases=aliases, header=len(text).to_bytes(8, "little") + text)
+
+
+class Stream(Protocol):
+    """Takes a file's bytes in order."""
+
+    def append(self, view: memoryview) -> None:
+        """Add bytes to the end; they may change afterwards."""
+
+
+def write_file(
+    descriptor: int,
+    tensors: Mapping[str, Any],
+    *,
+    key: str,
+    where: str,
+    role: str,
+    go_on: Callable[[], None] = lambda: None,
+    sick: Callable[[str, Any], bool] = lambda *_: False,
+) -> File:
+    """Write, hash and fsync an empty file whose final key in the run will be `key`. StorageFullError and its kinds
+    when the disk refuses. The rest is as in `write_tensors`."""
+    with contextlib.closing(FileStream(descriptor, key=key, where=where)) as stream:
+        file = write_tensors(stream, tensors, key=key, role=role, go_on=go_on, sick=sick)
+        stream.finish()
+    return file
+
+
+def write_tensors(
+    stream: Stream,
+    tensors: Mapping[str, Any],
+    *,
+    key: str,
+    role: str,
+    go_on: Callable[[], None] = lambda: None,
+    sick: Callable[[str, Any], bool] = lambda *_: False,
+) -> File:
+    """Write a file into a stream and hash it on the way; its final key in the run will be `key`. `go_on` is called
+    between blocks; what it raises ends the writing. `sick(name, tensor)` is asked about each tensor that holds NaN or
+    infinity: if it is, SickTrainingError ends the writing."""
+    from blake3 import blake3
+
+    plan = plan_file(tensors)
+    spans: list[Span] = []
+    described: list[Tensor] = []
+    position = len(plan.header)
+    stream.append(memoryview(plan.header))
+    for name in plan.names:
+        memory = in_memory(tensors[name])
+        view = view_of(memory)
+        number = None
+        dtype = str(memory.dtype).removeprefix("torch.")
+        finite = True
+        if len(view):
+            hasher = blake3()
+            for start in range(0, len(view), BLOCK):
+                go_on()
+                block = view[start : start + BLOCK]
+                hasher.update(block)
+                finite = finite and is_finite(block, dtype)
+                stream.append(block)
+            if not finite and sick(name, memory):
+                raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
+            number = len(spans)
+            spans.append(Span(position, len(view), hasher.hexdigest()))
+            position += len(view)
+        described.append(Tensor(name, dtype, tuple(memory.shape), number, role))
+    return File(
+        path=key,
+        size=position,
+        format="safetensors",
+        envelope=blake3(plan.header).hexdigest(),
+        spans=tuple(spans),
+        tensors=tuple(described),
+        aliases=tuple(sorted(plan.aliases)),
+    )
+
+
+def read_file(
+    reader: Reader,
+    sealed: File,
+    into: Mapping[str, Any],
+    *,
+    sick: Callable[[str, Any], bool] = lambda *_: False,
+    threads: int | None = None,
+) -> tuple[dict[str, Any], str | None]:
+    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float. With one of
+    `threads` it is read in the order of the file.
+
+    Tensors named in `into` must fit (StateError) and get their elements in place; others are made anew on the CPU.
+    `sick(name, tensor)` is asked about each that holds NaN or infinity: whether that is wrong. Returns all tensors by
+    name, aliases too, and what is wrong (None: the bytes are those that were sealed). After that tensors may be half
+    loaded: load another checkpoint over them.
+    """
+    from blake3 import blake3
+
+    size = reader.entry.size
+    if size != sealed.size:
+        return {}, f"{sealed.path} has {size} bytes instead of the {sealed.size} that were sealed"
+    header = reader.read(0, sealed.spans[0].offset if sealed.spans else size)
+    end = max((s.offset + s.length for s in sealed.spans), default=len(header))
+    if end != size or blake3(header).hexdigest() != sealed.envelope:
+        return {}, f"the header of {sealed.path} is not what was sealed"
+    _check_fit(sealed, into)
+
+    def load(tensor: Tensor) -> tuple[Any, bool, bool]:
+        span = sealed.spans[tensor.span] if tensor.span is not None else None
+        return _load(reader, tensor, span, into.get(tensor.name))
+
+    loaded: dict[str, Any] = {}
+    with ThreadPoolExecutor(threads or threads_for_memory()) as pool:
+        for tensor, (value, intact, finite) in zip(sealed.tensors, pool.map(load, sealed.tensors), strict=True):
+            if not intact:
+                pool.shutdown(cancel_futures=True)
+                return {}, f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed"
+            if not finite and sick(tensor.name, value):
+                pool.shutdown(cancel_futures=True)
+                return {}, f"{tensor.name} in {sealed.path} holds NaN or infinity"
+            loaded[tensor.name] = value
+    for alias, name in _aliases(header).items():
+        target = into.get(alias)
+        if target is not None and target.data_ptr() != loaded[name].data_ptr():
+            target.copy_(loaded[name])
+        loaded[alias] = loaded[name] if target is None else target
+    reader.check_unchanged()
+    return loaded, None
+
+
+def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tuple[Any, bool, bool]:
+    """The tensor, whether its bytes are those that were sealed, and whether they are finite."""
+    import torch
+    from blake3 import blake3
+
+    memory = target
+    if target is None or not is_writable_in_place(target):
+        memory = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
+    view = view_of(memory)
+    if len(view) != (span.length if span else 0):
+        raise CouldNotTellError(f"the manifest gives {tensor.name} another size than its shape")
+    hasher = blake3()
+    finite = True
+    for start in range(0, len(view), BLOCK):
+        block = view[start : start + BLOCK]
+        reader.read_into((span.offset if span else 0) + start, block)
+        hasher.update(block)
+        finite = finite and is_finite(block, tensor.dtype)
+    if span is not None and hasher.hexdigest() != span.blake3:
+        return memory, False, finite
+    if target is not None and memory is not target:
+        target.copy_(memory)
+        return target, True, finite
+    return memory, True, finite
+
+
+def fitting(sealed: File, into: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `into` that can take what the file holds under their names: of its type and shape, without gaps, and
+    sharing no memory with each other."""
+    shared = Counter(tensor.data_ptr() for tensor in into.values())
+    found = {}
+    for tensor in sealed.tensors:
+        target = into.get(tensor.name)
+        if target is None or _kind(target) != (tensor.dtype, tensor.shape) or shared[target.data_ptr()] > 1:
+            continue
+        if target.is_contiguous() and not target.is_conj() and not target.is_neg():
+            found[tensor.name] = target
+    return found
+
+
+def _kind(tensor: Any) -> tuple[str, tuple[int, ...]]:
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+
+
+def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
+    for tensor in sealed.tensors:
+        target = into.get(tensor.name)
+        if target is None:
+            continue
+        found = _kind(target)
+        if found != (tensor.dtype, tensor.shape):
+            raise StateError(
+                f"{tensor.name} was saved as {tensor.dtype} {list(tensor.shape)}; "
+                f"here it is {found[0]} {list(found[1])}",
+                hint="build the model as it was when it was saved",
+            )
+
+
+def _aliases(header: bytes) -> dict[str, str]:
+    metadata = json.loads(header[8:]).get("__metadata__", {})
+    return {alias: name for alias, name in metadata.items() if alias not in _NOT_ALIASES}

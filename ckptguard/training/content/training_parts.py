@@ -1,0 +1,196 @@
+"""What is saved and put back: model, optimizer, scheduler and scaler, as trees of values and named tensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptguard.errors import CkptguardError, StateError
+from ckptguard.training.content.safetensors_file import plan_file
+from ckptguard.training.content.tagged_json import decode_state, encode_state, to_text
+
+_WRAPPERS = {"_orig_mod.": "torch.compile", "module.": "DataParallel or another wrapper"}
+_log = logging.getLogger("ckptguard")
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One moment of training. The tensors are the live ones: write them before training goes on."""
+
+    model: dict[str, Any]
+    others: dict[str, Any]
+    sections: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Names of the model's state that were `missing` in what was loaded, and that it held and the model does not."""
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``. Not `strict`: what
+    does not match between a checkpoint and them is a warning, and the rest is loaded; `fit` says what the last one
+    that was loaded did not have in common with the model."""
+
+    model: Any
+    optimizer: Any = None
+    scheduler: Any = None
+    scaler: Any = None
+    strict: bool = True
+    fit: Fit = field(default_factory=Fit)
+
+    def capture(self) -> Captured:
+        """The state now; StateError if a part of it cannot be saved exactly."""
+        import torch
+
+        others: dict[str, Any] = {}
+
+        def take(path: str, tensor: Any) -> str:
+            name = path.removeprefix("optimizer.")
+            while name in others:
+                name += "'"
+            others[name] = tensor
+            return name
+
+        state = self.model.state_dict()
+        model = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        more = {name: value for name, value in state.items() if name not in model}
+        sections = {"model": encode_state(more, path="model", take_tensor=take)}
+        for name, part in self._others():
+            sections[name] = encode_state(part.state_dict(), path=name, take_tensor=take)
+        return Captured(model=model, others=others, sections=sections)
+
+    def check(self) -> None:
+        """Refuse now what could not be saved later: StateError names it."""
+        for name, part in [("model", self.model), *self._others()]:
+            if not (callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))):
+                raise StateError(
+                    f"the {name} is a {type(part).__name__}, which has no state_dict() and load_state_dict()",
+                    hint="several of them go into one object that has both",
+                )
+        captured = self.capture()
+        for tensor_name in (*captured.model, *captured.others):
+            if any("\ud800" <= character <= "\udfff" for character in tensor_name):
+                raise StateError(f"a tensor cannot be stored under the name {tensor_name!a}: it is no Unicode text")
+        for tensor_name, tensor in captured.model.items():
+            if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise StateError(
+                    f"{tensor_name} is expanded: several of its elements are one, so nothing can be loaded into it",
+                    hint="register it as tensor.expand(...).contiguous()",
+                )
+        plan_file(captured.model)
+        plan_file(captured.others)
+        to_text(captured.sections)
+
+    def model_tensors(self) -> dict[str, Any]:
+        """The model's tensors by the names under which they are saved, to be loaded in place."""
+        import torch
+
+        return {n: v for n, v in self.model.state_dict().items() if isinstance(v, torch.Tensor)}
+
+    def other_tensors(self) -> dict[str, Any]:
+        """The other tensors there are now, by the names under which they are saved."""
+        return {name: tensor.detach() for name, tensor in self.capture().others.items()}
+
+    def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
+        """Put everything back, the model first. Names that do not match are a StateError, if `strict`, and so is what
+        the objects themselves refuse."""
+        try:
+            self._restore(sections, model, others)
+        except (CkptguardError, MemoryError):
+            raise
+        except Exception as error:
+            raise StateError(f"the saved state does not fit: {type(error).__name__}: {error}") from error
+
+    def _restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
+        own = set(self.model_tensors())
+        self.compare(missing=own - set(model), unexpected=set(model) - own)
+        loose = {} if self.strict else {"strict": False}
+        self.model.load_state_dict({**model, **decode_state(sections["model"], others)}, **loose)
+        for name, part in self._others():
+            if name not in sections:
+                self._refuse(f"the checkpoint holds no state of the {name}")
+                continue
+            state = decode_state(sections[name], others)
+            part.load_state_dict(state)
+            if name == "optimizer":
+                put_dtypes_back(part, state)
+
+    def compare(self, *, missing: Collection[str], unexpected: Collection[str]) -> None:
+        """Take down which of the model's names a checkpoint lacks, and which of its names the model does not have;
+        StateError if there are any and `strict`."""
+        first, second = sorted(missing), sorted(unexpected)
+        self.fit = Fit(missing=tuple(first), unexpected=tuple(second))
+        if first or second:
+            what = f"{first[0]} is missing in it" if first else f"{second[0]} is not in the model"
+            counts = f"({len(first)} missing, {len(second)} unexpected)"
+            self._refuse(f"the checkpoint does not fit the model: {what} {counts}{_about_prefix(first, second)}")
+
+    def drop_gradients(self) -> None:
+        """Forget gradients that were not used yet: they belong to the state that was just replaced, and may be NaN."""
+        for parameter in self.model.parameters() if hasattr(self.model, "parameters") else ():
+            parameter.grad = None
+
+    def _refuse(self, why: str) -> None:
+        if self.strict:
+            raise StateError(why, hint="strict=False loads what fits")
+        _log.warning("%s; what fits is loaded", why)
+
+    def _others(self) -> list[tuple[str, Any]]:
+        named = (("optimizer", self.optimizer), ("scheduler", self.scheduler), ("scaler", self.scaler))
+        return [(name, part) for name, part in named if part is not None]
+
+
+def _about_prefix(missing: Collection[str], unexpected: Collection[str]) -> str:
+    """What to say of names that differ only by what a wrapper puts before them; "" where they differ otherwise."""
+    for prefix, wrapper in _WRAPPERS.items():
+        for names, others, which in ((unexpected, missing, "the saved"), (missing, unexpected, "the present")):
+            # torch.compile of a part of the model puts it in the middle
+            if names and {name.replace(prefix, "") for name in names} == set(others):
+                return (
+                    f'; only {which} names have "{prefix}", which {wrapper} adds: give the guard what it was given then'
+                )
+    return ""
+
+
+def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:
+    """``load_state_dict`` casts float state to its parameter's dtype (fp32 moments of a bf16 weight lose half their
+    digits); give the optimizer the saved tensors instead."""
+    import torch
+
+    if "state" not in saved or "param_groups" not in saved:
+        return  # an optimizer of its own kind
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for key, value in saved["state"].get(number, {}).items():
+            now = optimizer.state[parameter].get(key)
+            if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
+                optimizer.state[parameter][key] = value.to(device=now.device)
+
+
+def scale_learning_rate(optimizer: Any, scheduler: Any, factor: float) -> None:
+    """Multiply every learning rate, also those from which the scheduler computes the next ones."""
+    if factor == 1.0:
+        return
+    groups = getattr(optimizer, "param_groups", None)
+    if optimizer is not None and groups is None:
+        _log.warning("the learning rate stays as it is: the %s has no param_groups", type(optimizer).__name__)
+    for group in groups or ():
+        for key in ("lr", "initial_lr", "max_lr", "min_lr"):
+            if key in group:
+                group[key] = group[key] * factor
+    waiting = [scheduler] if scheduler is not None else []
+    while waiting:
+        current = waiting.pop()
+        for name in ("base_lrs", "max_lrs", "_last_lr", "min_lrs"):
+            rates = getattr(current, name, None)
+            if isinstance(rates, list):
+                setattr(current, name, [rate * factor for rate in rates])
+        waiting += getattr(current, "_schedulers", [])

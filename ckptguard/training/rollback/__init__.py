@@ -1,0 +1,1 @@
+"""Going back inside a training process, and resuming."""

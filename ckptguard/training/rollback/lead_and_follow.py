@@ -1,0 +1,67 @@
+"""Rank 0 decides and looks for the checkpoint; the other ranks load what it loads and hear how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgspec
+
+from ckptguard.errors import CkptguardError, NoKnownGoodError, RanksError, RollbackExhausted
+from ckptguard.training.ranks import Ranks
+from ckptguard.training.rollback.load_known_good import Loaded
+from ckptguard.training.rollback.rollbacks import WentBack
+
+if TYPE_CHECKING:
+    from ckptguard.training.saving.stores import LedStore, Store
+
+Done = TypeVar("Done")
+_KINDS = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
+
+
+def load_together(ranks: Ranks, store: Store, work: Callable[[], Loaded | None]) -> Loaded | None:
+    """Rank 0 does the work, which loads through the store; every rank returns what was loaded, with its own extra."""
+    if ranks.rank == 0:
+        return _lead(ranks, store, work)
+    answer, extra = _follow(store)
+    return None if answer is None else dataclasses.replace(msgspec.convert(answer, Loaded), extra=extra)
+
+
+def go_back_together(ranks: Ranks, store: Store, work: Callable[[], WentBack]) -> WentBack:
+    """The same for a rollback."""
+    if ranks.rank == 0:
+        return _lead(ranks, store, work)
+    answer, extra = _follow(store)
+    went = msgspec.convert(answer, WentBack)
+    return dataclasses.replace(went, loaded=dataclasses.replace(went.loaded, extra=extra))
+
+
+def _lead(ranks: Ranks, store: Store, work: Callable[[], Done]) -> Done:
+    if ranks.size == 1:
+        return work()
+    led = cast("LedStore", store)
+    try:
+        done = work()
+    except Exception as error:
+        message = error.message if isinstance(error, CkptguardError) else repr(error)
+        with contextlib.suppress(RanksError):  # a rank that is gone: the reason is what rank 0 raises
+            led.finish({"failed": getattr(error, "kind", "error"), "message": message})
+        raise
+    led.finish({"done": msgspec.to_builtins(_without_extra(done))})
+    return done
+
+
+def _follow(store: Store) -> tuple[Any, dict[str, Any]]:
+    answer, extra = cast("LedStore", store).follow()
+    if "failed" in answer:
+        raise _KINDS.get(answer["failed"], RanksError)(f"rank 0: {answer['message']}")
+    return answer["done"], extra
+
+
+def _without_extra(done: Any) -> Any:
+    """Each rank has its own, and that of rank 0 holds values that JSON does not know."""
+    if isinstance(done, WentBack):
+        return dataclasses.replace(done, loaded=dataclasses.replace(done.loaded, extra={}))
+    return dataclasses.replace(done, extra={}) if done is not None else None

@@ -1,0 +1,178 @@
+"""The rollbacks of one guard: each an incident, a decision, and a verified checkpoint that is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ckptguard.decisions.health import Diagnosis
+from ckptguard.decisions.restarts import GAVE_UP
+from ckptguard.decisions.rollback import Decision, PastRollback, RollbackPolicy, choose_target, decide
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
+from ckptguard.records.run import Run
+from ckptguard.training.client import ask_known_good
+from ckptguard.training.rollback.incident_log import begin_incident, end_incident
+from ckptguard.training.rollback.load_known_good import Loaded, go_back, load_unrecorded, newest_good_step
+from ckptguard.training.rollback.retry_unrecorded import Owed
+from ckptguard.training.saving.stores import Store
+from ckptguard.training.state.skipped_batches import Drawn, skipped_of
+from ckptguard.values.incident import Details
+from ckptguard.values.settings import Settings
+
+_log = logging.getLogger("ckptguard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WentBack:
+    """What was loaded, and why. The updates from `onset` to `last` may have done the harm."""
+
+    loaded: Loaded
+    decision: Decision
+    onset: int
+    last: int
+
+
+class Rollbacks:
+    """Goes back and remembers it. `ask_seconds`: how long the daemon may take to verify what is pending; None: it is
+    not asked. `fetch_seconds`: how long a checkpoint may take to come from a replica; None: as long as it takes.
+    `evidence(onset, cause)` is what can be said for the incident's report; it must not raise."""
+
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        store: Store,
+        policy: RollbackPolicy,
+        *,
+        ask_seconds: float | None,
+        fetch_seconds: float | None = None,
+        evidence: Callable[[int | None, str], Details] | None = None,
+    ) -> None:
+        self._run, self._settings, self._store, self._policy = run, settings, store, policy
+        self._ask_seconds, self._fetch_seconds = ask_seconds, fetch_seconds
+        self.evidence = evidence
+        self._past: list[PastRollback] = []
+        self._owed = Owed(run, store.series)
+        self._unmarked = False  # whether the last one left newer checkpoints as they were
+
+    def settle(self, *, now: bool = False) -> None:
+        """Make up for what could not be written before, if there is space; see `Owed.settle`."""
+        self._owed.settle(now=now)
+
+    def go_back(self, diagnosis: Diagnosis, *, save_every: int, drawn: Drawn | None = None) -> WentBack:
+        """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
+        NoKnownGoodError when there is nothing to go back to. What is left out is in the incident's record before
+        anything is loaded; `drawn` are the batches of the updates under suspicion, where the guard draws them."""
+        self.settle(now=True)
+        since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
+        last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
+        cause = diagnosis.cause or "asked"
+        _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
+        decision = decide(
+            self._policy,
+            self._past,
+            cause=cause,
+            onset_step=diagnosis.surely_by,
+            save_every=save_every,
+            possibly_since=since,
+        )
+        onset = decision.onset_step
+        details = self.evidence(since, cause) if self.evidence is not None else Details()
+        skipped = skipped_of(onset, last, drawn) if decision.skip and not decision.give_up else None
+        noticed: dict[str, Any] = {
+            "step": diagnosis.step,
+            "cause": cause,
+            "reason": diagnosis.reason,
+            "evidence": diagnosis.evidence,
+            "details": msgspec.structs.replace(
+                details, onset=since, onset_through=diagnosis.onset_through, skipped=skipped
+            ),
+        }
+        incident = begin_incident(self._run, **noticed)
+        if decision.give_up:
+            report = end_incident(self._run, incident, action=f"{GAVE_UP}: {decision.reason}")
+            raise RollbackExhausted(
+                f"training is sick again ({diagnosis.reason}) and {decision.reason}",
+                report=report,
+                hint=f"ckptguard status {self._run.url}",
+            )
+        if self._ask_seconds is not None:
+            # Its answer is worth having for what it verifies meanwhile; what counts is in the records.
+            ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._ask_seconds)
+        try:
+            loaded = self._find_or_read(decision, onset, diagnosis.reason)
+        except CkptguardError as error:
+            end_incident(self._run, incident, action=f"could not go back: {error.message}")
+            raise
+        if cause != "asked":  # what the caller asks for is no sign of sickness
+            self._past.append(PastRollback(onset_step=diagnosis.surely_by, target_step=loaded.step))
+        action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
+        _log.warning("%s", action)
+        end_incident(self._run, incident, action=action, known_good=loaded.id)
+        self._owed.note(
+            loaded,
+            reason=diagnosis.reason,
+            incident=noticed if incident is None else None,
+            action=action,
+            unmarked=self._unmarked,
+        )
+        return WentBack(loaded=loaded, decision=decision, onset=onset, last=last)
+
+    def _find_or_read(self, decision: Decision, onset: int, reason: str) -> Loaded:
+        self._unmarked = False
+        try:
+            return self._find_and_load(decision, onset, reason)
+        except (NoKnownGoodError, CouldNotTellError) as error:
+            if self._settings.replicas and self._fetch(onset):
+                with contextlib.suppress(NoKnownGoodError, CouldNotTellError):
+                    return go_back(self._run, self._settings, self._store, before_step=onset, reason=reason)
+            # Where nothing can be written no verdict can be on record; what is on storage may be good all the same.
+            loaded = load_unrecorded(self._run, self._settings, self._store, before_step=onset)
+            if loaded is None:
+                raise
+            self._unmarked = True
+            _log.error(
+                "the rollback could not be recorded, and newer checkpoints stay where they are for now: %s",
+                error.message,
+            )
+            return loaded
+
+    def _fetch(self, onset: int) -> bool:
+        """Whether a good checkpoint from before the onset came from a replica, in time: other ranks wait for it."""
+        from ckptguard.replicas.start_run import regain_before  # only those with replicas pay for it
+
+        stop = threading.Event()
+        timer = threading.Timer(self._fetch_seconds or 0.0, stop.set)
+        timer.daemon = True
+        if self._fetch_seconds is not None:
+            timer.start()
+        try:
+            back = regain_before(self._run, self._settings, before_step=onset, series=self._store.series, stop=stop)
+        except CkptguardError as error:
+            _log.error("no checkpoint came from a replica: %s", error.message)
+            return False
+        finally:
+            timer.cancel()
+        if back is not None:
+            _log.warning("%s has no good checkpoint left; %s came from %s", self._run.url, back.id, back.source)
+        return back is not None
+
+    def _find_and_load(self, decision: Decision, onset: int, reason: str) -> Loaded:
+        before = decision.before_step
+        if decision.further or decision.prefer_before < onset:
+            target = choose_target(decision, self._newest_good, onset_step=onset)
+            try:
+                if target is not None:
+                    return go_back(self._run, self._settings, self._store, before_step=target + 1, reason=reason)
+            except NoKnownGoodError:
+                before = onset  # what is that far back cannot be used: a newer one it is
+        return go_back(self._run, self._settings, self._store, before_step=before, reason=reason)
+
+    def _newest_good(self, before_step: int) -> int | None:
+        return newest_good_step(self._run, self._settings, self._store, before_step=before_step)

@@ -1,0 +1,141 @@
+"""When a guard's checkpoints are written, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptguard.errors import CouldNotTellError, RanksError, SettingsError, SickTrainingError, StorageFullError
+from ckptguard.training.ranks import OneRank, Ranks
+from ckptguard.training.saving.background_save import BackgroundSave
+from ckptguard.training.saving.stores import CopyingStore, Store
+
+_log = logging.getLogger("ckptguard")
+
+
+class Saving:
+    """The saves of one guard, one after the other. `last` is the step that was saved or loaded last.
+
+    `tell(step, error)` is called when a save behind training's back fails, in the thread where that happens. Of several
+    ranks all call the same, in the same order, except for `close`; what became of a save is known to all at once, when
+    they ask.
+    """
+
+    def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks | None = None) -> None:
+        self._store, self._tell, self._ranks = store, tell, ranks if ranks is not None else OneRank()
+        self._in_flight: BackgroundSave | None = None
+        self._asked = False  # whether the user asked for what is in flight
+        self._before: int | None = None  # `last`, if that fails
+        self._unheard: list[Exception] = []
+        self.last: int | None = None
+        self.found_sick = False  # a copy turned out to hold NaN: training should be looked at
+
+    def must_copy(self) -> CopyingStore:
+        """The store, if it can save behind training's back; else SettingsError."""
+        if not isinstance(self._store, CopyingStore):
+            raise SettingsError(
+                "a save= of your own cannot go on behind training: it reads the state that training changes",
+                hint="leave out blocking=False",
+            )
+        return self._store
+
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight."""
+        return not self.wait(0)
+
+    def begin(self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False) -> str:
+        """Save, once no other save is in flight; returns the checkpoint's path in the run.
+
+        Whatever goes wrong is raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong
+        later is told, and if the user `asked` for this save it is kept for `raise_unheard`. One before it that found no
+        room yet gives way: training never waits for room behind its back.
+        """
+        self._give_way()
+        self.drain()
+        path = None if blocking else self._begin_behind(step, extra, asked=asked)
+        if path is None:
+            path = self._store.write(step, extra)
+            self.last = step
+        return path
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether no save is in flight any more, after it had `seconds` to end (None: as long as it takes)."""
+        current = self._in_flight
+        if current is None:
+            return True
+        if self._ranks.any(not current.wait(seconds)):
+            return False
+        self._in_flight = None
+        answers = self._ranks.gather(None if current.error is None else str(current.error))
+        if answers[0] is not None:  # rank 0 seals: what it says holds for all
+            self._failed(current, current.error or RanksError(f"rank 0: {answers[0]}"))
+        return True
+
+    def drain(self, seconds: float | None = None) -> None:
+        """Return once no save is in flight; one that takes longer than `seconds` is abandoned: it will never count.
+        RanksError if a rank is gone."""
+        current = self._in_flight
+        if current is None or self.wait(seconds):
+            return
+        self._in_flight = None
+        if self._ranks.tell(current.abandon()):
+            self._tell_abandoned(current, _too_long(seconds))
+
+    def close(self, seconds: float) -> None:
+        """The same on this rank alone, whatever the others do; never raises."""
+        current, self._in_flight = self._in_flight, None
+        if current is None:
+            return
+        if current.wait(seconds):
+            if current.error is not None:
+                self._failed(current, current.error)
+        elif current.abandon():
+            self._tell_abandoned(current, _too_long(seconds))
+
+    def raise_unheard(self) -> None:
+        """Raise the failure of a save that the user asked for and that has not been raised yet."""
+        self.wait(0)
+        if self._unheard:
+            raise self._unheard.pop(0)
+
+    def _give_way(self) -> None:
+        current = self._in_flight
+        if current is None or self._ranks.size > 1 or not current.waits_for_room:
+            return
+        if current.abandon():
+            self._in_flight = None
+            self._tell_abandoned(current, StorageFullError("there was no room for it until the next was due", key=""))
+
+    def _begin_behind(self, step: int, extra: Mapping[str, Any], *, asked: bool) -> str | None:
+        store = self.must_copy()
+        try:
+            copied = store.copy(step, extra)
+        except MemoryError as error:
+            _log.warning("step %s is saved while training waits: %s", step, error)
+            return None
+
+        def failed(error: Exception) -> None:
+            self.found_sick |= isinstance(error, SickTrainingError)
+            self._tell(step, error)
+
+        self._asked, self._before, self.last = asked, self.last, step
+        self._in_flight = BackgroundSave(step, copied.write, failed=failed)
+        return copied.path
+
+    def _failed(self, save: BackgroundSave, error: Exception) -> None:
+        if self.last == save.step:
+            self.last = self._before
+        if self._asked:
+            self._unheard.append(error)
+
+    def _tell_abandoned(self, save: BackgroundSave, why: Exception) -> None:
+        if self.last == save.step:
+            self.last = self._before
+        if save.error is None:
+            self._tell(save.step, why)
+
+
+def _too_long(seconds: float | None) -> CouldNotTellError:
+    return CouldNotTellError(f"it took longer than {seconds:g} s more and was abandoned unsealed")

@@ -1,0 +1,1 @@
+"""Saves that several ranks write together."""

@@ -1,0 +1,93 @@
+"""The user's own files where several ranks train: `save` and `load` are called by all ranks, with the same path.
+
+So do the frameworks' own functions want it; a function that writes on one rank only returns at once on the others.
+They cannot go on behind training: they read the live state, and talk over the groups over which training talks.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptguard.errors import CkptguardError, RanksError
+from ckptguard.records.run import Run
+from ckptguard.training.content.tagged_json import encode_state
+from ckptguard.training.ranks import Ranks, together
+from ckptguard.training.saving.stores import Extra, UserStore, part_of_rank
+from ckptguard.values.manifest import Manifest
+
+_log = logging.getLogger("ckptguard")
+
+
+class CollectiveStore(UserStore):
+    """See `LedStore`; to be made by all ranks. What belongs to a rank (random numbers, position in the data) is
+    recorded for each."""
+
+    def __init__(
+        self, run: Run, save: Callable[[str, int], object], load: Callable[[str], object], name: str, ranks: Ranks
+    ) -> None:
+        super().__init__(run, self._save_on_all, self._load_on_all, name)
+        self._ranks, self._save_here, self._load_here = ranks, save, load
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """See `Store`. RanksError names the ranks that could not do their part."""
+        told = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
+        if self._ranks.rank == 0:
+            try:
+                path = super().write(step, {"ranks": told})
+            except Exception as error:
+                self._ranks.tell(["failed", str(error)])
+                raise
+            self._ranks.tell(["done", path])
+            return path
+        while True:
+            order, said = self._ranks.tell(None)
+            if order == "done":
+                return str(said)
+            if order == "failed":
+                raise RanksError(f"rank 0: {said}")
+            self._take_part(f"saving step {step}", functools.partial(self._save_here, said, step))
+
+    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+        """See `Store`. RanksError if a rank could not load it."""
+        found, wrong = super().read(manifest)
+        saved = found.get("ranks", [])
+        self._ranks.tell(["extra", saved])
+        return part_of_rank(self._ranks, saved), wrong
+
+    def finish(self, answer: object) -> None:
+        """See `LedStore`."""
+        self._ranks.tell(["end", answer])
+
+    def follow(self) -> tuple[Any, Extra]:
+        """See `LedStore`."""
+        extra: Extra = {}
+        while True:
+            order, said = self._ranks.tell(None)
+            if order == "end":
+                return said, extra
+            if order == "extra":
+                extra = part_of_rank(self._ranks, said)
+            else:
+                self._take_part(f"loading {said}", functools.partial(self._load_here, said))
+
+    def _save_on_all(self, place: str, step: int) -> None:
+        self._ranks.tell(["save", place])
+        together(self._ranks, f"saving step {step}", lambda: _only_do(lambda: self._save_here(place, step)))
+
+    def _load_on_all(self, place: str) -> None:
+        self._ranks.tell(["load", place])
+        together(self._ranks, f"loading {place}", lambda: _only_do(lambda: self._load_here(place)))
+
+    def _take_part(self, what: str, work: Callable[[], object]) -> None:
+        try:
+            together(self._ranks, what, lambda: _only_do(work))
+        except CkptguardError as error:
+            _log.warning("%s", error.message)  # rank 0 has it too, and says how it ends
+
+
+def _only_do(work: Callable[[], object]) -> None:
+    """What a framework returns is no answer for other ranks."""
+    work()

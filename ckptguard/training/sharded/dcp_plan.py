@@ -1,0 +1,141 @@
+"""What each rank writes of a state that lies on several: torch's own plan, carried out step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.utils import _DistWrapper
+from torch.distributed.tensor import DTensor
+
+from ckptguard.training.content.host_copy import HostCopy
+from ckptguard.training.ranks import GlooRanks
+
+
+@dataclass
+class LastPlan:
+    """The plan of the last save. It is that of the next one too if no rank's state has another form by then; to make
+    one takes longer than to copy a small state."""
+
+    form: object = None
+    plan: SavePlan | None = None
+    metadata: Metadata | None = None  # rank 0 has it
+
+
+class Planned:
+    """What this rank is to write: the steps of torch's own `save`, one by one, so that time may pass between them.
+    Made by all ranks at once; torch raises on all what went wrong on any."""
+
+    def __init__(self, live: dict[str, Any], writer: FileSystemWriter, ranks: GlooRanks, last: LastPlan) -> None:
+        self._writer = writer
+        self._planner = _Planner()
+        self._planner.set_up_planner(live, writer.storage_meta(), ranks.rank == 0)
+        writer.set_up_storage_writer(ranks.rank == 0)
+        form = _form(live)
+        if ranks.any(last.plan is None or last.form != form):
+            last.plan = None
+
+            def of_all(plans: list[SavePlan]) -> list[SavePlan]:
+                plans, last.metadata = self._planner.create_global_plan(plans)
+                return writer.prepare_global_plan(plans)
+
+            exchange = _DistWrapper(ranks.group, True, 0)
+            last.plan = exchange.reduce_scatter("plan", self._planner.create_local_plan, of_all)
+            last.form = form
+        assert last.plan is not None
+        self._plan = self._planner.finish_plan(last.plan)
+        self._metadata = last.metadata
+
+    @property
+    def bytes(self) -> int:
+        """About how many this rank is to write."""
+        return sum(item.tensor_storage_size() or 0 for item in self._plan.items)
+
+    def copy_into(self, host: HostCopy) -> None:
+        """Write copies of the tensors as they are now. MemoryError if there is no room."""
+        resolved = {item.index: self._planner.resolve_data(item) for item in self._plan.items}
+        plain = {index: value for index, value in resolved.items() if _is_plain(value)}
+        others = {
+            index: value.detach().clone().cpu() if isinstance(value, torch.Tensor) else value
+            for index, value in resolved.items()
+            if index not in plain
+        }
+        self._planner.copies = {**others, **host.take_tensors(plain)}
+        self._planner.state_dict = {}
+        self._writer.per_thread_copy_ahead = 0  # or the thread that writes would take hold of the first device
+
+    def copied_floats(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The copied tensors that can hold NaN, except settings of the optimizer, by the names that all ranks share."""
+        for index, value in self._planner.copies.items():
+            is_float = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+            if is_float and value.numel() and not index.fqn.startswith("optimizer.param_groups."):
+                yield index.fqn, value
+
+    def write(self, go_on: Callable[[], None]) -> list[WriteResult]:
+        """Write this rank's file. `go_on` is called before each tensor; what it raises ends the writing."""
+        self._planner.go_on = go_on
+        return self._writer.write_data(self._writer.prepare_local_plan(self._plan), self._planner).value()
+
+    def finish(self, results: list[list[WriteResult]]) -> None:
+        """Rank 0, once all have written: write what says where everything lies."""
+        assert self._metadata is not None
+        self._writer.finish(dataclasses.replace(self._metadata), results)
+
+
+class _Planner(DefaultSavePlanner):
+    """Hands out the copies of what it would hand out live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: dict[MetadataIndex, Any] = {}
+        self.go_on: Callable[[], None] = lambda: None
+
+    def resolve_data(self, write_item: WriteItem) -> Any:
+        self.go_on()
+        if write_item.index in self.copies:
+            return self.copies[write_item.index]
+        return super().resolve_data(write_item)
+
+
+def in_words(result: WriteResult) -> list[Any]:
+    """Where a tensor was written, as JSON values."""
+    index, place = result.index, result.storage_data
+    offset = None if index.offset is None else list(index.offset)
+    return [index.fqn, offset, index.index, result.size_in_bytes, place.relative_path, place.offset, place.length]
+
+
+def from_words(words: Sequence[Any]) -> WriteResult:
+    """What another rank put `in_words`."""
+    name, offset, index, size, *place = words
+    return WriteResult(MetadataIndex(name, offset, index), size, _StorageInfo(*place))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a tensor's elements lie in memory one by one."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_quantized
+    )
+
+
+def _form(value: Any) -> object:
+    """What a plan depends on: equal for states that are planned alike."""
+    if isinstance(value, Mapping):
+        return {key: _form(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_form(entry) for entry in value]
+    if not isinstance(value, torch.Tensor):
+        return type(value)
+    form = (value.shape, value.dtype, value.layout, value.requires_grad)
+    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return form
+    if type(value) is DTensor:
+        return (*form, value.to_local().shape, value.placements, value.device_mesh)
+    return object()  # of another kind: equal to nothing

@@ -1,0 +1,162 @@
+"""One save of several ranks: planned by all, written and hashed by each, sealed by rank 0 once all have."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import msgspec
+
+from ckptguard.errors import RanksError, SickTrainingError, StateError
+from ckptguard.layouts.own import folder_name
+from ckptguard.layouts.roles import assign_roles
+from ckptguard.records.run import Run
+from ckptguard.runs.free_space import need_room
+from ckptguard.scan import ScanOptions, scan_files
+from ckptguard.storage.failures import translated
+from ckptguard.storage.local.writes import shown_as_written
+from ckptguard.training.content.host_copy import HostCopy
+from ckptguard.training.content.tagged_json import encode_state, to_text
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.ranks import GlooRanks, Ranks, together
+from ckptguard.training.saving.background_save import Gate
+from ckptguard.training.saving.own_files import STATE_FORMAT, write_state
+from ckptguard.training.saving.own_layout import local_root, seal_folder
+from ckptguard.training.sharded.dcp_plan import LastPlan, Planned, from_words, in_words
+from ckptguard.training.sharded.dcp_writer import HashingWriter
+from ckptguard.training.sharded.sharded_state import has_stepped, live_of_all, torch_failures
+from ckptguard.training.signals.weights import first_of
+from ckptguard.values.manifest import File
+from ckptguard.verify.collect_evidence import manifest_file
+
+_log = logging.getLogger("ckptguard")
+
+
+class ShardedSave:
+    """Made by all ranks at once, which agree on what each of them writes: a tensor that several hold is written by one.
+
+    RanksError names the ranks that could not do their part. Then, and after any other failure, nothing is left of it.
+    """
+
+    def __init__(
+        self, run: Run, parts: Parts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]
+    ) -> None:
+        self._run, self._step = run, step
+        self.path = folder_name(step)
+        self._what = f"saving step {step}"
+        self._temporary = str(ranks.tell(f"tmp-{self.path}-{uuid.uuid4().hex[:8]}"))
+        self._folder = os.path.join(local_root(run), self._temporary)
+        self._leads = ranks.rank == 0
+        self._sealed = False
+        self._metrics = extra.get("metrics")
+        self._sick: Sequence[str] | None = None  # patterns of what may hold NaN, if that is to be looked at
+        beside: list[Any] = []
+        together(
+            ranks,
+            self._what,
+            lambda: beside.append((encode_state(dict(extra), path="extra"), self._sections(parts, ranks))),
+        )
+        [(self._extra, self._state)] = beside
+        self._writer = HashingWriter(self._folder)
+        live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped(parts, ranks))
+        with torch_failures(f"step {step} could not be saved"):
+            self._planned = Planned(live, self._writer, ranks, last)
+
+    def copy_into(self, host: HostCopy, allow: Sequence[str]) -> None:
+        """Take a copy of what this rank is to write. NaN and infinity in it are not saved, except in masks and in
+        tensors that `allow` matches. MemoryError if there is no room."""
+        self._planned.copy_into(host)
+        self._sick = allow
+
+    def write(self, ranks: Ranks, gate: Gate) -> None:
+        """Write and seal, over `ranks` that nobody else talks over meanwhile. See `write_checkpoint` for `gate`, which
+        counts on rank 0; what is given up on another rank fails."""
+        written = contextlib.ExitStack()
+        try:
+            size = sum(together(ranks, self._what, lambda: self._planned.bytes))
+            together(ranks, self._what, lambda: need_room(self._run.storage, size, self.path) if self._leads else None)
+            told = together(ranks, self._what, lambda: self._write_own(gate, written))
+            sick = [f"rank {rank}: {answer['sick']}" for rank, answer in enumerate(told) if answer["sick"] is not None]
+            if sick:
+                raise SickTrainingError(f"not saved: {sick[0]} holds NaN or infinity", known_good=None)
+            together(ranks, self._what, lambda: self._index(told))
+            # Only now: what is in a file can be told by that index alone.
+            found = together(ranks, self._what, self._read_back)
+            try:
+                together(ranks, f"sealing step {self._step}", lambda: self._seal(told, found, gate))
+            except RanksError:
+                if not self._sealed:
+                    raise
+                _log.warning("step %s is sealed, but not every rank heard of it", self._step)
+        finally:
+            written.close()
+            if self._leads:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _sections(self, parts: Parts, ranks: Ranks) -> dict[str, Any]:
+        """What all ranks share besides tensors, from rank 0."""
+        if not self._leads:
+            return {}
+        state: dict[str, Any] = {"ckptguard_state": STATE_FORMAT, "step": self._step, "world_size": ranks.size}
+        for part, value in (("scheduler", parts.scheduler), ("scaler", parts.scaler)):
+            if value is not None:
+                state[part] = encode_state(value.state_dict(), path=part)
+        if parts.optimizer is not None and not parts.optimizer.state:
+            state["optimizer"] = encode_state(parts.optimizer.state_dict(), path="optimizer")
+        return state
+
+    def _write_own(self, gate: Gate, written: contextlib.ExitStack) -> dict[str, Any]:
+        """Write this rank's file; what rank 0 must know of it, in JSON values."""
+        sick = self._sick_tensor(self._sick) if self._sick is not None else None
+        if sick is not None:
+            return {"sick": sick}
+        with translated(self._temporary, self._folder):
+            os.makedirs(self._folder, exist_ok=True)
+        written.enter_context(shown_as_written(self._folder))
+        results = self._planned.write(gate.go_on)
+        return {"sick": None, "extra": self._extra, "results": [in_words(result) for result in results]}
+
+    def _index(self, told: Sequence[Mapping[str, Any]]) -> None:
+        if self._leads:
+            self._planned.finish([[from_words(words) for words in answer["results"]] for answer in told])
+
+    def _sick_tensor(self, allow: Sequence[str]) -> str | None:
+        """The first copied tensor that holds what must not be saved, by the name that a model gives it."""
+        named = []
+        for name, tensor in self._planned.copied_floats():
+            own = name.removeprefix("model.")
+            known_as = (name, own, f"module.{own}")  # in the checkpoint, in the model, and in what wraps it
+            if not any(fnmatchcase(known, pattern) for known in known_as for pattern in allow):
+                named.append((own, tensor))
+        return first_of(named)
+
+    def _read_back(self) -> list[Any]:
+        """This rank's files: what the storage has must be what was hashed while it was written."""
+        digests = self._writer.digests
+        keys = [f"{self._temporary}/{file}" for file in sorted(digests)]
+        scan = scan_files(self._run.storage, keys, ScanOptions(md5=False, sums=("blake3",), workers=1))
+        files = []
+        for scanned in scan.files:
+            file = scanned.entry.key.removeprefix(self._temporary + "/")
+            if scanned.sums["blake3"] != digests[file]:
+                raise StateError(f"{file} was not stored as it was written")
+            key = f"{self.path}/{file}"
+            roles = assign_roles(key, scanned.structure.tensors, containers=scanned.structure.containers)
+            sealed = manifest_file(scanned, tuple(roles))
+            files.append(msgspec.to_builtins(msgspec.structs.replace(sealed, path=key)))
+        return files
+
+    def _seal(self, told: Sequence[Mapping[str, Any]], found: Sequence[Any], gate: Gate) -> None:
+        if not self._leads:
+            return
+        files = [msgspec.convert(file, File, strict=False) for own in found for file in own]
+        text = to_text(self._state | {"ranks": [answer["extra"] for answer in told]})
+        files.append(write_state(self._folder, self.path, text))
+        seal_folder(self._run, self._step, self._temporary, files, gate, self._metrics)
+        self._sealed = True

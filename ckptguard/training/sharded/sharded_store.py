@@ -1,0 +1,196 @@
+"""Checkpoints of several ranks: every rank writes and hashes its shards, rank 0 seals once all have.
+
+Our own layout's folder, with the files of torch.distributed.checkpoint in it: DDP, FSDP2 and whatever else its
+state-dict functions know, loaded onto any number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptguard.errors import CkptguardError, RecordsError, SettingsError, StateError
+from ckptguard.layouts.own import folder_name
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.run import Run
+from ckptguard.storage.failures import translated
+from ckptguard.training.content.host_copy import HostCopy
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.ranks import GlooRanks, together
+from ckptguard.training.saving.background_save import Gate
+from ckptguard.training.saving.own_files import read_state
+from ckptguard.training.saving.own_layout import local_root
+from ckptguard.training.saving.stores import Copied, Extra, part_of_rank
+from ckptguard.training.sharded.dcp_plan import LastPlan
+from ckptguard.training.sharded.sharded_save import ShardedSave
+from ckptguard.training.sharded.sharded_state import live_of_all, put_back, torch_failures
+from ckptguard.upkeep.leftover_saves import collect_saves
+from ckptguard.values.ids import series_of
+from ckptguard.values.manifest import Manifest
+
+_log = logging.getLogger("ckptguard")
+
+
+@dataclass
+class _Channel:
+    """The ranks of saves behind training: their threads must never talk where the threads that train talk, nor two
+    saves at once."""
+
+    ranks: GlooRanks
+    busy: bool = False
+
+
+class ShardedStore:
+    """See `LedStore` and `CopyingStore`; to be made by all ranks. Copies that hold NaN or infinity are not saved,
+    except in masks and in tensors that `allow` matches."""
+
+    hashes_on_load = False  # rank 0 has it verified, and every rank then loads through torch
+
+    def __init__(self, run: Run, parts: Parts, ranks: GlooRanks, *, allow: Sequence[str] = ()) -> None:
+        self._run, self._parts, self._ranks, self._allow = run, parts, ranks, allow
+        self._host, self._last = HostCopy(), LastPlan()
+        self._channel: _Channel | None = None
+        self.series = series_of(folder_name(1))
+        self._root = local_root(run)
+        self._check_visible()
+        if ranks.rank == 0:
+            collect_saves(run)
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """See `Store`. RanksError names the ranks that could not do their part; then nothing is left of it."""
+        save = ShardedSave(self._run, self._parts, self._ranks, self._last, step, extra)
+        save.write(self._ranks, Gate())
+        return save.path
+
+    def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
+        """See `CopyingStore`; all ranks have their copy, or none. RanksError as for `write`."""
+        channel = self._free_channel()
+        save = ShardedSave(self._run, self._parts, self._ranks, self._last, step, extra)
+        short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
+        if any(short):
+            raise MemoryError(next(why for why in short if why))
+        channel.busy = True
+
+        def write(gate: Gate) -> None:
+            try:
+                save.write(channel.ranks, gate)
+            finally:
+                channel.busy = False
+
+        return Copied(path=save.path, write=write)
+
+    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+        """See `Store`. RanksError or StateError if a rank could not load it."""
+        self._ranks.tell(["load", manifest.step, manifest.generation])
+        return self._load(manifest), None
+
+    def finish(self, answer: object) -> None:
+        """See `LedStore`."""
+        self._ranks.tell(["end", answer])
+
+    def follow(self) -> tuple[Any, Extra]:
+        """See `LedStore`."""
+        extra: Extra = {}
+        while True:
+            order, *rest = self._ranks.tell(None)
+            if order == "end":
+                return rest[0], extra
+            try:
+                manifest = read_manifest(self._run, self.series, *rest)
+                if manifest is None:
+                    raise RecordsError(f"rank {self._ranks.rank} sees no manifest of step {rest[0]}")
+            except CkptguardError as error:
+                self._ranks.gather([None, error.message])  # rank 0 is in `_load`, and names us
+                continue
+            try:
+                extra = self._load(manifest)
+            except CkptguardError as error:
+                _log.warning("%s", error.message)  # rank 0 has it too, and decides
+
+    def _load(self, manifest: Manifest) -> Extra:
+        """Load a checkpoint that was verified, on all ranks at once."""
+        what = f"loading {manifest.path}"
+        states: list[dict[str, Any]] = []
+        together(self._ranks, what, lambda: states.append(_intact(*read_state(self._run, manifest))))
+        [state] = states
+        live = live_of_all(self._parts, self._ranks, what, with_optimizer="optimizer" not in state)
+        together(self._ranks, what, lambda: self._compare_names(manifest.path, live["model"]))
+        self._load_shards(manifest.path, live)
+        together(self._ranks, what, lambda: put_back(self._parts, state, live))
+        return part_of_rank(self._ranks, state["ranks"])
+
+    def _load_shards(self, path: str, live: dict[str, Any]) -> None:
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        reader = FileSystemReader(os.path.join(self._root, path))
+        planner = DefaultLoadPlanner(allow_partial_load=not self._parts.strict)
+        with torch_failures(f"{path} could not be loaded"):
+            load(live, storage_reader=reader, planner=planner, process_group=self._ranks.group)
+
+    def _compare_names(self, path: str, model: Mapping[str, Any]) -> None:
+        """StateError unless the names fit, if that is asked: torch passes over what the model does not have."""
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+        with torch_failures(f"{path} could not be read"):
+            stated = FileSystemReader(os.path.join(self._root, path)).read_metadata().state_dict_metadata
+        saved = {name.removeprefix("model.") for name in stated if name.startswith("model.")}
+        own, begun = set(model), {beginning for name in saved for beginning in _beginnings(name)}
+        self._parts.compare(missing=own - begun, unexpected={n for n in saved if own.isdisjoint(_beginnings(n))})
+
+    def _no_room_for(self, save: ShardedSave) -> str | None:
+        try:
+            save.copy_into(self._host, self._allow)
+        except MemoryError as error:
+            return str(error) or "no memory for a copy"
+        return None
+
+    def _free_channel(self) -> _Channel:
+        """A group over which only the next save behind training talks. One that an abandoned save may still be talking
+        over, or that lost a message, is used no more."""
+        old = self._channel
+        if self._ranks.any(old is None or old.busy or old.ranks.broken):
+            if old is not None and not old.busy:
+                old.ranks.leave()
+            self._channel = _Channel(self._ranks.again())
+        assert self._channel is not None
+        return self._channel
+
+    def _check_visible(self) -> None:
+        """SettingsError on every rank unless all see the folder that rank 0 sees."""
+        name = str(self._ranks.tell(f"tmp-visible-{uuid.uuid4().hex}"))
+        place = os.path.join(self._root, name)
+        try:
+            together(self._ranks, "writing to the run", lambda: _touch(place) if self._ranks.rank == 0 else None)
+            blind = [rank for rank, sees in enumerate(self._ranks.gather(os.path.exists(place))) if not sees]
+        finally:
+            if self._ranks.rank == 0 and os.path.exists(place):
+                os.unlink(place)
+        if blind:
+            raise SettingsError(
+                f"the run {self._run.url} of rank 0 is not that of ranks {blind}",
+                hint="it must lie on storage that all ranks share",
+            )
+
+
+def _intact(state: dict[str, Any], wrong: str | None) -> dict[str, Any]:
+    if wrong is not None:
+        raise StateError(wrong)
+    return state
+
+
+def _beginnings(name: str) -> list[str]:
+    """A name and what it begins with: torch saves a value that is no tensor in parts, under longer names."""
+    return [*(name[: dot.start()] for dot in re.finditer(r"\.", name)), name]
+
+
+def _touch(place: str) -> bool:
+    with translated("", place):
+        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    return True

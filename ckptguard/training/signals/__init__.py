@@ -1,0 +1,1 @@
+"""How training is seen to be sick: losses, gradients, weights, the scaler."""

@@ -1,0 +1,150 @@
+"""Numbers that lie on a device, read later without making training wait for it.
+
+Every update's numbers are copied into a block on the device (one asynchronous copy each). A full block is copied to
+pinned host memory behind training's back, and read once the device has got there. So a sickness is seen some updates
+late, and still told with the step at which it began. Before a save, `flush` waits for what is under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ckptguard.decisions.health import Signal
+
+_NUMBERS = 3  # loss, gradient norm, loss scale
+_MOST_BLOCKS = 8  # a device that is further behind than this is waited for: training cannot be ahead for ever
+
+
+def on_device(value: Any) -> bool:
+    """Whether reading this number would wait for a device."""
+    return getattr(value, "is_cpu", True) is False
+
+
+def record_event(device: Any) -> Any:
+    """Mark this moment in the device's work; the mark can be asked without waiting (`query`) or waited for."""
+    import torch
+
+    event = torch.Event(device)
+    event.record(torch.accelerator.current_stream(device))  # else that of the current device, not of this one
+    return event
+
+
+def host_memory(count: int, dtype: Any) -> Any:
+    """Memory into which a device copies by itself, if there is such memory."""
+    import torch
+
+    return torch.empty(count, dtype=dtype, pin_memory=torch.accelerator.is_available())
+
+
+class DeviceSignals:
+    """Signals on their way from the device, oldest first. A block holds `every` updates."""
+
+    def __init__(self, *, every: int = 16, mark: Callable[[Any], Any] = record_event) -> None:
+        self._every, self._mark = every, mark
+        self._filling: _Block | None = None
+        self._sent: deque[_Block] = deque()
+        self._free: list[_Block] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are signals that were not read yet."""
+        return self._filling is not None or bool(self._sent)
+
+    def put(self, step: int, numbers: tuple[Any, Any, Any], skipped: bool | None) -> None:
+        """Take in (loss, gradient norm, loss scale) of an update: floats, tensors on a device, or None."""
+        block = self._filling
+        if block is None:
+            block = self._filling = self._free.pop() if self._free else _Block(self._every)
+        block.add(step, numbers, skipped)
+        if len(block.rows) == self._every:
+            self._send()
+
+    def ready(self) -> list[Signal]:
+        """What has arrived by now; never waits, but for a device that is many blocks behind."""
+        found: list[Signal] = []
+        while self._sent and (self._sent[0].arrived() or len(self._sent) > _MOST_BLOCKS):
+            found += self._read()
+        return found
+
+    def flush(self) -> list[Signal]:
+        """Everything up to now; waits for the device."""
+        if self._filling is not None:
+            self._send()
+        found: list[Signal] = []
+        while self._sent:
+            found += self._read()
+        return found
+
+    def forget(self) -> None:
+        """Drop whatever is under way."""
+        self._filling = None
+        self._sent.clear()
+
+    def _send(self) -> None:
+        assert self._filling is not None
+        self._filling.send(self._mark)
+        self._sent.append(self._filling)
+        self._filling = None
+
+    def _read(self) -> list[Signal]:
+        block = self._sent.popleft()
+        found = block.read()
+        self._free.append(block)
+        return found
+
+
+class _Block:
+    """Some updates' numbers. The memory on device and host is made once and used again."""
+
+    def __init__(self, rows: int) -> None:
+        self._size = rows * _NUMBERS
+        self.rows: list[tuple[int, list[float | None], bool | None]] = []
+        self._cells: list[Any] = []
+        self._device_memory: Any = None
+        self._host_memory: Any = None
+        self._event: Any = None
+        self._used: dict[int, tuple[int, int]] = {}  # cell -> its place in `rows`
+
+    def add(self, step: int, numbers: tuple[Any, Any, Any], skipped: bool | None) -> None:
+        row = len(self.rows)
+        known: list[float | None] = [None] * _NUMBERS
+        for place, value in enumerate(numbers):
+            if on_device(value):
+                cell = row * _NUMBERS + place
+                self._cell(value, cell).copy_(value, non_blocking=True)
+                self._used[cell] = (row, place)
+            else:
+                known[place] = value
+        self.rows.append((step, known, skipped))
+
+    def send(self, mark: Callable[[Any], Any]) -> None:
+        if self._used:
+            self._host_memory.copy_(self._device_memory, non_blocking=True)
+            self._event = mark(self._device_memory.device)
+
+    def arrived(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def read(self) -> list[Signal]:
+        if self._event is not None:
+            self._event.synchronize()
+            numbers = self._host_memory.tolist()
+            for cell, (row, place) in self._used.items():
+                self.rows[row][1][place] = numbers[cell]
+        found = [
+            Signal(step=step, loss=loss, grad_norm=norm, scale=scale, skipped=skipped)
+            for step, (loss, norm, scale), skipped in self.rows
+        ]
+        self.rows, self._used, self._event = [], {}, None
+        return found
+
+    def _cell(self, value: Any, number: int) -> Any:
+        import torch
+
+        if self._device_memory is None:
+            self._device_memory = value.new_empty(self._size, dtype=torch.float32)
+            self._host_memory = host_memory(self._size, torch.float32)
+            self._cells = list(self._device_memory.unbind())
+        return self._cells[number]

@@ -1,0 +1,165 @@
+"""What a guard sees of training: signals and looks at the tensors, remembered as a state of health."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal, overdue
+from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.signals.device_signals import DeviceSignals, on_device
+from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.scaler import loss_scale
+from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
+from ckptguard.values.settings import Settings
+
+_log = logging.getLogger("ckptguard")
+
+
+class Watch:
+    """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None; `recent` are
+    the last signals. Nothing here raises because of what it is given, and nothing but a look waits for a device."""
+
+    def __init__(self, parts: Parts, settings: Settings, policy: RollbackPolicy, *, check_every: int) -> None:
+        self._parts, self._settings = parts, settings
+        self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
+        self._check_every, self._most_unsaved = check_every, policy.unsaved
+        self._told_unsaved: int | None = -1
+        self._last_look = 0
+        self._health = Health()
+        self._delayed = DeviceSignals()
+        self._looking: tuple[int, PendingLook] | None = None
+        self._warned = False
+        self.sick: Diagnosis | None = None
+        self.recent = Recent(parts.optimizer)
+
+    def observe(
+        self,
+        step: int,
+        loss: Any = None,
+        grad_norm: Any = None,
+        *,
+        skipped: bool | None = None,
+        error: BaseException | None = None,
+    ) -> Diagnosis:
+        """Take in the signals of an update. What lies on a device is judged some updates later, under its own step;
+        the answer is what is known by now."""
+        loss, norm, scale = self._number(loss), self._number(grad_norm), loss_scale(self._parts.scaler)
+        if error is not None:
+            self.flush()
+            text = f"{type(error).__name__}: {error}"
+            signal = Signal(
+                step=step, loss=_host(loss), grad_norm=_host(norm), scale=_host(scale), skipped=skipped, error=text
+            )
+            return self._take_in((signal,)) or Diagnosis(step=step)
+        if self._delayed.waiting or on_device(loss) or on_device(norm) or on_device(scale):
+            self._delayed.put(step, (loss, norm, scale), skipped)
+            return self._take_in(self._delayed.ready()) or Diagnosis(step=step)
+        signal = Signal(step=step, loss=loss, grad_norm=norm, scale=scale, skipped=skipped)
+        return self._take_in((signal,)) or Diagnosis(step=step)
+
+    def flush(self) -> None:
+        """Take in what is still on its way from a device."""
+        if self._delayed.waiting:
+            self._take_in(self._delayed.flush())
+        self._finish_look(wait=True)
+
+    def look(self, step: int) -> Diagnosis:
+        """Read weights, buffers and optimizer state as they are after an update, and all signals up to it."""
+        self.flush()
+        self._last_look = step
+        return self._take_in((Signal(step=step, looked=True, bad_tensor=self._bad_tensor()),)) or Diagnosis(step=step)
+
+    def after_step(self, step: int, *, must_know: bool = False) -> None:
+        """An update is complete: look every `check_every` without waiting for a device, or, if this state is to be
+        saved (`must_know`), at once."""
+        if must_know:
+            self.look(step)
+            return
+        self._finish_look(wait=False)
+        if step - self._last_look < self._check_every:
+            return
+        tensors = self._tensors()
+        if not any(on_device(tensor) for _, tensor in tensors):
+            self.look(step)
+        elif self._looking is None:
+            self._last_look = step
+            self._looking = (step, PendingLook(tensors))
+
+    def unsaved(self, step: int, last_saved: int | None, save_every: int) -> str | None:
+        """What to tell people when no state was saved for too long; once for each last save."""
+        reason = overdue(step, last_saved, save_every=save_every, most=self._most_unsaved)
+        if reason is None or self._told_unsaved == last_saved:
+            return None
+        self._told_unsaved = last_saved
+        return reason
+
+    def restart(self, step: int) -> None:
+        """Forget everything: a state that was verified good was loaded, that after update `step`."""
+        self._last_look = step
+        self._health = self._health.restarted(step)
+        self._delayed.forget()
+        self.recent.restart(step)
+        self._looking = None
+        self.sick = None
+
+    def _take_in(self, signals: Sequence[Signal]) -> Diagnosis | None:
+        """The last diagnosis; None without signals."""
+        diagnosis, bad_tensor, looked = None, None, False
+        for signal in signals:
+            if self.sick is None and self._health.wants_look(signal):
+                # One look for all that arrived together: what is finite now was so then.
+                bad_tensor = bad_tensor if looked else self._bad_tensor()
+                looked = True
+                signal = msgspec.structs.replace(signal, looked=True, bad_tensor=bad_tensor)
+            self.recent.append(signal)
+            self._health, diagnosis = self._health.after(signal, self._limits)
+            if diagnosis.sick and self.sick is None:
+                self.sick = diagnosis
+        return diagnosis
+
+    def _finish_look(self, *, wait: bool) -> None:
+        if self._looking is None:
+            return
+        step, look = self._looking
+        if not wait and not look.arrived():
+            return
+        self._looking = None
+        # Where there is something to see, it is still there: what is not finite does not heal.
+        bad_tensor = None if look.all_finite() else self._bad_tensor()
+        self._take_in((Signal(step=step, looked=True, bad_tensor=bad_tensor),))
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        return model_tensors(self._parts.model) + state_tensors(self._parts.optimizer)
+
+    def _bad_tensor(self) -> str | None:
+        return first_of(self._tensors(), self._settings.allow_nonfinite)
+
+    def _number(self, value: Any) -> Any:
+        """A float, or a tensor of one number on a device; None for what is no number."""
+        if value is None or type(value) is float:
+            return value
+        try:
+            if not hasattr(value, "detach"):
+                return float(value)
+            value = value.detach()
+            if hasattr(value, "to_local"):
+                value = value.to_local()  # no message to other ranks from here
+            if value.is_complex() or not value.numel():
+                raise TypeError("a tensor of real numbers is expected")
+            if value.dim():
+                value = value.float().mean() if value.numel() != 1 else value.reshape(())
+            return value if on_device(value) else float(value)
+        except Exception as error:  # whatever it is, it is no number
+            if not self._warned:
+                self._warned = True
+                _log.warning("observe() was given a %s, which is no number: %s", type(value).__name__, error)
+            return None
+
+
+def _host(value: Any) -> float | None:
+    return float(value) if value is not None else None

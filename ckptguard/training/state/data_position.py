@@ -1,0 +1,193 @@
+"""Where training is in its data, so that it can be put back there: for a DataLoader or anything re-iterable.
+
+A draw is what one ``next`` of the loader's iterator gives. The position is the epoch and the number of draws taken in
+it. To come back, the generators are set as they were when the epoch began, the iterator is made anew, and the draws
+that were taken are drawn again and dropped; a loader that keeps its own state (torchdata's StatefulDataLoader) is set
+to it instead, and draws nothing again. Draws in `skipped` are dropped whenever they come up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from ckptguard.errors import SettingsError, StateError
+from ckptguard.training.state.loader import forget_loader_state, loader_state, put_loader_back
+from ckptguard.training.state.rng import capture_rng, generator_bytes, generator_tensor, restore_rng, same_rng
+
+_log = logging.getLogger("ckptguard")
+Draw = tuple[int, int]
+
+
+class DataPosition:
+    """Draws batches from a loader and knows which. `epoch` counts from 0, `taken` within the epoch. `inexact`: why the
+    last `restore` may not have come back to the very same batches."""
+
+    def __init__(self, loader: Any) -> None:
+        # Not by iter(loader): for a DataLoader that draws a seed and starts workers.
+        if hasattr(type(loader), "__next__"):
+            raise SettingsError(
+                f"the loader is a one-shot iterator ({type(loader).__name__}): training could not go back in it",
+                hint="pass the DataLoader (or list) itself, not iter(...) or a generator",
+            )
+        if not hasattr(type(loader), "__iter__") and not hasattr(type(loader), "__getitem__"):
+            raise SettingsError(f"the loader is a {type(loader).__name__}, which cannot be iterated")
+        self.loader = loader
+        self.epoch = 0
+        self.taken = 0
+        self.skipped: set[Draw] = set()
+        self.inexact: str | None = None
+        self._iterator: Iterator[Any] | None = None
+        self._before: Iterator[Any] | None = None  # the one that a rollback left
+        self._epoch_start: dict[str, Any] = {}
+
+    def draw(self) -> tuple[Any, Draw]:
+        """The next batch that is not skipped, and which draw it is. Epochs follow each other without end."""
+        while True:
+            if self._iterator is None:
+                self._begin_epoch()
+            assert self._iterator is not None
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                if not self.taken:
+                    hint = "iter(loader) must begin anew each time" if self.epoch else None
+                    raise SettingsError("the loader yields no batches", hint=hint) from None
+                self.epoch, self.taken, self._iterator = self.epoch + 1, 0, None
+                continue
+            draw = (self.epoch, self.taken)
+            self.taken += 1
+            if draw not in self.skipped:
+                return batch, draw
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to come back here, as plain values."""
+        return {
+            "epoch": self.epoch,
+            "taken": self.taken,
+            "skipped": sorted(self.skipped),
+            "length": _length(self.loader),
+            "begun": self._iterator is not None,
+            "loader": loader_state(self.loader) if self._iterator is not None else None,
+            "epoch_start": self._epoch_start if self._iterator is not None else {"generators": self._own_states()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Come back to a position. The generators are left wherever drawing left them: restore the RNG after this.
+        Draws that are skipped by now stay so."""
+        self._shut_down()
+        was = self.epoch, self.taken
+        self.epoch, self.taken = state["epoch"], 0
+        self.inexact = None
+        self.skipped |= {(epoch, index) for epoch, index in state["skipped"]}
+        if state["length"] != _length(self.loader):
+            _log.warning(
+                "the loader has %s batches, and had %s when this was saved: the position in the data may differ",
+                _length(self.loader),
+                state["length"],
+            )
+        self._set_generators(state["epoch_start"]["generators"])
+        forget_loader_state(self.loader)
+        if not state["begun"]:
+            return
+        if state.get("loader") is not None:
+            put_loader_back(self.loader, state["loader"])
+            self._epoch_start, self.taken = state["epoch_start"], state["taken"]
+            self._tell_epoch()
+            self._iterator = iter(self.loader)
+            return
+        restore_rng(state["epoch_start"]["rng"])
+        self._begin_epoch()
+        assert self._iterator is not None
+        if self._iterator is self._before and not _keeps_workers(self.loader):
+            self._say("iter(loader) gives the same iterator every time: it goes on where it was")
+            self.epoch, self.taken = was
+            return
+        if _keeps_workers(self.loader):
+            self._say("the loader keeps its workers (persistent_workers): what they draw at random is not put back")
+        generators = capture_rng()
+        for _ in range(state["taken"]):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                break
+            self.taken += 1
+        if _is_stream(self.loader) and not same_rng(generators, capture_rng()):
+            self._say("the loader draws from the generators that training uses, too: its order depends on both")
+
+    def restart_epoch(self, epoch: int) -> None:
+        """Begin an epoch anew, where nothing better is known."""
+        self._shut_down()
+        forget_loader_state(self.loader)
+        self.epoch, self.taken = epoch, 0
+
+    def _tell_epoch(self) -> None:
+        for sampler in _samplers(self.loader):
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(self.epoch)
+
+    def _begin_epoch(self) -> None:
+        self._tell_epoch()
+        # Before iter(): making the iterator of a DataLoader already draws a seed.
+        self._epoch_start = {"rng": capture_rng(), "generators": self._own_states()}
+        self._iterator = iter(self.loader)
+
+    def _own_states(self) -> list[bytes]:
+        return [generator_bytes(generator.get_state()) for generator in _generators(self.loader)]
+
+    def _set_generators(self, saved: list[bytes]) -> None:
+        generators = _generators(self.loader)
+        if len(saved) != len(generators):
+            raise StateError(
+                f"the loader has {len(generators)} generators of its own, and had {len(saved)} when this was saved"
+            )
+        for generator, text in zip(generators, saved, strict=True):
+            generator.set_state(generator_tensor(text))
+
+    def _say(self, why: str) -> None:
+        self.inexact = why
+        _log.warning("training may go on with other data: %s", why)
+
+    def _shut_down(self) -> None:
+        # Held until the next one is made, so that the two can be told apart; but not what has processes of its own.
+        self._before = None if hasattr(self.loader, "num_workers") else self._iterator
+        self._iterator = None
+
+
+def _is_stream(loader: Any) -> bool:
+    """Whether what comes next may depend on what was drawn before."""
+    from torch.utils.data import IterableDataset
+
+    return not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset)
+
+
+def _keeps_workers(loader: Any) -> bool:
+    return bool(getattr(loader, "persistent_workers", False))
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """The loader and all its samplers, also those inside samplers that deal out shards to ranks; each once."""
+    found: dict[int, Any] = {}
+    waiting = [loader]
+    while waiting:
+        owner = waiting.pop(0)
+        if owner is not None and id(owner) not in found:
+            found[id(owner)] = owner
+            waiting += [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
+    return list(found.values())
+
+
+def _generators(loader: Any) -> list[Any]:
+    """The torch generators that the loader and its samplers own, each once."""
+    import torch
+
+    found = [getattr(owner, "generator", None) for owner in _samplers(loader)]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

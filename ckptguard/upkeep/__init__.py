@@ -1,0 +1,1 @@
+"""The pass that daemons and doors loop over: protect, verify, promote, clean up."""

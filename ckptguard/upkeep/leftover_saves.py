@@ -1,0 +1,66 @@
+"""Collect what killed saves of our own layout left: temporary folders; on a storage elsewhere claims, objects that were
+never sealed, unfinished uploads."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from ckptguard.errors import CouldNotTellError
+from ckptguard.records.run import Run
+from ckptguard.records.write_claims import Claim, is_dead, list_claims, read_claim, release, storage_time
+from ckptguard.runs.history import load_history
+from ckptguard.runs.stale_temporaries import was_left
+from ckptguard.storage.remote.stale_uploads import end_uploads
+
+_SAVE = re.compile(r"tmp-step-\d{9}-[0-9a-f]{8}")
+_LONGEST_COPY = 86400.0  # seconds that one file may be on its way between two storages
+
+
+def collect_saves(run: Run) -> list[str]:
+    """Remove what saves left whose writers are known to be gone; returns keys and paths. Elsewhere, what has no claim
+    was not left by us, and stays, as does that of which it cannot be told."""
+    removed = []
+    if run.storage.root is not None:
+        for entry in run.storage.list(""):
+            if entry.kind == "folder" and _SAVE.fullmatch(entry.name):
+                with contextlib.suppress(CouldNotTellError):  # it does no harm, and a training may be about to begin
+                    if was_left(run.storage, entry):
+                        run.storage.remove(entry.key)
+                        removed.append(entry.key)
+        return removed
+    for claim in list_claims(run):
+        with contextlib.suppress(CouldNotTellError):
+            removed += [claim.path] if collect_claim(run, claim) else []
+    with contextlib.suppress(CouldNotTellError):
+        removed += _copies_cut_short(run)
+    return removed
+
+
+def collect_claim(run: Run, claim: Claim, *, dead: bool = False) -> bool:
+    """Remove a claim and what its writer left, if that is `dead`, which is found out; whether it was.
+
+    What was sealed after all stays: only the claim goes.
+    """
+    if not dead and not is_dead(run, claim):
+        return False
+    history = load_history(run)
+    sealed = history.current(claim.series, claim.step, claim.path) is not None
+    if not sealed and history.next_generation(claim.series, claim.step) <= claim.generation:
+        now = read_claim(run, claim.path)
+        if now is None or now.token != claim.token:
+            return False  # somebody else was quicker
+        end_uploads(run.storage, claim.path)
+        run.storage.remove(claim.path)
+    release(run, claim)
+    return True
+
+
+def _copies_cut_short(run: Run) -> list[str]:
+    """Parts of copies of ours that were begun long ago, where a store keeps them."""
+
+    def begun_before() -> float | None:
+        now = storage_time(run)
+        return None if now is None else now / 1e9 - _LONGEST_COPY
+
+    return [key for folder in ("kept", "quarantine", "trash") for key in end_uploads(run.records, folder, begun_before)]

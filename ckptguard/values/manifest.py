@@ -1,0 +1,138 @@
+"""The manifest: what a checkpoint consists of, byte by byte. Written last; writing it is the commit.
+
+Spans and tensors travel as JSON arrays, so that a checkpoint with 100 000 tensors stays readable and small.
+Digests are lower-case hexadecimal. `FORMAT.md` beside the records specifies the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from ckptguard.errors import RecordsError
+from ckptguard.values.ids import RECORDS_FOLDER, checkpoint_id, is_safe_path
+from ckptguard.values.record_text import decode_checked, encode_checked
+
+MANIFEST_FORMAT = 1
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stored range of bytes that holds tensor data."""
+
+    offset: int
+    length: int
+    blake3: str
+
+
+class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own).
+
+    `largest` is the largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the
+    scan found them, in six digits; None for other than floats, and where the writer sealed without looking.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    span: int | None
+    role: str
+    largest: float | None = None
+    rms: float | None = None
+
+
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stored file (shard) of a checkpoint; `path` is relative to the run.
+
+    `envelope` is the BLAKE3 of all bytes outside spans, in file order. `mtime_ns`, `inode` and `etag` are what the
+    storage said when the manifest was written; they only ever serve to tell a re-save from damage, never identity.
+    """
+
+    path: str
+    size: int
+    format: str
+    envelope: str
+    md5: str | None = None
+    mtime_ns: int | None = None
+    inode: int | None = None
+    etag: str | None = None
+    spans: tuple[Span, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    globals: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # tied names that the file states without storing them again
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One generation of one checkpoint. `path` and all file paths are relative to the run."""
+
+    format: int = MANIFEST_FORMAT
+    series: str
+    path: str
+    layout: str
+    step: int | None
+    generation: int
+    digest_origin: str  # "writer" | "observer"
+    sealed_at: str
+    version: str
+    nonce: str
+    files: tuple[File, ...]
+    metrics: dict[str, float] = {}  # the finite numbers that were given when it was saved
+    nonfinite_metrics: dict[str, str] = {}  # the others, in words: "nan", "inf", "-inf"
+
+    @property
+    def id(self) -> str:
+        """``<step>.<generation>``."""
+        return checkpoint_id(self.step, self.generation)
+
+    def given_metrics(self) -> dict[str, float]:
+        """All numbers that were given when it was saved."""
+        return {**self.metrics, **{name: float(word) for name, word in self.nonfinite_metrics.items()}}
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the files."""
+        return sum(f.size for f in self.files)
+
+    def file(self, path: str) -> File | None:
+        """The file under this path, if the manifest names it."""
+        return next((f for f in self.files if f.path == path), None)
+
+
+def split_metrics(given: Mapping[str, float]) -> tuple[dict[str, float], dict[str, str]]:
+    """Named numbers as a manifest has them: the finite ones, and the others in words, for JSON has none for them."""
+    finite = {name: float(value) for name, value in given.items() if math.isfinite(value)}
+    return finite, {name: str(float(value)) for name, value in given.items() if name not in finite}
+
+
+def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
+    """What makes two contents the same: paths, sizes and BLAKE3 digests; never times or MD5."""
+    return tuple(
+        sorted((f.path, f.size, f.envelope, tuple((s.offset, s.length, s.blake3) for s in f.spans)) for f in files)
+    )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The manifest as versioned, checked JSON text; `decode_manifest` gives back an equal value."""
+    return encode_checked(manifest)
+
+
+def decode_manifest(text: bytes) -> Manifest:
+    """Parse and check a manifest; RecordsError if it is damaged, from a newer format, or names unsafe paths."""
+    manifest = decode_checked(text, Manifest, "a manifest")
+    if manifest.format > MANIFEST_FORMAT:
+        raise RecordsError(
+            f"a manifest has format {manifest.format}; this version reads up to {MANIFEST_FORMAT}",
+            hint="upgrade ckptguard",
+        )
+    paths = [f.path for f in manifest.files] + [manifest.path] * (manifest.path != ".")
+    for path in paths:
+        if not is_safe_path(path) or path.split("/")[0] == RECORDS_FOLDER:
+            raise RecordsError(f"a manifest names an unsafe path: {path!r}")
+    if not {"nan", "inf", "-inf"}.issuperset(manifest.nonfinite_metrics.values()):
+        raise RecordsError("a manifest states a metric that is no number")
+    if any(n < 0 for f in manifest.files for n in (f.size, *(n for s in f.spans for n in (s.offset, s.length)))):
+        raise RecordsError("a manifest states a negative size or place")
+    if any(t.span is not None and not 0 <= t.span < len(f.spans) for f in manifest.files for t in f.tensors):
+        raise RecordsError("a manifest's tensor refers to a span that is not there")
+    return manifest

@@ -1,0 +1,153 @@
+"""Findings, outcomes and verdicts: values, never exceptions."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ckptguard.errors import RecordsError
+from ckptguard.values.record_text import decode_checked, encode_checked
+
+VERDICT_FORMAT = 1
+MAX_FINDINGS_PER_CHECK = 50
+_CLEARED = "cleared: "
+
+
+class Outcome(enum.Enum):
+    """What a verdict says. PENDING is the absence of a verdict and is never written to the ledger."""
+
+    GOOD = "good"
+    SUSPECT = "suspect"
+    INCOMPLETE = "incomplete"
+    BAD = "bad"
+    PENDING = "pending"
+
+
+class Severity(enum.Enum):
+    """How much one finding weighs."""
+
+    ERROR = "error"
+    SICKNESS = "sickness"
+    WARNING = "warning"
+    NOTICE = "notice"
+
+
+_RANK = {Outcome.GOOD: 0, Outcome.SUSPECT: 1, Outcome.INCOMPLETE: 2, Outcome.BAD: 3}
+# For a whole target: a pending checkpoint outweighs a good one, never a bad one.
+_TARGET_ORDER = (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING, Outcome.SUSPECT, Outcome.GOOD)
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One fact that a check found. `file` is relative to the target (in records: to the run)."""
+
+    check: str
+    severity: Severity
+    message: str
+    file: str | None = None
+    tensor: str | None = None
+    count: int | None = None
+    expected: str | None = None
+    found: str | None = None
+    omitted: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Numbers that later checks of the series compare with; all finite."""
+
+    largest_magnitude: float | None = None
+    largest_tensor: str | None = None
+    constant: tuple[str, ...] = ()
+    resumable: tuple[str, ...] = ()  # roles present: model, optimizer, scheduler, scaler, rng, data
+    stale: bool = False  # weights and optimizer moments were those of the step before
+    skipped_steps: int | None = None  # updates that DeepSpeed left out so far
+    world_size: int | None = None  # ranks, where the checkpoint itself states them
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Outcome and findings of one generation of a checkpoint, and when and by which version they were found."""
+
+    format: int = VERDICT_FORMAT
+    series: str
+    step: int | None
+    generation: int
+    outcome: Outcome
+    findings: tuple[Finding, ...] = ()
+    checked_at: str
+    version: str
+    digests: tuple[str, ...] = ()  # which digests this pass computed: ("blake3", "md5")
+    seconds: float | None = None
+    facts: Facts = Facts()
+    place_damaged: bool = False  # the bytes in place are not those that were sealed; a whole copy may be elsewhere
+    # Of a GOOD one whose files the storage describes otherwise than the manifest (put back, a copied run), how: path,
+    # size, mtime, inode, etag of each. The bytes are those that were sealed.
+    seen: tuple[tuple[str, int, int | None, int | None, str | None], ...] = ()
+    # "bytes": for this verdict every byte was read from where the checkpoint lies. "checksum": of a replica, of some
+    # files the store's own checksum of all their bytes was compared instead.
+    read_back: str = ""
+    content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
+
+
+def worst(outcomes: Iterable[Outcome]) -> Outcome:
+    """The worst of some written outcomes: bad > incomplete > suspect > good."""
+    return max(outcomes, key=_RANK.__getitem__)
+
+
+def target_outcome(outcomes: Iterable[Outcome]) -> Outcome:
+    """The outcome of a run over its checkpoints; a run without checkpoints is pending."""
+    present = set(outcomes)
+    return next((o for o in _TARGET_ORDER if o in present), Outcome.PENDING)
+
+
+def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
+    """Findings to outcome.
+
+    An error is BAD; but a checkpoint that was never sealed and whose only errors are of completeness is INCOMPLETE.
+    A sickness is SUSPECT. Warnings and notices leave GOOD.
+    """
+    errors = [f for f in findings if f.severity is Severity.ERROR]
+    if errors:
+        only_incomplete = not sealed and all(f.check == "completeness" for f in errors)
+        return Outcome.INCOMPLETE if only_incomplete else Outcome.BAD
+    if any(f.severity is Severity.SICKNESS for f in findings):
+        return Outcome.SUSPECT
+    return Outcome.GOOD
+
+
+def clearance(reason: str) -> Finding:
+    """The finding by which a user lifts SUSPECT from a generation."""
+    return Finding(check="incident", severity=Severity.NOTICE, message=_CLEARED + reason)
+
+
+def is_clearance(finding: Finding) -> bool:
+    """Whether a finding says that a user lifted SUSPECT."""
+    return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
+
+
+def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CHECK) -> tuple[Finding, ...]:
+    """At most `limit` findings of each check, heaviest first, then one that says how many were left out."""
+    weight = {Severity.ERROR: 0, Severity.SICKNESS: 1, Severity.WARNING: 2, Severity.NOTICE: 3}
+    kept: list[Finding] = []
+    for check in dict.fromkeys(f.check for f in findings):
+        own = sorted((f for f in findings if f.check == check), key=lambda f: weight[f.severity])
+        kept += own[:limit]
+        if len(own) > limit:
+            left = len(own) - limit
+            kept.append(
+                Finding(check=check, severity=own[limit].severity, message=f"{left} more findings", omitted=left)
+            )
+    return tuple(kept)
+
+
+def encode_verdict(verdict: Verdict) -> bytes:
+    """The verdict as versioned, checked JSON text; `decode_verdict` gives back an equal value."""
+    return encode_checked(verdict)
+
+
+def decode_verdict(text: bytes) -> Verdict:
+    """Parse a ledger entry; RecordsError if it is damaged or from a newer format."""
+    verdict = decode_checked(text, Verdict, "a ledger entry")
+    if verdict.format > VERDICT_FORMAT:
+        raise RecordsError(f"a ledger entry has format {verdict.format}", hint="upgrade ckptguard")
+    return verdict

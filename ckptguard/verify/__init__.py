@@ -1,0 +1,1 @@
+"""Giving a checkpoint its verdict: scan, compare with what was sealed, judge, record."""

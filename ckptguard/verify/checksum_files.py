@@ -1,0 +1,216 @@
+"""Checksum files in the styles of md5sum, sha256sum, shasum, b2sum, b3sum and openssl, and where they apply.
+
+A stated path is only ever compared with names that storage listed: nothing is opened because a list names it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ckptguard.errors import NotFoundError, SettingsError, StorageError
+from ckptguard.storage import normalise_url, open_storage
+from ckptguard.values.ids import escape
+
+Sums = Mapping[
+    str, tuple[str, str]
+]  # path as stated ("": the list names no file) -> (algorithm, lower-case hex digest)
+
+_LONGEST = 64 << 20
+_HEX = r"(?P<digest>[0-9a-fA-F]{32,128})"
+_GNU = re.compile(rf"{_HEX}(?: [ *]| (?![ *]))(?P<path>.+)", re.DOTALL)
+_BSD = re.compile(rf"(?P<algorithm>[A-Za-z0-9/-]+) ?\((?P<path>.+)\) ?= ?{_HEX}", re.DOTALL)
+_ALONE = re.compile(_HEX)
+_ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
+_ESCAPED = {"\\": "\\", "n": "\n", "r": "\r"}
+_BY_LENGTH = {
+    32: ("md5",),
+    40: ("sha1",),
+    56: ("sha224",),
+    64: ("sha256", "blake3", "blake2b-256"),
+    96: ("sha384", "blake2b-384"),
+    128: ("sha512", "blake2b"),
+}
+# What a list's own name says, where its lines do not: B3SUMS, model.sha512.
+_HINTS = {
+    "md5": "md5",
+    "sha1": "sha-?1",
+    "sha224": "sha-?224",
+    "sha256": "sha-?256",
+    "blake3": "b3|blake3",
+    "blake2b-256": "b2|blake2",
+    "sha384": "sha-?384",
+    "blake2b-384": "b2|blake2",
+    "sha512": "sha-?512",
+    "blake2b": "b2|blake2",
+}
+# The stronger first: of several sums of one file this one is compared.
+_STRENGTH = ("blake3", "blake2b", "sha512", "sha384", "sha256", "blake2b-384", "blake2b-256", "sha224", "sha1", "md5")
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+@dataclass(frozen=True)
+class CheckSums:
+    """A checksum file that was read: what it states, and the local folder that it lies in ("" where it has none)."""
+
+    stated: Sums
+    folder: str
+
+    def of(self, prefix: str, files: Sequence[str], root: str) -> dict[str, tuple[str, str]]:
+        """`sums_for` these files below a storage's root."""
+        return sums_for(self.stated, prefix, files, root=root, folder=self.folder)
+
+
+def read_check_sums(path: str) -> CheckSums:
+    """Read a checksum file that the user named, by a link too. SettingsError if it cannot be read or understood."""
+    place = normalise_url(path)
+    local = "://" not in place
+    folder, _, name = (os.path.realpath(place) if local else place).rpartition("/")
+    try:
+        with open_storage(folder or "/").open(name) as reader:
+            if reader.entry.size > _LONGEST:
+                raise SettingsError(f"{escape(path)} is too large for a checksum file")
+            text = reader.read(0, reader.entry.size)
+    except (NotFoundError, StorageError) as error:
+        raise SettingsError(f"the checksum file {escape(path)} cannot be read: {error.message}") from error
+    # The folder is that of the name: a link into a cache lies beside what it lists, the blob does not.
+    around = os.path.realpath(os.path.dirname(place)) if local else ""
+    return CheckSums(stated=parse_check_sums(text, path), folder=around)
+
+
+def parse_check_sums(text: bytes | str, source: str) -> dict[str, tuple[str, str]]:
+    """Path -> (algorithm, lower-case hex digest). SettingsError names the line that is in none of the styles, that
+    may be of several algorithms, or that contradicts another one."""
+    lines = _lines(text, source)
+    sums: dict[str, tuple[str, str]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith(("#", ";")):
+            continue
+        where = f"{escape(source)}, line {number}"
+        path, algorithm, digest = _stated(line, where, source)
+        known = sums.get(path)
+        if known is not None and known[0] == algorithm and known[1] != digest:
+            raise SettingsError(f"{where}: another {algorithm} for {escape(path[:80])} than in a line before")
+        if known is None or _STRENGTH.index(algorithm) < _STRENGTH.index(known[0]):
+            sums[path] = (algorithm, digest)
+    if not sums:
+        raise SettingsError(f"{escape(source)} states no checksums")
+    return sums
+
+
+def sums_for(
+    sums: Sums, prefix: str, files: Sequence[str], *, root: str = "", folder: str = ""
+) -> dict[str, tuple[str, str]]:
+    """The stated sums as keys of the storage, for the target `prefix` with these files.
+
+    Paths are relative to the list's own folder, to the target, or to the folder around it (``md5sum model/*``),
+    whichever fits most files; every stated file inside the target counts, there or not, and others do not. For a
+    target that is one file its bare name is enough. `root` is the storage's local path and `folder` the list's, where
+    known. SettingsError if the list says nothing about the target, or two things about one file.
+    """
+    prefix = "" if prefix == "." else prefix
+    if prefix in files:
+        return {prefix: _for_one_file(sums, prefix, root, folder)}
+    present, most = set(files), 0
+    fitting: set[tuple[str, tuple[str, str]]] = set()
+    for base in _bases(prefix, root, folder):
+        keys = {(_key(base, path, root), stated) for path, stated in sums.items()}
+        inside = {(k, s) for k, s in keys if k in present or (k.startswith(prefix + "/") if prefix else k)}
+        fits = sum(key in present for key, _ in inside)
+        if fits > most:
+            fitting, most = inside, fits
+    if not most:
+        raise SettingsError(f"the checksum file names no file of {escape(prefix.rpartition('/')[2] or 'the target')}")
+    if len(fitting) > len(dict(fitting)):
+        raise SettingsError("the checksum file names one file by several paths, with different sums")
+    return dict(fitting)
+
+
+def _for_one_file(sums: Sums, key: str, root: str, folder: str) -> tuple[str, str]:
+    for base in _bases(key, root, folder):
+        exact = {stated for path, stated in sums.items() if path and _key(base, path, root) == key}
+        if len(exact) == 1:
+            return exact.pop()
+    name = key.rpartition("/")[2]
+    named = {stated for path, stated in sums.items() if path.rpartition("/")[2] == name}
+    if not named and set(sums) == {""}:
+        return sums[""]
+    if len(named) != 1:
+        what = "no sum" if not named else f"{len(named)} different sums"
+        raise SettingsError(f"the checksum file states {what} for {escape(name)}")
+    return named.pop()
+
+
+def _bases(prefix: str, root: str, folder: str) -> list[str]:
+    """The folders that stated paths may be relative to, as ways from the storage's root."""
+    own = [posixpath.relpath(folder, root)] if root.startswith("/") and folder.startswith("/") else []
+    return list(dict.fromkeys([*own, prefix, prefix.rpartition("/")[0]]))
+
+
+def _key(base: str, path: str, root: str) -> str:
+    """The key that a stated path means; "" for one outside the storage."""
+    if root.startswith("/") and path:
+        key = posixpath.relpath(posixpath.join(root, base, path), root)
+    else:
+        key = posixpath.normpath(posixpath.join(base, path)) if path and not path.startswith("/") else ""
+    return "" if key in (".", "..") or key.startswith("../") else key
+
+
+def _lines(text: bytes | str, source: str) -> list[str]:
+    if isinstance(text, bytes):
+        try:
+            # PowerShell's redirection writes UTF-16; both byte order marks name their encoding.
+            text = text.decode("utf-16" if text.startswith(_UTF16) else "utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{escape(source)} is not text in UTF-8") from error
+    # Not splitlines: a name may hold what Unicode calls a line's end. With NUL (--zero) names stand as they are.
+    return text.split("\0") if "\0" in text else [line.removesuffix("\r") for line in text.split("\n")]
+
+
+def _stated(line: str, where: str, source: str) -> tuple[str, str, str]:
+    """(path, algorithm, digest) of one line."""
+    escaped = line.startswith("\\")
+    plain = line[1:] if escaped else line
+    match = _GNU.fullmatch(plain) or _BSD.fullmatch(plain)
+    alone = _ALONE.fullmatch(plain.strip()) if match is None else None
+    if match is None and alone is None:
+        raise SettingsError(f"{where}: neither md5sum's nor sha256sum's style: {escape(line[:80])}")
+    if alone is not None:
+        return "", _algorithm("", alone["digest"], where, source), alone["digest"].lower()
+    assert match is not None
+    path = _unescaped(match["path"], where) if escaped else match["path"]
+    digest = match["digest"].lower()
+    algorithm = _algorithm(match.groupdict().get("algorithm") or "", digest, where, source)
+    return ("" if path == "-" else path.removeprefix("./")), algorithm, digest
+
+
+def _unescaped(path: str, where: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        if match[1] not in _ESCAPED:
+            raise SettingsError(f"{where}: an escape that no tool writes: {escape(match[0])}")
+        return _ESCAPED[match[1]]
+
+    return _ESCAPE.sub(one, path)
+
+
+def _algorithm(tag: str, digest: str, where: str, source: str) -> str:
+    """The algorithm that a line's tag states, else the list's own name, else the digest's length."""
+    possible = _BY_LENGTH.get(len(digest), ())
+    if tag:
+        word = re.sub(r"^sha2-(?=\d{3}$)|^sha-", "sha", tag.lower())  # openssl's SHA2-256
+        found = [name for name in possible if word in (name, f"{name}-512")]
+    else:
+        found = [name for name in possible if re.search(_HINTS[name], os.path.basename(source).lower())]
+        found = found or list(possible[:1] if len(digest) < 128 else possible)
+    if len(found) != 1:
+        what = (
+            f"{escape(tag)} of {len(digest)} digits is no digest known here"
+            if tag or not found
+            else (f"a digest of {len(digest)} digits may be {' or '.join(possible)}")
+        )
+        raise SettingsError(f"{where}: {what}", hint="say which in the list: `sha512sum --tag`, `b2sum --tag`")
+    return found[0]

@@ -1,0 +1,152 @@
+"""One pass over a checkpoint's bytes, and the evidence from it: what verification of any kind begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ckptguard.checks import Evidence
+from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
+from ckptguard.formats import Structure, tensor_suffix
+from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
+from ckptguard.layouts.roles import assign_roles
+from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_files
+from ckptguard.scan.result import Scan, ScannedFile
+from ckptguard.storage import Storage
+from ckptguard.values.manifest import File, Manifest, Span, Tensor
+from ckptguard.values.verdict import Facts
+
+# Small files whose content a layout's gaps depend on.
+_READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
+
+
+def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:
+    """Why a checkpoint is not finished, from names and file structures alone; None if it is.
+
+    Problems that time will not mend (a wrong CRC) do not count as unfinished: the scan will judge them.
+    """
+    names = [e for e in checkpoint.entries if tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
+    try:
+        scan = scanner(storage, [e.key for e in names], ScanOptions(structure_only=True), None)
+    except (ObjectMissingError, ChangedWhileReadError) as error:
+        return f"{checkpoint.inside(error.key)} is being replaced"
+    structures = {f.entry.key: f.structure for f in scan.files}
+    for key, structure in structures.items():
+        if structure.truncated:
+            return f"{checkpoint.inside(key)} is not whole yet"
+    gaps = [g for g in LAYOUTS[checkpoint.layout].gaps(checkpoint, structures) if g.fatal]
+    if gaps:
+        return gaps[0].message if gaps[0].file is None else f"{checkpoint.inside(gaps[0].file)}: {gaps[0].message}"
+    return None
+
+
+def scan_checkpoint(
+    storage: Storage, checkpoint: Checkpoint, options: ScanOptions, *, scanner: Scanner, progress: Progress | None
+) -> Scan:
+    """Scan all regular files of a checkpoint. Raises what the scanner raises."""
+    return scanner(storage, checkpoint.files, options, progress)
+
+
+def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
+    """The role of every tensor, by file."""
+    return {
+        f.entry.key: tuple(assign_roles(f.entry.key, f.structure.tensors, containers=f.structure.containers))
+        for f in files
+    }
+
+
+def gaps_of(checkpoint: Checkpoint, files: Sequence[ScannedFile]) -> tuple[Gap, ...]:
+    """What the layout implies and the scan did not find."""
+    structures = {f.entry.key: f.structure for f in files}
+    return tuple(LAYOUTS[checkpoint.layout].gaps(checkpoint, structures))
+
+
+def misplaced_digests(
+    storage: Storage, sealed: Manifest | None, found: Mapping[str, ScannedFile]
+) -> dict[str, tuple[str | None, ...]]:
+    """Digests of the sealed spans' places, for files whose own structure no longer has these spans.
+
+    A second, partial read that happens only for files that are already known to differ: it names the tensors hit.
+    """
+    placed = {}
+    for file in sealed.files if sealed else ():
+        scanned = found.get(file.path)
+        if scanned is None or not file.spans:
+            continue
+        places = [(s.offset, s.length) for s in file.spans]
+        if [(s.offset, s.length) for s in scanned.structure.spans] != places:
+            placed[file.path] = digest_places(storage, file.path, places)
+    return placed
+
+
+def collect_evidence(
+    storage: Storage,
+    checkpoint: Checkpoint,
+    scan: Scan,
+    *,
+    sealed: Manifest | None = None,
+    reference: Manifest | None = None,
+    reference_facts: Facts | None = None,
+    previous: tuple[Manifest, Facts | None] | None = None,
+    in_run: bool = True,
+    allow_nonfinite: tuple[str, ...] = (),
+    trust_globals: tuple[str, ...] = (),
+    expected_sums: Mapping[str, tuple[str, str]] | None = None,
+) -> Evidence:
+    """Everything the checks need, gathered once."""
+    found = {f.entry.key: f for f in scan.files}
+    known = frozenset(g for f in reference.files for g in f.globals) if reference else None
+    return Evidence(
+        checkpoint=checkpoint,
+        scan=scan,
+        roles=roles_of(scan.files),
+        gaps=gaps_of(checkpoint, scan.files),
+        sealed=sealed,
+        reference=reference,
+        reference_facts=reference_facts,
+        previous=previous[0] if previous else None,
+        previous_facts=previous[1] if previous else None,
+        placed_digests=misplaced_digests(storage, sealed, found),
+        in_run=in_run,
+        known_globals=known,
+        allow_nonfinite=allow_nonfinite,
+        trust_globals=trust_globals,
+        expected_sums=expected_sums or {},
+    )
+
+
+def manifest_files(evidence: Evidence) -> tuple[File, ...]:
+    """The files of a manifest, as they were scanned."""
+    return tuple(manifest_file(f, evidence.roles[f.entry.key]) for f in evidence.scan.files)
+
+
+def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
+    """A file of a manifest, with the roles of its tensors."""
+    places = zip(file.structure.spans, file.span_digests, strict=True)
+    tensors = zip(file.structure.tensors, roles, file.numbers, strict=True)
+    return File(
+        path=file.entry.key,
+        size=file.entry.size,
+        format=file.structure.format,
+        envelope=file.envelope,
+        md5=file.md5,
+        mtime_ns=file.entry.mtime_ns,
+        inode=file.entry.inode,
+        etag=file.entry.etag,
+        spans=tuple(Span(place.offset, place.length, digest) for place, digest in places),
+        tensors=tuple(
+            Tensor(t.name, t.dtype, t.shape, t.span, role, *((_digits(n.largest), _digits(n.rms)) if n else ()))
+            for t, role, n in tensors
+        ),
+        globals=file.structure.globals,
+        aliases=_tied_names(file.structure),
+    )
+
+
+def _tied_names(structure: Structure) -> tuple[str, ...]:
+    """Names that a safetensors header gives to tensors that the file holds under another name."""
+    held = {t.name for t in structure.tensors} if structure.metadata else set()
+    return tuple(sorted(alias for alias, name in structure.metadata.items() if name in held))
+
+
+def _digits(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

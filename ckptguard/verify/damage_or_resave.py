@@ -1,0 +1,167 @@
+"""Damage or re-save? A sealed path holds other bytes than its manifest says. Pure; in doubt it is damage."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from ckptguard.checks.digests import same_content
+from ckptguard.runs.file_signatures import is_new
+from ckptguard.scan.result import ScannedFile
+from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.verdict import Facts
+
+_NO_FACTS = Facts()
+_STATE = 64  # bytes of floats from which a file's content is no coincidence
+_WIPED = 16  # elements; a shorter tensor may well come to hold one value
+_ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what it took before
+_GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
+
+
+class Change(enum.Enum):
+    """How the content found differs from the content sealed."""
+
+    SAME = "same"
+    DAMAGED = "damaged"
+    RESAVED = "resaved"  # a new generation
+    RESAVING = "resaving"  # some files were written anew, others not yet
+
+
+def classify_change(
+    sealed: Manifest,
+    found: Mapping[str, ScannedFile],
+    *,
+    whole: bool,
+    last_written: str,
+    ever_good: bool,
+    sealed_by_writer: bool,
+    other_contents: Sequence[Manifest] = (),
+    facts: Facts = _NO_FACTS,
+) -> Change:
+    """Compare the files found (by key) with the manifest.
+
+    A re-save is: every file with tensors and the layout's last-written file are there and new, the structure is
+    `whole`, more than one tensor differs, no file has the content of another step (`other_contents`: a stale copy is
+    damage), none has the old content still (a run that was copied has new times everywhere) unless other steps have
+    it too or it was written along with the others (frozen weights), and something vouches for a writer: a container
+    with checksums of its own (a torch archive) that holds two or more other tensors, or else three and at least half of
+    the float tensors differ and none of these looks wiped or scrambled (all one value where it was not, by `facts`; or
+    grown beyond what an update does). A generation that never was GOOD has nothing to lose: there new files and a
+    whole structure suffice. Our own layout never writes over a name, so there every change is damage.
+    """
+    if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
+        return Change.SAME
+    if sealed_by_writer:
+        return Change.DAMAGED
+    entries = {key: file.entry for key, file in found.items()}
+    must_be_new = [f for f in sealed.files if f.tensors or (f.path == last_written)] or list(sealed.files)
+    new = [f for f in must_be_new if is_new(f, entries.get(f.path))]
+    if not any(f.path in entries for f in new):
+        return Change.DAMAGED  # files are gone, and nothing is being written
+    if len(new) == len(must_be_new):
+        if not whole or (ever_good and any(f.spans and f.path not in found for f in sealed.files)):
+            return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in new) else Change.DAMAGED
+        if not ever_good:
+            return Change.RESAVED
+        if _holds_stale_file(sealed.files, found, other_contents):
+            return Change.DAMAGED
+        if _holds_old_file(sealed.files, found, other_contents):
+            changed = [f for f in new if f.path not in found or not same_content(f, found[f.path])]
+            return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in changed) else Change.DAMAGED
+        if _differing(sealed.files, found)[0] > 1 and _vouched(sealed.files, found):
+            return Change.RESAVED
+        # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed.
+        many = _differing(sealed.files, found)[0] > 2 and _most_tensors_differ(sealed.files, found)
+        plausible = many and not _looks_harmed(sealed.files, found, facts)
+        return Change.RESAVED if plausible else Change.DAMAGED
+    if new and all(_looks_rewritten(f, found.get(f.path)) for f in new):
+        return Change.RESAVING
+    return Change.DAMAGED
+
+
+def _looks_rewritten(sealed: File, found: ScannedFile | None) -> bool:
+    """Whether one new file looks like a writer's work, finished or not, instead of damage to the old bytes."""
+    if found is None or found.structure.truncated or not sealed.tensors:
+        return True
+    return _most_tensors_differ([sealed], {sealed.path: found}) and not found.structure.problems
+
+
+def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
+    """More than one tensor, and at least half of all float tensors of more than one element."""
+    differing, total = _differing(sealed, found)
+    return differing > 1 and differing * 2 >= total
+
+
+def _vouched(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
+    """Whether a file whose container checks its own bytes was written anew, with other tensors in it."""
+    return any(
+        found[f.path].structure.format == "torch_zip" and _differing([f], found)[0] > 1
+        for f in sealed
+        if f.path in found
+    )
+
+
+def _looks_harmed(sealed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts) -> bool:
+    """Whether a float tensor that changed is all one value now (a wiped page), or holds numbers that no update makes
+    (scrambled bytes)."""
+    largest = max(facts.largest_magnitude or 0.0, 1.0)
+    before = {s.blake3 for f in sealed for s in f.spans}
+    for file in found.values():
+        for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
+            if numbers is None or tensor.span is None or file.span_digests[tensor.span] in before:
+                continue
+            wiped = numbers.constant and numbers.count >= _WIPED and tensor.name not in facts.constant
+            if wiped or numbers.largest > largest * _GROWTH:
+                return True
+    return False
+
+
+def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[int, int]:
+    """(float tensors of more than one element that differ, all of them)."""
+    held = {digest for file in found.values() for digest in file.span_digests}
+    total = differing = 0
+    for file in sealed:
+        for tensor in file.tensors:
+            is_float = tensor.dtype.startswith(("float", "bfloat", "complex"))
+            if tensor.span is not None and is_float and file.spans[tensor.span].length > 8:
+                total += 1
+                differing += file.spans[tensor.span].blake3 not in held
+    return differing, total
+
+
+def _holds_stale_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], others: Sequence[Manifest]) -> bool:
+    """Whether a file that changed has exactly the float tensors of a file of another step: no training gives that."""
+    known = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
+    changed = (found[f.path] for f in sealed if f.path in found and not same_content(f, found[f.path]))
+    return any(file.span_digests in known for file in changed)
+
+
+def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], others: Sequence[Manifest]) -> bool:
+    """Whether a file has its old float tensors, which no other step has, and was not written together with those that
+    changed. Frozen weights that are saved again are written when the others are, and in the same order as before."""
+    frozen = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
+    present = [f for f in sealed if f.path in found]
+    old = [
+        f
+        for f in present
+        if _has_floats(f)
+        and tuple(s.blake3 for s in f.spans) == found[f.path].span_digests
+        and found[f.path].span_digests not in frozen
+    ]
+    changed = [f for f in present if not same_content(f, found[f.path])]
+    return any(not _written_together(f, g, found) for f in old for g in changed)
+
+
+def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]) -> bool:
+    """Whether the times of two files fit one save by the writer of the sealed ones; unknown times do not."""
+    times = (old.mtime_ns, changed.mtime_ns, found[old.path].entry.mtime_ns, found[changed.path].entry.mtime_ns)
+    if any(time is None for time in times):
+        return False
+    before, now = (times[0] or 0) - (times[1] or 0), (times[2] or 0) - (times[3] or 0)
+    in_order = now >= 0 if before > 0 else True
+    return in_order and abs(now) <= 3 * abs(before) + _ONE_SAVE
+
+
+def _has_floats(file: File) -> bool:
+    stored = [t for t in file.tensors if t.span is not None and t.dtype.startswith(("float", "bfloat", "complex"))]
+    return sum(file.spans[t.span].length for t in stored if t.span is not None) > _STATE

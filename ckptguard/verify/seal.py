@@ -1,0 +1,84 @@
+"""Seal: write the manifest. It is the commit; there is no other mark of a finished checkpoint."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from itertools import islice
+
+from ckptguard.checks import Evidence
+from ckptguard.records.clock import utc_now
+from ckptguard.records.manifests import write_manifest
+from ckptguard.records.metrics import MOST_METRICS, is_metric_name, read_metrics
+from ckptguard.records.run import Run
+from ckptguard.runs.history import load_history
+from ckptguard.values.ids import series_of
+from ckptguard.values.manifest import File, Manifest, split_metrics
+from ckptguard.verify.collect_evidence import manifest_files
+from ckptguard.version import __version__
+
+_LOGGED = "log_history.-1."  # of trainer_state.json
+
+
+def seal_observed(run: Run, evidence: Evidence, generation: int) -> Manifest:
+    """Seal a checkpoint from what was read back from storage, with the metrics that were given when it was saved, or
+    else that a Trainer logged last. BusyError if another process sealed it first."""
+    checkpoint = evidence.checkpoint
+    metrics = read_metrics(run, checkpoint.series, checkpoint.step, generation)
+    finite, words = split_metrics(logged_metrics(evidence) if metrics is None else metrics)
+    manifest = Manifest(
+        series=checkpoint.series,
+        path=checkpoint.path,
+        layout=checkpoint.layout,
+        step=checkpoint.step,
+        generation=generation,
+        digest_origin="observer",
+        sealed_at=utc_now(),
+        version=__version__,
+        nonce=uuid.uuid4().hex,
+        files=manifest_files(evidence),
+        metrics=finite,
+        nonfinite_metrics=words,
+    )
+    write_manifest(run, manifest)
+    return manifest
+
+
+def seal_written(
+    run: Run,
+    *,
+    path: str,
+    layout: str,
+    step: int,
+    files: tuple[File, ...],
+    metrics: Mapping[str, float] | None = None,
+) -> Manifest:
+    """Seal a checkpoint that our own writer hashed from memory while saving. It still has no verdict.
+
+    BusyError if another writer sealed the same generation of this step.
+    """
+    series = series_of(path)
+    finite, words = split_metrics(metrics or {})
+    manifest = Manifest(
+        series=series,
+        path=path,
+        layout=layout,
+        step=step,
+        generation=load_history(run).next_generation(series, step),
+        digest_origin="writer",
+        sealed_at=utc_now(),
+        version=__version__,
+        nonce=uuid.uuid4().hex,
+        files=files,
+        metrics=finite,
+        nonfinite_metrics=words,
+    )
+    write_manifest(run, manifest)
+    return manifest
+
+
+def logged_metrics(evidence: Evidence) -> dict[str, float]:
+    """The numbers of the last entry of a Trainer's log: those of the evaluation, if one came before the save."""
+    named = (leaf for leaf in evidence.leaves() if leaf.name.startswith(_LOGGED))
+    found = ((leaf.name.removeprefix(_LOGGED), leaf.value) for leaf in named)
+    return {name: float(value) for name, value in islice(found, MOST_METRICS) if is_metric_name(name)}

@@ -36,7 +36,7 @@ from ckptguard.values.manifest import decode_manifest, encode_manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import decode_verdict, encode_verdict
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "faults")]
+sys.path[:0] = [str(Path(__file__).parent.parent)]
 
 QUIET = 4.0  # seconds: the daemon wants 3
 CALLS = ("list", "names", "open", "stat", "create", "move", "remove")
@@ -46,7 +46,7 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
     """One checkpoint that is really verified, and its records and files again under the steps before it; `files`: so
     many of them have files, the newest."""
     import msgspec
-    from tiny_run import name_of, save
+    from support.tiny_run import name_of, save
 
     save(str(root), count, 1)
     reconcile(open_run(str(root)), Settings(settle=0.0, keep="none"), Watch())

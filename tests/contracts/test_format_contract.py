@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from format_files import FLOATS, pickled, safetensors_bytes, scan_of, some_tensors, structure_of, torch_bytes
+from support.format_files import FLOATS, pickled, safetensors_bytes, scan_of, some_tensors, structure_of, torch_bytes
 
 from ckptguard.formats import format_of
 from ckptguard.scan import ScanOptions

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pytest
-from faults.faulty_storage import FakeClock
 from servers.azurite import AzureServer
 from servers.fake_gcs import GcsServer
 from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, serving
@@ -19,6 +18,7 @@ from servers.processes import free_port
 from servers.s3 import S3Server
 from servers.sshd import SftpServer, sshd
 from storage_contract import StorageContract
+from support.faulty_storage import FakeClock
 
 from ckptguard.errors import DeniedError, NotFoundError, ObjectMissingError, TransientError
 from ckptguard.storage import Storage, open_storage

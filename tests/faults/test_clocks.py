@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from tiny_run import SERIES, TINY, inline, name_of, save
+from support.tiny_run import SERIES, TINY, inline, name_of, save
 
 from ckptguard.records import elapsed as moments
 from ckptguard.records import owners, pins

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 import pytest
-from faulty_storage import FakeClock, Fault, Faults, FaultyStorage, LateListing, injected
+from support.faulty_storage import FakeClock, Fault, Faults, FaultyStorage, LateListing, injected
 
 from ckptguard.errors import CouldNotTellError, DeniedError, StorageFullError, TransientError
 from ckptguard.storage import Storage, open_storage

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from fixtures_runs import QUICK, save_file, state_dict, write_sharded, write_torch
+from support.runs import QUICK, save_file, state_dict, write_sharded, write_torch
 
 from ckptguard.records.run import open_run
 from ckptguard.upkeep.reconcile import Watch, reconcile

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 import torch
-from fixtures_runs import QUICK, write_torch
+from support.runs import QUICK, write_torch
 
 import ckptguard
 from ckptguard.errors import StorageFullError

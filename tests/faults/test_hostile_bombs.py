@@ -8,7 +8,7 @@ import pytest
 import torch
 from faults.hostile.bombs import BOMBS, HARMLESS, SPARSE, benign_bomb, write_sparse
 from faults.hostile.watching import Case, check_cases
-from format_files import torch_bytes
+from support.format_files import torch_bytes
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import pytest
 import torch
 from faults.hostile.folders import HUBS, MODEL, ODD, TARGETS, WRONG, checkpoint
 from faults.hostile.watching import Case, Inotify, check_cases
-from fixtures_runs import write_torch
-from format_files import torch_bytes
-from hub_caches import Hub
+from support.format_files import torch_bytes
+from support.hub_caches import Hub
+from support.runs import write_torch
 
 LINUX = sys.platform == "linux"
 

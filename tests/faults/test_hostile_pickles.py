@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from format_files import structure_of, torch_archive, torch_bytes
+from support.format_files import structure_of, torch_archive, torch_bytes
 
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import read_pickle

@@ -12,7 +12,7 @@ import torch
 from faults.hostile.containers import CONTAINERS, benign_of
 from faults.hostile.pickles import FIRES, armed_pickles, canary_of
 from faults.hostile.watching import Case, check_cases
-from format_files import torch_bytes
+from support.format_files import torch_bytes
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 

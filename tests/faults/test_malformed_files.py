@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from format_files import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.format_files import (
     pickled,
     repacked,
     safetensors_bytes,
@@ -20,9 +22,7 @@ from format_files import (
     torch_archive,
     torch_bytes,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from memory_reader import MemoryReader
+from support.memory_reader import MemoryReader
 
 from ckptguard.formats import read_structure
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fixtures_runs import QUICK, write_sharded
+from support.runs import QUICK, write_sharded
 
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed

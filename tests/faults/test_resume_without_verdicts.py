@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from fixtures_runs import QUICK
-from training_faults import FullDisk
+from support.runs import QUICK
+from support.training_faults import FullDisk
 
 import ckptguard
 from ckptguard.errors import NoKnownGoodError

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed.checkpoint
-from format_files import safetensors_bytes, some_tensors, torch_bytes
 from fuzz.targets import CHOICES
 from safetensors.torch import save
+from support.format_files import safetensors_bytes, some_tensors, torch_bytes
 
 from ckptguard.formats.torch.legacy_file import MAGIC
 from ckptguard.records.incidents import Incident

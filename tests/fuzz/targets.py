@@ -19,7 +19,7 @@ import numpy as np
 import safetensors
 from fuzz.dcp_oracle import dcp_contents, torch_metadata
 from fuzz.disarmed import InC, InPython, Loaded, differs, may_take_much_memory
-from memory_reader import MemoryReader
+from support.memory_reader import MemoryReader
 
 from ckptguard.errors import RecordsError, SettingsError
 from ckptguard.formats import hf_index, own_state, read_structure, trainer_state

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fixtures_runs import QUICK
 from mishaps import MISHAPS, age
+from support.runs import QUICK
 
 from ckptguard.errors import NotFoundError
 from ckptguard.records.run import open_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forked import HUGGING_FACE, LIGHTNING, TORCH, Forked, wait_for_all
+from support.forked import HUGGING_FACE, LIGHTNING, TESTS, TORCH, Forked, wait_for_all
 
 HERE = Path(__file__).resolve().parent
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -22,7 +22,7 @@ def launch(script: str, *arguments: object, ranks: int = 0) -> None:
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "DS_ACCELERATOR": "cpu",
-        "PYTHONPATH": str(HERE),  # for what a script starts itself
+        "PYTHONPATH": os.pathsep.join((str(HERE), TESTS)),  # for what a script starts itself
     }
     place = HERE / script
     code = place.read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def launch(script: str, *arguments: object, ranks: int = 0) -> None:
                     code,
                     *arguments,
                     name=str(place),
-                    path=(str(HERE),),
+                    path=(str(HERE), TESTS),
                     environment=environment | one,
                     imported=imported,
                 )

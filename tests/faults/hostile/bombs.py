@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from faults.hostile.assembly import text
-from format_files import torch_archive, torch_bytes
+from support.format_files import torch_archive, torch_bytes
 
 from ckptguard.formats.torch.legacy_file import MAGIC
 

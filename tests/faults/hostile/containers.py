@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed.checkpoint
-from format_files import safetensors_bytes, torch_archive, torch_bytes
+from support.format_files import safetensors_bytes, torch_archive, torch_bytes
 
 from ckptguard.formats.torch.legacy_file import MAGIC
 

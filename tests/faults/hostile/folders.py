@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from format_files import safetensors_bytes
-from hub_caches import Hub
+from support.format_files import safetensors_bytes
+from support.hub_caches import Hub
 
 Maker = Callable[[Path, Path], Path]
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"

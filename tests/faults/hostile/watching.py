@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from forked import Forked
+from support.forked import Forked
 
 import ckptguard
 

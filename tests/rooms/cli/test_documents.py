@@ -1,0 +1,190 @@
+"""The JSON documents: what DOCUMENTS.md shows is what the commands print."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from support.runs import QUICK, state_dict, write_torch
+
+from ckptguard.cli import documents
+from ckptguard.cli.entry import COMMANDS
+from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
+from ckptguard.records.incidents import list_incidents, open_incident, update_incident
+from ckptguard.records.run import open_run
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.incident import Details, Resumed, Sample, Training
+
+TEXT = (Path(documents.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS)}
+FREE = {"evidence", "dtypes", "versions", "metrics"}  # whatever the one who noticed wrote down
+
+
+def shape(value):
+    """The keys of a document in order, all the way down; values only by being there or null."""
+    if isinstance(value, dict):
+        return {key: "free" if key in FREE else shape(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value and isinstance(value[0], dict) else []
+    return None
+
+
+def ordered(value):
+    """The same as text, so that the order of keys counts."""
+    return json.dumps(value)
+
+
+@pytest.fixture
+def eventful(three):
+    """A guarded run with kept copies, a poisoned newest save, an incident and a daemon's record."""
+    run = open_run(str(three))
+    reconcile(run, QUICK.changed(keep="copy"), Watch())
+    state = state_dict(4)
+    state["embed.weight"][0, 0] = float("inf")
+    torch.save(state, three / "net-400.pt")
+    open_incident(run, step=400, cause="numeric", reason="loss", evidence={"loss": float("nan")}, source="guard")
+    write_daemon_record(run, DaemonRecord(address="/x", host="h", boot_id="b", pid=1, started_at="t"))
+    return three
+
+
+def test_every_command_has_its_example():
+    """Each command with --json is in DOCUMENTS.md once."""
+    assert set(EXAMPLES) == set(COMMANDS) - {"completion", "supervise"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "--step", "400"),
+        ("known-good",),
+        ("list",),
+        ("doctor",),
+        ("rollback", "--dry-run"),
+        ("restore", "--to", "out"),
+        ("replicate", "--to", "elsewhere"),
+        ("accept", "--step", "200"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_documents_are_as_shown(document, invoke, eventful, arguments):
+    """A real document has the example's keys, in the example's order, all the way down."""
+    if arguments[0] == "rollback":
+        invoke("verify", eventful)
+    _, found = document(arguments[0], eventful, *arguments[1:])
+    example = shape(EXAMPLES[arguments[0]])
+    if arguments[0] == "accept":  # findings are as in verify, and this checkpoint has some
+        example["checkpoint"]["findings"] = shape(found["checkpoint"]["findings"])
+    assert ordered(shape(found)) == ordered(example)
+
+
+def test_documents_of_one_checkpoint_are_as_shown(document, invoke, eventful):
+    """show and reseal print what DOCUMENTS.md shows."""
+    invoke("verify", eventful)
+    for name in ("show", "reseal"):
+        _, found = document(name, eventful / "net-200.pt")
+        example = shape(EXAMPLES[name])
+        place = found["verdict"] if name == "show" else found["checkpoint"]
+        example["verdict" if name == "show" else "checkpoint"]["findings"] = shape(place["findings"])
+        assert ordered(shape(found)) == ordered(example)
+
+
+def test_documents_of_replicas_are_as_shown(document, eventful, tmp_path, monkeypatch):
+    """status with a replica, and a restore that starts a run, print what DOCUMENTS.md shows."""
+    place = str(tmp_path / "elsewhere")
+    document("replicate", eventful, "--to", place)
+    monkeypatch.setenv("CKPTGUARD_REPLICAS", place)
+    _, found = document("status", eventful)
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["status"]))
+    assert found["replicas"] == [{"url": place, "behind": 0, "last_good": "300.1", "trouble": None}]
+    _, found = document("restore", place, "--as-run", tmp_path / "new")
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["restore"]))
+    assert found["path"] == str(tmp_path / "new" / "net-300.pt")
+
+
+def test_documents_of_retention_are_as_shown(document, invoke, eventful):
+    """prune, pin and unpin print what DOCUMENTS.md shows."""
+    (eventful / "net-400.pt").unlink()
+    for name in ("pin", "unpin"):
+        _, found = document(name, eventful / "net-200.pt", *(("--note", "n") if name == "pin" else ()))
+        assert ordered(shape(found)) == ordered(shape(EXAMPLES[name]))
+    rules = ("--keep-last", "1", "--keep-within", "1s", "--keep-best", "loss:min")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CKPTGUARD_KEEP_GOOD", "1")
+        _, found = document("prune", eventful, "--keep-last", "1")
+        patched.setenv("CKPTGUARD_TRASH_GRACE", "0")
+        assert set(found) == set(EXAMPLES["prune"])
+        _, emptied = document("prune", eventful, *rules)
+    for key in ("emptied", "in_trash"):
+        assert shape(found["in_trash"]) == shape(EXAMPLES["prune"][key])
+    found["emptied"] = emptied["emptied"]
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["prune"]))
+
+
+def test_documents_of_scrub_and_repair_are_as_shown(document, eventful):
+    """scrub and repair print what DOCUMENTS.md shows."""
+    path = eventful / "net-300.pt"
+    info, data = path.stat(), bytearray(path.read_bytes())
+    data[-5000] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    _, found = document("scrub", eventful)
+    [bad] = [one for one in found["places"] if one["outcome"] == "bad" and one["step"] == 300]
+    found["places"] = [{**bad, "findings": bad["findings"][:1]}]
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["scrub"]))
+    _, found = document("repair", eventful)
+    [checked] = found["checkpoints"]
+    checked["findings"] = [f for f in checked["findings"] if f["check"] == "repair"]
+    assert ordered(shape(found)) == ordered(shape(EXAMPLES["repair"]))
+
+
+def test_documents_of_incidents_are_as_shown(document, invoke, eventful):
+    """incidents and incident print what DOCUMENTS.md shows, with all that a guard can tell."""
+    invoke("verify", eventful)
+    run = open_run(str(eventful))
+    details = Details(
+        onset=399,
+        samples=(Sample(400, "nan", "inf", 2048.0, 1e-4),),
+        training=Training(dtypes={"float16": 1}),
+        resumed=Resumed(step=200),
+    )
+    update_incident(run, list_incidents(run)[0], details=details)
+    for name, options in (("incidents", ()), ("incident", ("--read",))):
+        _, found = document(name, eventful, *options)
+        assert ordered(shape(found)) == ordered(shape(EXAMPLES[name]))
+
+
+def test_the_outcome_words_are_the_contract(document, eventful):
+    """The words of the outcomes are those that scripts compare with."""
+    found = document("verify", eventful)[1]
+    assert found["outcome"] == "bad"
+    assert {c["outcome"] for c in found["checkpoints"]} == {"good", "bad"}
+
+
+def test_many_findings_end_with_how_many_were_omitted(document, root):
+    """More than 50 findings of one check are cut, and the last one says so."""
+    torch.save({f"w{i:03d}": torch.full((2, 2), float("nan")) for i in range(70)}, root / "net-1.pt")
+    findings = [f for f in document("verify", root)[1]["checkpoints"][0]["findings"] if f["check"] == "finite"]
+    assert len(findings) == 51
+    assert findings[-1]["omitted"] == 20
+    assert all("omitted" not in f for f in findings[:-1])
+
+
+def test_numbers_that_json_does_not_know_are_null():
+    """A document never holds NaN or Infinity, which strict parsers refuse."""
+    assert documents.plain({"a": [float("nan"), 1.5], "b": float("-inf")}) == {"a": [None, 1.5], "b": None}
+
+
+def test_names_that_are_not_text_survive(invoke, root):
+    """A file name that is no UTF-8 comes through JSON exactly, and as an escape in text."""
+    write_torch(root, 5, seed=5)
+    (root / "net-5.pt").rename(root / b"net\xff-5.pt".decode("utf-8", "surrogateescape"))
+    result = invoke("verify", root, "--no-record", "--json")
+    if result.exit_code == 0:
+        [found] = json.loads(result.stdout)["checkpoints"]
+        assert found["path"] == "net\udcff-5.pt"
+    else:
+        assert result.stderr.startswith("error: ")
+        assert "unexpected" not in result.stderr

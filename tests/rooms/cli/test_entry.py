@@ -1,0 +1,149 @@
+"""The front door: quick to open, and nothing falls through it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from support.runs import write_torch
+
+from ckptguard.cli.entry import COMMANDS
+from ckptguard.replicas import find_replicas as replica_places
+
+
+def test_help_imports_no_heavy_module(process):
+    """--help needs click alone: no numpy, rich, fsspec, torch or msgspec."""
+    code = (
+        "import sys; sys.argv = ['ckptguard', '--help']\n"
+        "from ckptguard.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'rich', 'fsspec', 'torch', 'msgspec', 'blake3', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_an_unknown_command_is_wrong_usage(invoke):
+    """A command that is not there ends with 2."""
+    assert invoke("verfy").exit_code == 2
+
+
+def test_an_unexpected_error_is_a_sentence(invoke, verified, monkeypatch):
+    """A mistake of our own names its type, says that it should be reported, and ends with 1."""
+
+    def broken(*args, **kwargs):
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(replica_places, "find_known_good_anywhere", broken)
+    result = invoke("known-good", verified)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "unexpected ZeroDivisionError: oops" in result.stderr
+    assert "report" in result.stderr
+
+
+def test_a_current_folder_that_is_gone_is_a_sentence(process, root, monkeypatch):
+    """A shell may stand in a folder that somebody removed."""
+    gone = root / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    command = f"rmdir {gone} && {sys.executable} -m ckptguard list ."
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (10, "")
+    assert done.stderr.startswith("error: the current folder is gone")
+
+
+def test_settings_without_an_end_are_refused(process, three):
+    """What --config names is read up to a bound."""
+    done = process("verify", three, "--config", "/dev/zero")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "too large" in done.stderr
+
+
+def test_a_file_is_no_run(invoke, three):
+    """What needs a run says so of a file."""
+    result = invoke("list", three / "net-100.pt")
+    assert result.exit_code == 10
+    assert "is no folder" in result.stderr
+
+
+def test_an_interruption_ends_with_130(invoke, verified, monkeypatch):
+    """Ctrl-C is no failure and no verdict."""
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replica_places, "find_known_good_anywhere", interrupted)
+    assert invoke("known-good", verified).exit_code == 130
+
+
+def test_a_debugger_gets_the_traceback(process, root):
+    """CKPTGUARD_DEBUG=1 shows where an error came from, and nothing else does."""
+    assert "Traceback" not in process("known-good", root).stderr
+    assert "Traceback" in process("known-good", root, CKPTGUARD_DEBUG="1").stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a POSIX pipe")
+def test_a_closed_pipe_does_not_hide_the_verdict(three, flip):
+    """A reader that goes away early leaves no noise, and the exit code still tells what was found."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    (three / "net-200.pt").write_bytes(b"not a checkpoint")
+    with os.fdopen(writer, "w") as stdout:
+        done = subprocess.run(
+            [sys.executable, "-m", "ckptguard", "verify", three],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_settings_come_from_flag_then_environment_then_file(invoke, root, tmp_path, monkeypatch):
+    """A flag beats the environment, which beats ./ckptguard.toml."""
+    write_torch(root, 100, seed=1)
+    (tmp_path / "ckptguard.toml").write_text('records = "from-file"\n')
+    invoke("verify", root)
+    assert (tmp_path / "from-file" / "format.json").is_file()
+    monkeypatch.setenv("CKPTGUARD_RECORDS", str(tmp_path / "from-environment"))
+    invoke("verify", root)
+    assert (tmp_path / "from-environment" / "format.json").is_file()
+    invoke("verify", root, "--records", tmp_path / "from-flag")
+    assert (tmp_path / "from-flag" / "format.json").is_file()
+    assert not (root / "_ckptguard").exists()
+
+
+@pytest.mark.parametrize("text", ["settle = 'soon'", "no toml", "unheard_of = 1", "keep_good = 0"])
+def test_nonsense_settings_are_refused_with_a_sentence(invoke, three, tmp_path, text):
+    """A settings file that cannot be true ends with 2, before anything is read."""
+    (tmp_path / "bad.toml").write_text(text)
+    result = invoke("list", three, "--config", tmp_path / "bad.toml")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stdout == ""
+
+
+def test_a_settings_file_that_is_not_there_is_refused(invoke, three):
+    """--config names a file that must exist."""
+    assert invoke("list", three, "--config", "absent.toml").exit_code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_command(invoke, shell):
+    """Each shell gets a script that completes `ckptguard`."""
+    result = invoke("completion", shell)
+    assert result.exit_code == 0
+    assert "ckptguard" in result.stdout
+    assert "_CKPTGUARD_COMPLETE" in result.stdout
+
+
+def test_completion_offers_commands(process):
+    """What the script asks for comes back: the commands that begin with the typed letters."""
+    asked = {"_CKPTGUARD_COMPLETE": "bash_complete", "COMP_WORDS": "ckptguard re", "COMP_CWORD": "1"}
+    offered = {line.partition(",")[2] for line in process(**asked).stdout.split()}
+    assert offered == {"restore", "reseal", "replicate", "repair"}

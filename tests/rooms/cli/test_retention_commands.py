@@ -1,0 +1,137 @@
+"""prune, pin and unpin, and what list says of copies."""
+
+import os
+
+import pytest
+from support.runs import QUICK, write_torch
+
+from ckptguard.records.run import open_run
+from ckptguard.upkeep.reconcile import Watch, reconcile
+
+
+def steps(documents):
+    """The steps of a list of a document."""
+    return [one["step"] for one in documents]
+
+
+@pytest.fixture
+def four(verified, invoke):
+    """Four verified checkpoints."""
+    write_torch(verified, 400, seed=400)
+    assert invoke("verify", verified).exit_code == 0
+    return verified
+
+
+def test_flags_say_what_stays(document, four):
+    """A dry run and the real one agree; what went is in the trash, and restore finds it there."""
+    code, planned = document("prune", four, "--keep-last", "2", "--dry-run")
+    assert (code, steps(planned["removed"])) == (0, [100, 200])
+    assert len(list(four.glob("*.pt"))) == 4
+    code, done = document("prune", four, "--keep-last", "2")
+    assert (code, done["removed"], done["kept"]) == (0, planned["removed"], planned["kept"])
+    assert steps(done["in_trash"]) == [100, 200]
+    assert sorted(p.name for p in four.glob("*.pt")) == ["net-300.pt", "net-400.pt"]
+    code, restored = document("restore", four, "--step", "100", "--to", "out")
+    assert (code, restored["outcome"]) == (0, "good")
+    assert [c["trashed"] for c in document("list", four)[1]["checkpoints"]] == [True, True, False, False]
+
+
+def test_settings_say_what_stays_and_flags_come_first(document, four, tmp_path):
+    """Rules come from ckptguard.toml too; a replica has its own."""
+    (tmp_path / "ckptguard.toml").write_text("keep_last = 3\nkeep_good = 1\nreplica_keep_every = 300\n")
+    assert steps(document("prune", four, "--dry-run")[1]["removed"]) == [100]
+    assert steps(document("prune", four, "--dry-run", "--keep-last", "1")[1]["removed"]) == [100, 200, 300]
+    code, found = document("prune", four, "--dry-run", "--replica")
+    assert (code, steps(found["removed"])) == (0, [200])
+    assert found["policy"]["keep_every"] == 300
+
+
+def test_without_a_rule_nothing_is_removed(invoke, four):
+    """It says so, and all stays."""
+    result = invoke("prune", four)
+    assert result.exit_code == 0
+    assert "nothing is removed" in result.stderr
+    assert "moved 0 to the trash" in result.stdout
+    assert len(list(four.glob("*.pt"))) == 4
+
+
+def test_a_mistyped_metric_is_told(invoke, four):
+    """What no checkpoint has can keep nothing, and takes nothing away."""
+    result = invoke("prune", four, "--keep-best", "los:min")
+    assert (result.exit_code, "moved 0 to the trash" in result.stdout) == (0, True)
+    assert 'no good checkpoint has the metric "los"' in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--keep-last", "0"),
+        ("--keep-every", "x"),
+        ("--keep-within", "soon"),
+        ("--keep-best", "loss"),
+        ("--keep-within", "0"),
+    ],
+)
+def test_rules_that_make_no_sense_are_wrong_usage(invoke, four, flags):
+    """One sentence, exit code 2, and nothing removed."""
+    assert invoke("prune", four, *flags).exit_code == 2
+    assert len(list(four.glob("*.pt"))) == 4
+
+
+def test_what_cannot_be_read_is_said_and_removes_nothing(invoke, four):
+    """A damaged record ends it with exit code 1."""
+    [entry] = (four / "_ckptguard" / "ledger").glob("*/000000000400.1.*.good.json")
+    entry.write_bytes(b"{}")
+    result = invoke("prune", four, "--keep-last", "2")
+    assert result.exit_code == 1
+    assert "cannot be read" in result.stderr
+    assert len(list(four.glob("*.pt"))) == 4
+
+
+def test_a_pin_holds_until_it_is_lifted(invoke, document, four):
+    """It is shown with its note; other people's notes are escaped."""
+    code, pinned = document("pin", four / "net-100.pt", "--note", "paper\x1b[31m", "--until", "30d")
+    assert (code, pinned["pins"][0]["id"]) == (0, "100.1")
+    assert pinned["pins"][0]["until"] > pinned["pins"][0]["since"]
+    assert invoke("pin", four / "net-100.pt").exit_code == 0
+    shown = invoke("prune", four, "--keep-last", "2", "--dry-run").stdout
+    assert "paper\\u001b[31m" in shown
+    assert steps(document("prune", four, "--keep-last", "2")[1]["removed"]) == [200]
+    assert document("list", four)[1]["checkpoints"][0]["pins"]
+    code, released = document("unpin", four / "net-100.pt")
+    assert (code, len(released["pins"])) == (0, 2)
+    assert invoke("unpin", four / "net-100.pt").exit_code == 10
+    assert steps(document("prune", four, "--keep-last", "2")[1]["removed"]) == [100]
+
+
+@pytest.mark.parametrize("until", ["yesterday", "2020-01-01", "-1d", "nan", "", "99999999w"])
+def test_a_time_that_makes_no_sense_is_wrong_usage(invoke, four, until):
+    """A pin that ends before it begins, or at no time."""
+    assert invoke("pin", four / "net-100.pt", "--until", until).exit_code == 2
+
+
+def test_only_checkpoints_of_a_run_can_be_pinned(invoke, root, tmp_path):
+    """A stray file has no records to hold a pin."""
+    write_torch(tmp_path / "stray", 1, seed=1)
+    assert invoke("pin", tmp_path / "stray" / "net-1.pt").exit_code == 10
+    assert invoke("pin", tmp_path / "absent").exit_code == 10
+
+
+def test_list_says_what_copies_cost(invoke, document, three):
+    """A link costs nothing while the trainer's file lives, and its bytes when it is gone; a copy always costs them."""
+    run = open_run(str(three))
+    reconcile(run, QUICK.changed(keep="link"), Watch())
+    found = {c["step"]: c for c in document("list", three)[1]["checkpoints"]}
+    assert [found[s]["kept_how"] for s in (200, 300)] in (["link"] * 2, ["reflink"] * 2)
+    if found[300]["kept_how"] == "reflink":
+        assert found[300]["kept_bytes"] is None
+        return
+    assert [found[s]["kept_bytes"] for s in (100, 200, 300)] == [None, 0, 0]
+    size = os.stat(three / "net-300.pt").st_blocks * 512
+    (three / "net-300.pt").unlink()
+    found = {c["step"]: c for c in document("list", three)[1]["checkpoints"]}
+    assert (found[300]["kept_bytes"], found[200]["kept_bytes"]) == (size, 0)
+    shown = invoke("list", three).stdout.splitlines()
+    assert shown[0].split() == ["PATH", "ID", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
+    assert "run+kept" in shown[2]
+    assert " 0 B " in shown[2]

@@ -1,0 +1,206 @@
+"""The HTTP contract: every document as the README shows it, and a sentence for every bad question."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.daemon_process import PATIENCE, DaemonProcess, Starter, request, save, until
+
+README = Path(__file__).parents[3] / "daemon" / "README.md"
+
+
+def example(title: str) -> Any:
+    """The JSON document below a heading of the README."""
+    section = README.read_text(encoding="utf-8").split(f"\n### {title}\n")[1].split("\n### ")[0]
+    found = re.search(r"```json\n(.*?)```", section, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def assert_like(answer: Any, shown: Any, place: str = "$") -> None:
+    """The same keys in the same order and the same types all the way down; null stands for any type."""
+    if isinstance(answer, dict) and isinstance(shown, dict) and not place.endswith("evidence"):
+        assert list(answer) == list(shown), place
+        for name in answer:
+            assert_like(answer[name], shown[name], f"{place}.{name}")
+    elif isinstance(answer, list) and isinstance(shown, list):
+        for one in answer:
+            assert_like(one, shown[0] if shown else one, f"{place}[]")
+    elif answer is not None and shown is not None:
+        assert type(answer) is type(shown), place
+
+
+@pytest.fixture
+def guarded(run: Path, start: Starter) -> DaemonProcess:
+    """A daemon over a run with one good checkpoint."""
+    save(run, 500)
+    daemon = start(run)
+    daemon.known_good(500)
+    return daemon
+
+
+def test_every_answer_is_as_documented(guarded: DaemonProcess) -> None:
+    """Each endpoint answers with the status, keys and types of its example."""
+    answers = {
+        "GET /healthz": request(guarded.address, "GET", "/healthz"),
+        "GET /v1/runs": request(guarded.address, "GET", "/v1/runs"),
+        "GET /v1/runs/{run}/checkpoints": guarded.ask("checkpoints"),
+        "GET /v1/runs/{run}/known-good": guarded.ask("known-good?before_step=501&wait_seconds=1"),
+        "POST /v1/runs/{run}/incidents": guarded.post("incidents", {"reason": "NaN", "step": 512}),
+        "POST /v1/runs/{run}/verify": guarded.post("verify", {"path": "net-500.safetensors"}),
+        "errors": guarded.ask("known-good?before_step=500"),
+    }
+    statuses = {title: status for title, (status, _) in answers.items()}
+    assert list(statuses.values()) == [200, 200, 200, 200, 201, 202, 404]
+    for title, (_, answer) in answers.items():
+        assert_like(answer, example(title), title)
+        assert title == "errors" or list(answer)[:2] == ["schema", "command"]
+
+
+def test_the_boundary_is_exclusive(guarded: DaemonProcess) -> None:
+    """`before_step` leaves out that very step; the refusal says so."""
+    assert guarded.ask("known-good?before_step=501")[1]["step"] == 500
+    status, answer = guarded.ask("known-good?before_step=500")
+    assert (status, answer["error"]["kind"]) == (404, "no_known_good")
+
+
+def test_a_series_can_be_named(run: Path, start: Starter) -> None:
+    """With `series`, another series neither answers nor is waited for."""
+    save(run, 100)
+    save(run, 200).rename(run / "other-200.safetensors")
+    daemon = start(run, arguments=("--settle", "30"))
+    daemon.known_good(200)
+    save(run, 300).touch()
+    status, answer = daemon.ask("known-good?wait_seconds=20&series=other-%23.safetensors")
+    assert (status, answer["id"], answer["pending"]) == (200, "200.1", [])
+    assert daemon.ask("known-good?series=net-%23.safetensors")[1]["id"] == "100.1"
+    assert daemon.ask("known-good?series=nothing")[0] == 404
+
+
+def test_a_question_waits_for_the_verdict(run: Path, start: Starter) -> None:
+    """A waiting question is answered when the newer checkpoint has its verdict, without being asked again."""
+    save(run, 100)
+    daemon = start(run, arguments=("--settle", "1.0"))
+    daemon.known_good(100)
+    path = save(run, 200)
+    path.touch()
+    status, answer = daemon.ask("known-good?wait_seconds=25")
+    assert (status, answer["step"], answer["waited"], answer["pending"]) == (200, 200, True, [])
+
+
+def test_waiting_blocks_nobody(run: Path, start: Starter) -> None:
+    """With a hundred waiting questions the daemon answers others, and still stops within its time."""
+    save(run, 100)
+    daemon = start(run, arguments=("--settle", "1000"))
+    daemon.post("verify")
+    save(run, 200).touch()
+    sockets = []
+    for _ in range(100):
+        asking = socket.socket(socket.AF_UNIX)
+        asking.connect(daemon.address)
+        question = f"GET {daemon.url('known-good?wait_seconds=600')} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        asking.sendall(question.encode())
+        sockets.append(asking)
+    assert request(daemon.address, "GET", "/healthz")[0] == 200
+    assert daemon.ask("checkpoints")[0] == 200
+    began = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - began < PATIENCE
+    for asking in sockets:
+        asking.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind"),
+    [
+        ("GET", "/", None, 404, "not_found"),
+        ("GET", "/v1/runs/000000000000/checkpoints", None, 404, "not_found"),
+        ("GET", "/v1/runs/..%2f..%2fetc/checkpoints", None, 404, "not_found"),
+        ("POST", "/healthz", None, 405, "method"),
+        ("GET", "{run}/known-good?before_step=five", None, 400, "settings"),
+        ("GET", "{run}/known-good?before_step=-1", None, 400, "settings"),
+        ("GET", "{run}/known-good?before_step=" + "9" * 5000, None, 400, "settings"),
+        ("GET", "{run}/known-good?wait_seconds=nan", None, 400, "settings"),
+        ("POST", "{run}/incidents", None, 400, "settings"),
+        ("POST", "{run}/incidents", b"{", 400, "settings"),
+        ("POST", "{run}/incidents", b"\xff\xfe", 400, "settings"),
+        ("POST", "{run}/incidents", b"[" * 60_000, 400, "settings"),
+        ("POST", "{run}/incidents", b'{"reason": NaN}', 400, "settings"),
+        ("POST", "{run}/incidents", b'{"reason": "x", "step": "one"}', 400, "settings"),
+        ("POST", "{run}/incidents", b'{"reason": "' + b"x" * 70_000 + b'"}', 413, "too_large"),
+        ("POST", "{run}/verify", b'{"path": "../../etc"}', 400, "settings"),
+        ("POST", "{run}/verify", b'{"path": "/etc/passwd"}', 400, "settings"),
+        ("POST", "{run}/verify", b'{"path": "net-7.pt"}', 404, "not_found"),
+    ],
+)
+def test_bad_questions_get_a_sentence(
+    hostile: DaemonProcess, method: str, path: str, body: bytes | None, status: int, kind: str
+) -> None:
+    """Whatever is asked, the answer is a status and one error document."""
+    found, answer = request(hostile.address, method, path.replace("{run}", hostile.url("").rstrip("/")), body)
+    assert (found, list(answer), answer["error"]["kind"]) == (status, ["error"], kind)
+    assert answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Host": "127.0.0.1:80"}, {"Origin": "http://localhost"}, {"Origin": "null"}],
+)
+def test_browsers_are_refused(hostile: DaemonProcess, headers: dict[str, str]) -> None:
+    """A foreign Host or any Origin is 403, whatever the route."""
+    status, answer = request(hostile.address, "POST", hostile.url("verify"), headers=headers)
+    assert (status, answer["error"]["kind"]) == (403, "forbidden")
+
+
+def test_noise_does_not_end_it(hostile: DaemonProcess) -> None:
+    """Garbage, half requests and vanished callers leave the daemon answering."""
+    for noise in (b"\0" * 1000, b"GET / HT", b"POST /v1/runs HTTP/1.1\r\nContent-Length: 99\r\n\r\n{", b"x" * 100_000):
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(hostile.address)
+            try:
+                caller.sendall(noise)
+            except BrokenPipeError:
+                pass  # refused before all of it arrived
+    assert request(hostile.address, "GET", "/healthz")[0] == 200
+
+
+def test_many_ask_at_once(hostile: DaemonProcess) -> None:
+    """Fifty callers at once all get the same answer."""
+    answers: list[int] = []
+    callers = [threading.Thread(target=lambda: answers.append(hostile.ask("checkpoints")[0])) for _ in range(50)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert answers == [200] * 50
+
+
+def test_incidents_are_recorded(guarded: DaemonProcess, run: Path) -> None:
+    """A reported incident lies in the run's records, and hostile text in it stays text."""
+    status, answer = guarded.post("incidents", {"reason": "\x1b[2J NaN", "step": 7, "evidence": {"loss": "nan"}})
+    assert status == 201
+    recorded = [json.loads(p.read_bytes()) for p in (run / "_ckptguard" / "incidents").iterdir()]
+    assert recorded == [answer["incident"]]
+    assert "\\u001b[2J NaN" in guarded.logged("incident")["reason"]
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One daemon over an empty run, for questions that change nothing."""
+    import shutil
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="cg-"))
+    daemon = DaemonProcess(folder, tmp_path_factory.mktemp("hostile"))
+    until(lambda: daemon.logged("guarding"), "the start")
+    yield daemon
+    daemon.kill()
+    print(daemon.log_path.read_text())
+    shutil.rmtree(folder)

@@ -1,0 +1,200 @@
+"""Hooks: each event reaches the command and the webhook once, and nothing they do harms the daemon."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ckptguard_daemon.log import log
+from support.daemon_process import Starter, flip_bit, save, until
+from test_daemon_answers import assert_like, example
+
+from ckptguard.incidents import notify as hooks
+from ckptguard.incidents.notify import Hooks
+from ckptguard.values.settings import Settings
+
+TELL = "import sys; open({path!r}, 'a').write(sys.stdin.read())"
+
+
+def command(path: Path) -> tuple[str, ...]:
+    """A command that appends what it is told to a file."""
+    return (sys.executable, "-c", TELL.format(path=str(path)))
+
+
+def told(path: Path) -> list[dict[str, Any]]:
+    """What such a command was told."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def toml(folder: Path, **settings: object) -> tuple[str, str]:
+    """A settings file as arguments."""
+    path = folder / "settings.toml"
+    path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items()))
+    return ("--config", str(path))
+
+
+class Listener(http.server.BaseHTTPRequestHandler):
+    """Notes what is posted."""
+
+    posted: list[dict[str, Any]]
+    status = 200
+
+    def do_POST(self) -> None:
+        """One event."""
+        self.posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(self.status)
+        self.send_header("Location", "file:///etc/passwd")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[str, type[Listener]]]:
+    """(URL, class) of a web server that listens to one webhook."""
+    kind = type("OneListener", (Listener,), {"posted": []})
+    with http.server.HTTPServer(("127.0.0.1", 0), kind) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/hook", kind
+        server.shutdown()
+        thread.join()
+
+
+def test_each_event_is_told_once_also_across_restarts(
+    run: Path, start: Starter, tmp_path: Path, listener: tuple[str, type[Listener]]
+) -> None:
+    """Bad, suspect and incomplete verdicts and reported incidents are told; good ones are not; nothing twice."""
+    path, (url, kind) = tmp_path / "told", listener
+    arguments = toml(tmp_path, on_incident=command(path), webhook=url)
+    save(run, 100)
+    save(run, 200, nan=True)
+    first = start(run, arguments=arguments)
+    first.outcome(200)
+    first.post("incidents", {"reason": "the loss is NaN", "step": 212})
+    until(lambda: len(told(path)) == 2 and len(kind.posted) == 2, "two events")
+    assert first.stop() == 0
+    second = start(run, arguments=arguments)
+    second.known_good(100)
+    # Damage afterwards is news; it also shows that everything before it has been told by now.
+    flip_bit(run / "net-100.safetensors")
+    second.post("verify", {"path": "net-100.safetensors"})
+    until(lambda: len(told(path)) == 3 and len(kind.posted) == 3, "the third event")
+    events = sorted((e["event"], e["step"], e["cause"]) for e in told(path))
+    assert events == [("incident", 212, "numeric"), ("verdict", 100, "bad"), ("verdict", 200, "bad")]
+    assert sorted(map(json.dumps, kind.posted)) == sorted(map(json.dumps, told(path)))
+
+
+def test_what_hooks_are_told_is_documented(run: Path, start: Starter, tmp_path: Path) -> None:
+    """The document has the keys and types of the README's example."""
+    path = tmp_path / "told"
+    save(run, 200, nan=True)
+    daemon = start(run, arguments=toml(tmp_path, on_incident=command(path)))
+    daemon.post("incidents", {"reason": "NaN"})
+    until(lambda: len(told(path)) == 2, "two events")
+    for event in told(path):
+        assert_like({**event, "incident": None}, example("hook"))
+    bad = next(e for e in told(path) if e["event"] == "verdict")
+    assert bad["findings"][0]["tensor"] == "model.w"
+
+
+def test_once_tells_before_it_ends(run: Path, start: Starter, tmp_path: Path) -> None:
+    """`--once` waits for its hooks."""
+    save(run, 200, nan=True)
+    daemon = start(run, arguments=("--once", *toml(tmp_path, on_incident=command(tmp_path / "told"))))
+    assert daemon.process.wait(30) == 3
+    assert [e["step"] for e in told(tmp_path / "told")] == [200]
+
+
+def test_a_slow_command_does_not_stop_the_loop(run: Path, start: Starter, tmp_path: Path) -> None:
+    """While a command hangs, verdicts go on; a stop ends it with its children and takes no longer."""
+    pid = tmp_path / "pid"
+    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); os.system('sleep 1000')"
+    save(run, 100, nan=True)
+    daemon = start(run, arguments=toml(tmp_path, on_incident=[sys.executable, "-c", code]))
+    until(lambda: pid.exists() and pid.read_text(), "the command's start")
+    save(run, 200)
+    daemon.known_good(200)
+    group = int(pid.read_text())
+    assert daemon.stop() == 0
+    until(lambda: not _group_lives(group), "the end of the command and its children")
+
+
+def test_a_command_past_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command gets its seconds, then it is killed and the next event has its turn."""
+    monkeypatch.setattr(hooks, "COMMAND_SECONDS", 0.3)
+    telling = Hooks(Settings(on_incident=(sys.executable, "-c", "import time; time.sleep(1000)")), log)
+    began = time.monotonic()
+    telling.tell({"step": 1})
+    telling.tell({"step": 2})
+    telling.close(patience=30.0)
+    assert 0.6 <= time.monotonic() - began < 30.0
+
+
+@pytest.mark.parametrize("status", [302, 500])
+def test_a_failing_webhook_is_a_log_line(
+    listener: tuple[str, type[Listener]], monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """A redirect is not followed and an error is not repeated; later events are still told."""
+    lines: list[tuple[str, dict[str, object]]] = []
+
+    def log(event: str, /, **fields: object) -> None:
+        lines.append((event, fields))
+
+    url, kind = listener
+    monkeypatch.setattr(kind, "status", status)
+    telling = Hooks(Settings(webhook=url), log)
+    telling.tell({"step": 1})
+    telling.tell({"step": 2})
+    telling.close(patience=30.0)
+    assert [e["step"] for e in kind.posted] == [1, 2]
+    assert [event for event, _ in lines] == ["hook_failed", "hook_failed"]
+
+
+def test_a_command_that_is_not_there_is_a_log_line(tmp_path: Path) -> None:
+    """A missing or failing command is told about and harms nothing; no shell reads its words."""
+    lines: list[tuple[str, dict[str, object]]] = []
+
+    def log(event: str, /, **fields: object) -> None:
+        lines.append((event, fields))
+
+    for argv in ((str(tmp_path / "missing"),), ("/bin/false",), ("/bin/echo", f"x; touch {tmp_path}/y")):
+        telling = Hooks(Settings(on_incident=argv), log)
+        telling.tell({"step": 1})
+        telling.close(patience=30.0)
+    assert [event for event, _ in lines] == ["hook_failed", "hook_ran", "hook_ran"]
+    assert lines[1][1]["exit_code"] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def _group_lives(group: int) -> bool:
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = place.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            return True
+    return False
+
+
+def test_nothing_of_a_hook_is_left_open(tmp_path: Path) -> None:
+    """Telling many events leaves no descriptor behind."""
+    before = len(os.listdir("/proc/self/fd"))
+    telling = Hooks(Settings(on_incident=command(tmp_path / "told")), log)
+    for step in range(5):
+        telling.tell({"step": step})
+    telling.close(patience=30.0)
+    assert [e["step"] for e in told(tmp_path / "told")] == [0, 1, 2, 3, 4]
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert stat.S_ISREG((tmp_path / "told").stat().st_mode)

@@ -1,0 +1,281 @@
+"""The daemon as a process: it starts, guards, is killed, comes back, and stops cleanly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+from ckptguard_daemon.service import run_once
+from support.daemon_process import PATIENCE, DaemonProcess, Starter, flip_bit, save, until, was_asked
+
+from ckptguard.inspect.list_states import survey
+from ckptguard.records.daemon_record import read_daemon_record
+from ckptguard.records.run import open_run
+from ckptguard.values.settings import Settings
+
+
+def once(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`ckptguard-daemon ... --once`, ended."""
+    return subprocess.run(
+        [sys.executable, "-m", "ckptguard_daemon", *map(str, arguments), "--once"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE * 2,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_every_new_save_is_verified(run: Path, start: Starter) -> None:
+    """Saves before and after the start get verdicts, good ones become known-good, poisoned ones do not."""
+    save(run, 100)
+    daemon = start(run)
+    assert daemon.known_good(100)["path"] == str(run / "net-100.safetensors")
+    save(run, 200)
+    assert daemon.known_good(200)["id"] == "200.1"
+    save(run, 300, nan=True)
+    assert daemon.outcome(300) == "bad"
+    assert daemon.known_good(200)["pending"] == []
+
+
+def test_damage_is_found_when_asked_for(run: Path, start: Starter) -> None:
+    """`POST verify` with a path reads that checkpoint again, even if storage reports no change."""
+    save(run, 100)
+    path = save(run, 200)
+    daemon = start(run)
+    daemon.known_good(200)
+    flip_bit(path)
+    assert daemon.post("verify", {"path": "net-200.safetensors"})[0] == 202
+    daemon.logged("verified", id="200.1", outcome="bad")
+    # The kept copy of 200 is a hard link, which shares the damage: 100 it is.
+    assert daemon.known_good(100)["id"] == "100.1"
+
+
+def test_a_run_that_comes_later_is_waited_for(tmp_path: Path, start: Starter) -> None:
+    """A daemon may be started before its run exists, and makes nothing meanwhile."""
+    run = tmp_path / "later"
+    daemon = start(run)
+    daemon.logged("waiting")
+    assert daemon.ask("known-good")[0] == 404
+    assert not run.exists()
+    run.mkdir()
+    save(run, 1)
+    daemon.known_good(1)
+
+
+def test_kill_and_restart_loses_nothing(run: Path, start: Starter) -> None:
+    """Killed in the middle of a scan, the daemon takes its worker along; the next one gives the verdict."""
+    save(run, 100)
+    first = start(run)
+    first.known_good(100)
+    worker = first.child()
+    os.kill(worker, signal.SIGSTOP)
+    save(run, 200)
+    until(lambda: was_asked(worker), "a question to the worker")
+    first.kill()
+    until(lambda: not Path(f"/proc/{worker}").exists(), "the worker's end")
+    assert not any("200" in p.name for p in (run / "_ckptguard" / "ledger").rglob("*.json"))
+    second = start(run)
+    assert second.address == first.address
+    assert second.known_good(200)["id"] == "200.1"
+    assert {c["id"]: c["outcome"] for c in second.ask("checkpoints")[1]["checkpoints"]} == {
+        "100.1": "good",
+        "200.1": "good",
+    }
+
+
+def test_a_clean_stop_leaves_nothing_behind(run: Path, start: Starter) -> None:
+    """SIGTERM ends the daemon with 0; its socket, its record and its worker are gone."""
+    save(run, 1)
+    daemon = start(run)
+    daemon.known_good(1)
+    worker, address = daemon.child(), daemon.address
+    record = read_daemon_record(open_run(str(run)))
+    assert record is not None
+    assert (record.address, record.pid) == (address, daemon.process.pid)
+    assert daemon.stop() == 0
+    assert not Path(address).exists()
+    assert not Path(f"/proc/{worker}").exists()
+    assert read_daemon_record(open_run(str(run))) is None
+    assert daemon.log_lines()[-1]["event"] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_in_the_middle_of_a_scan(run: Path, start: Starter, number: signal.Signals) -> None:
+    """A scan that would go on is ended with its process, and its checkpoint stays pending."""
+    save(run, 1)
+    daemon = start(run)
+    daemon.known_good(1)
+    worker = daemon.child()
+    os.kill(worker, signal.SIGSTOP)
+    save(run, 2)
+    until(lambda: was_asked(worker), "a question to the worker")
+    daemon.process.send_signal(number)
+    assert daemon.process.wait(PATIENCE) == 0
+    assert not Path(f"/proc/{worker}").exists()
+    assert once(run, "--settle", "0.1").returncode == 0
+
+
+def test_the_socket_is_private(run: Path, start: Starter) -> None:
+    """The socket has mode 0600, its folder 0700."""
+    daemon = start(run)
+    place = Path(daemon.address)
+    assert stat.S_IMODE(place.lstat().st_mode) == 0o600
+    assert stat.S_IMODE(place.parent.lstat().st_mode) == 0o700
+
+
+def test_two_daemons_on_one_run(run: Path, start: Starter) -> None:
+    """Two daemons each answer at an address of their own and agree, and so do the records."""
+    first = start(run)
+    first.logged("guarding")
+    second = start(run)
+    assert second.address != first.address
+    save(run, 100)
+    save(run, 200, nan=True)
+    for daemon in (first, second):
+        assert (daemon.outcome(100), daemon.outcome(200)) == ("good", "bad")
+        assert daemon.known_good(100)["step"] == 100
+    # Both may have come to the same verdict at the same moment: two entries then say the same.
+    names = [p.name.split(".") for p in (run / "_ckptguard" / "ledger").rglob("*.json")]
+    assert {(step, generation, outcome) for step, generation, _, outcome, _ in names} == {
+        ("000000000100", "1", "good"),
+        ("000000000200", "1", "bad"),
+    }
+    assert second.stop() == 0
+    assert first.known_good(100)["step"] == 100
+    # The one that stays says again that it is there.
+    until(
+        lambda: (r := read_daemon_record(open_run(str(run)))) is not None and r.pid == first.process.pid,
+        "the remaining daemon's record",
+    )
+
+
+def test_several_runs_fail_and_recover_apart(tmp_path: Path, run: Path, start: Starter) -> None:
+    """A run whose records cannot be used is told about and retried; the other is guarded meanwhile."""
+    broken = tmp_path / "broken"
+    (broken / "_ckptguard").mkdir(parents=True)
+    stamp = broken / "_ckptguard" / "format.json"
+    stamp.write_text('{"format": 99}')
+    save(run, 1)
+    daemon = start(broken, run)
+    daemon.logged("failing", run=str(broken))
+    assert daemon.ask("known-good?wait_seconds=20", run=run)[1]["step"] == 1
+    assert daemon.ask("known-good", run=broken)[0] == 503
+    stamp.unlink()
+    daemon.logged("recovered", run=str(broken))
+
+
+def test_the_daemon_ends_with_its_parent(run: Path, short_folder: Path) -> None:
+    """With `--parent`, the daemon stops by itself, cleanly, when that process is gone."""
+    starter = (
+        "import os, subprocess, sys;"
+        "p = subprocess.Popen([sys.executable, '-m', 'ckptguard_daemon', sys.argv[1], '--parent', str(os.getpid()),"
+        " '--log-file', sys.argv[2]], stderr=subprocess.DEVNULL); print(p.pid, flush=True); sys.stdin.read()"
+    )
+    log = short_folder / "log"
+    with subprocess.Popen(
+        [sys.executable, "-c", starter, str(run), str(log)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(short_folder)},
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        until(lambda: log.exists() and "guarding" in log.read_text(), "the daemon's start")
+        parent.kill()
+    until(lambda: not Path(f"/proc/{child}").exists(), "the daemon's end")
+    assert [json.loads(line)["event"] for line in log.read_text().splitlines()][-2:] == ["parent_gone", "stopped"]
+
+
+@pytest.mark.parametrize(
+    ("nan", "truncated", "code"), [(False, False, 0), (True, False, 3), (False, True, 4), (True, True, 3)]
+)
+def test_once_answers_with_its_exit_code(run: Path, nan: bool, truncated: bool, code: int) -> None:
+    """0 all good, 3 something bad, 4 something unfinished, which is not waited for."""
+    save(run, 100)
+    if nan:
+        save(run, 200, nan=True)
+    if truncated:
+        path = save(run, 300)
+        info = path.stat()
+        os.truncate(path, info.st_size - 1000)
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    done = once(run, "--settle", "0.1")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert open_run(str(run)).records.list("ledger") != []
+
+
+def test_once_waits_for_what_is_settling(run: Path) -> None:
+    """A save that was written just now is waited for and verified."""
+    os.utime(save(run, 1))
+    assert once(run, "--settle", "0.5").returncode == 0
+
+
+def test_once_over_a_storage_that_is_not_local() -> None:
+    """A run behind a URL is verified inline, by the same passes."""
+    url = "memory://daemon-once"
+    memory = fsspec.filesystem("memory")
+    with tempfile.TemporaryDirectory() as folder:
+        for step, nan in ((1, False), (2, True)):
+            memory.pipe_file(f"/daemon-once/net-{step}.safetensors", save(Path(folder), step, nan=nan).read_bytes())
+    try:
+        assert run_once([url], Settings(settle=0.1), threading.Event()) == 3
+        assert {s.id: s.outcome.value for s in survey(open_run(url))} == {"1.1": "good", "2.1": "bad"}
+    finally:
+        memory.rm("/daemon-once", recursive=True)
+
+
+def test_once_says_what_it_cannot_do(run: Path, tmp_path: Path) -> None:
+    """No run is 10, an empty one is undecided, nonsense is a sentence and 2."""
+    missing = once(tmp_path / "missing")
+    assert (missing.returncode, missing.stderr.startswith("error: there is no folder")) == (10, True)
+    assert once(run).returncode == 4
+    assert once(run, CKPTGUARD_SETTLE="soon").returncode == 2
+    assert once(run, run / "..", CKPTGUARD_RECORDS=str(tmp_path / "r")).returncode == 2
+
+
+def test_a_taken_socket_is_refused(run: Path, start: Starter, short_folder: Path) -> None:
+    """A second daemon at the same `--socket` ends with 11; after kill -9 the dead socket is replaced."""
+    arguments = ("--socket", str(short_folder / "s"))
+    first = start(run, arguments=arguments)
+    assert first.address == str(short_folder / "s")
+    second = DaemonProcess(short_folder, run, arguments=arguments)
+    assert second.process.wait(PATIENCE) == 11
+    first.kill()
+    assert start(run, arguments=arguments).ask("known-good")[0] == 404
+
+
+def test_logs_are_json_and_escaped(run: Path, start: Starter) -> None:
+    """A checkpoint's hostile name cannot break a log line or steer a terminal."""
+    save(run, 1).rename(run / "net-1\n\x1b[31m.safetensors")
+    daemon = start(run)
+    line = daemon.logged("verified")
+    assert (list(line)[:3], line["path"]) == (["time", "level", "event"], "net-1\\u000a\\u001b[31m.safetensors")
+
+
+def test_the_idle_daemon_is_small(run: Path, start: Starter) -> None:
+    """After verifying and answering, the daemon's own process needs less than 80 MiB."""
+    save(run, 1)
+    daemon = start(run)
+    daemon.known_good(1)
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+    assert int(status.split("VmRSS:")[1].split()[0]) < 80 * 1024
+
+
+def test_the_daemon_imports_nothing_heavy() -> None:
+    """No module of the daemon's own process brings torch, numpy, BLAKE3 or the CLI's tables."""
+    code = (
+        "import sys, ckptguard_daemon.__main__, ckptguard_daemon.service;"
+        "print([m for m in ('torch', 'numpy', 'blake3', 'isal', 'rich', 'fsspec') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,239 @@
+"""Settings, socket, watcher and log of the daemon, each on its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import stat
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from ckptguard_daemon import log as log_module
+from ckptguard_daemon.log import log, start_logging
+from ckptguard_daemon.rendezvous import LONGEST_PATH, listen, runtime_folder
+from ckptguard_daemon.service import exit_code
+from ckptguard_daemon.settings import distinct_urls
+from ckptguard_daemon.watcher import Watcher
+from support.daemon_process import save, until
+
+from ckptguard.errors import BusyError, SettingsError
+from ckptguard.runs.settings_file import load_settings
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+
+# watchdog warns whenever a folder is made while it looks at the one above.
+pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
+
+DEPLOY = Path(__file__).parents[3] / "daemon" / "deploy"
+
+
+def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each source overrides the next one; a flag that was not given overrides nothing."""
+    monkeypatch.chdir(tmp_path)
+    Path("ckptguard.toml").write_text("settle = 1\nscan_interval = 2\nkeep_good = 3")
+    environ = {"CKPTGUARD_SETTLE": "10", "CKPTGUARD_SCAN_INTERVAL": "20", "CKPTGUARD_UNKNOWN": "x"}
+    settings = load_settings(None, environ, settle=100.0, scan_interval=None)
+    assert (settings.settle, settings.scan_interval, settings.keep_good) == (100.0, 20.0, 3)
+    Path("other.toml").write_text("keep_good = 7")
+    assert load_settings("other.toml", {}) == Settings(keep_good=7)
+
+
+@pytest.mark.parametrize("text", ["settle = ", "unknown = 1", "settle = -1", b"\xff"])
+def test_wrong_settings_are_refused(tmp_path: Path, text: str | bytes) -> None:
+    """A file that is wrong or absent is a sentence, never a guess."""
+    path = tmp_path / "x.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SettingsError):
+        load_settings(str(path), {})
+    with pytest.raises(SettingsError):
+        load_settings(str(tmp_path / "absent.toml"), {})
+
+
+def test_the_example_shows_every_setting_with_its_default() -> None:
+    """deploy/ckptguard.toml is valid, its values are the defaults, and no setting is left out."""
+    text = (DEPLOY / "ckptguard.toml").read_text()
+    shown = tomllib.loads(text)
+    defaults = msgspec.to_builtins(Settings())
+    assert shown == {name: list(v) if isinstance(v := defaults[name], tuple) else v for name in shown}
+    assert [name for name in defaults if f"{name} =" not in text] == []
+
+
+def test_runs_are_named_once(tmp_path: Path) -> None:
+    """Two spellings of one run are one; several runs cannot share one place for records."""
+    assert distinct_urls([f"{tmp_path}/a", f"{tmp_path}/a/"], Settings()) == (f"{tmp_path}/a",)
+    with pytest.raises(SettingsError):
+        distinct_urls(["a", "b"], Settings(records="/r"))
+
+
+def test_the_runtime_folder_is_private(short_folder: Path) -> None:
+    """It is made with mode 0700; one that others can enter, or a link, is refused."""
+    environ = {"XDG_RUNTIME_DIR": str(short_folder)}
+    folder = Path(runtime_folder(environ))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(SettingsError):
+        runtime_folder(environ)
+    folder.rmdir()
+    (short_folder / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to("elsewhere")
+    with pytest.raises(SettingsError):
+        runtime_folder(environ)
+
+
+def test_sockets_are_not_placed_where_others_write(short_folder: Path) -> None:
+    """A folder that others may write to, a path that is too long, and a file in the way are refused."""
+    (short_folder / "open").mkdir()
+    (short_folder / "open").chmod(0o777)
+    (short_folder / "file").write_text("mine")
+    for path in (short_folder / "open" / "s", short_folder / ("x" * LONGEST_PATH), short_folder / "file"):
+        with pytest.raises(SettingsError):
+            listen(str(path), (), {})
+    assert (short_folder / "file").read_text() == "mine"
+
+
+def test_only_dead_sockets_are_replaced(short_folder: Path) -> None:
+    """A path at which somebody answers is busy; one that nobody serves is taken over, and left clean."""
+    path = str(short_folder / "s")
+    first = listen(path, (), {})
+    with pytest.raises(BusyError):
+        listen(path, (), {})
+    first.socket.close()  # as after kill -9: the path stays
+    second = listen(path, (), {})
+    first.close()
+    assert os.path.exists(path)  # it is the second's now
+    second.close()
+    assert not os.path.exists(path)
+
+
+def test_the_umask_is_put_back(short_folder: Path) -> None:
+    """Binding leaves the process's umask alone."""
+    before = os.umask(0o022)
+    try:
+        listen(str(short_folder / "s"), (), {}).close()
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture
+def woken(run: Path) -> Iterator[threading.Event]:
+    """Set when a watcher of the run hints at a change."""
+    event = threading.Event()
+    watcher = Watcher(str(run), event.set)
+    watcher.keep_watching()
+    yield event
+    watcher.close()
+
+
+def test_a_save_wakes(run: Path, woken: threading.Event) -> None:
+    """A finished save is hinted at."""
+    save(run, 1)
+    assert woken.wait(30)
+
+
+def test_our_own_doings_do_not_wake(run: Path, woken: threading.Event) -> None:
+    """Reading checkpoints and writing records is no hint; a trainer's seal is."""
+    (run / "_ckptguard" / "manifests" / "step-#").mkdir(parents=True)
+    (run / "_ckptguard" / "ledger").mkdir()
+    path = save(run, 1)
+    assert woken.wait(30)
+    until(lambda: _quiet_for(woken, 0.3), "the end of the hints")
+    path.read_bytes()
+    (run / "_ckptguard" / "ledger" / "x.json").write_text("{}")
+    (run / "_ckptguard" / "daemon.json").write_text("{}")
+    assert not woken.wait(0.5)
+    (run / "_ckptguard" / "manifests" / "step-#" / "000000000001.1.json").write_text("{}")
+    assert woken.wait(30)
+
+
+def _quiet_for(woken: threading.Event, seconds: float) -> bool:
+    woken.clear()
+    return not woken.wait(seconds)
+
+
+def test_a_watcher_that_cannot_start_is_a_log_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of inotify watches, the daemon says so once and goes on by its timer."""
+    lines: list[str] = []
+    monkeypatch.setattr("ckptguard_daemon.watcher.log", lambda event, /, **_: lines.append(event))
+
+    def full() -> None:
+        raise OSError("inotify watch limit reached")
+
+    monkeypatch.setattr("ckptguard_daemon.watcher.Observer", full)
+    watcher = Watcher(str(run), lambda: None)
+    watcher.keep_watching()
+    watcher.keep_watching()
+    watcher.close()
+    assert lines == ["watching_by_timer_only"]
+
+
+def test_a_new_folder_under_the_name_is_watched(run: Path) -> None:
+    """When the run's folder is replaced by another one, that one is watched."""
+    event = threading.Event()
+    watcher = Watcher(str(run), event.set)
+    watcher.keep_watching()
+    run.rename(run.with_name("old"))
+    watcher.keep_watching()
+    run.mkdir()
+    watcher.keep_watching()
+    event.clear()
+    save(run, 1)
+    assert event.wait(30)
+    watcher.close()
+
+
+def test_log_lines_are_json_whatever_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control characters, surrogates, exceptions and libraries' words all make one line of JSON each."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(log_module.logging, "captureWarnings", lambda _: None)
+    level = root.level
+    start_logging(str(tmp_path / "log"))
+    try:
+        log("one", text="a\nb\x1b[0m\udcff", inner={"k\n": ["\u202e"]}, path=Path("/x"))
+        logging.getLogger("library").warning("said %s", "this\n")
+        try:
+            raise ValueError("x")
+        except ValueError:
+            log("two", level="error", trace=True)
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.setLevel(level)
+    one, library, two = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert (one["text"], one["inner"]) == ("a\\u000ab\\u001b[0m\\udcff", {"k\\u000a": ["\\u202e"]})
+    assert (library["logger"], library["message"]) == ("library", "said this\\u000a")
+    assert (two["level"], "ValueError" in two["traceback"]) == ("error", True)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "told", "code"),
+    [
+        ([], True, 4),
+        ([Outcome.GOOD], True, 0),
+        ([Outcome.GOOD], False, 1),
+        ([Outcome.GOOD, Outcome.SUSPECT], True, 4),
+        ([Outcome.GOOD, Outcome.PENDING], False, 1),
+        ([Outcome.INCOMPLETE, Outcome.BAD], False, 3),
+    ],
+)
+def test_exit_codes(outcomes: list[Outcome], told: bool, code: int) -> None:
+    """Bad outweighs could not tell, that outweighs undecided, and nothing checked is undecided."""
+    assert exit_code(outcomes, told=told) == code
+
+
+def test_the_socket_can_be_served(short_folder: Path) -> None:
+    """What `listen` returns accepts callers, and only as long as it is open."""
+    place = listen(None, ["/a"], {"XDG_RUNTIME_DIR": str(short_folder)})
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(place.path)
+    place.close()
+    assert not os.path.exists(place.path)
+    assert sys.platform != "linux" or len(os.fsencode(place.path)) <= LONGEST_PATH

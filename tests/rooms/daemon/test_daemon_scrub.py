@@ -1,0 +1,81 @@
+"""The daemon reads again what was verified, tells what it found, and repairs kept copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.daemon_process import DaemonProcess, Starter, flip_bit, request, save, until
+
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+
+
+def scrub_of(daemon: DaemonProcess) -> dict[str, Any]:
+    """What the daemon says of its scrub."""
+    found = request(daemon.address, "GET", "/v1/runs")[1]["runs"][0]["scrub"]
+    assert isinstance(found, dict)
+    return found
+
+
+def content(path: Path) -> bytes | None:
+    """The bytes of a file; None while it is exchanged."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def test_rot_is_found_told_and_repaired(run: Path, start: Starter) -> None:
+    """A bit rots in place and another in a kept copy: the verdict turns BAD, incidents are open, the copy is repaired
+    from its place, and with `repair` the place from its copy."""
+    save(run, 100)
+    save(run, 200)
+    daemon = start(run, CKPTGUARD_KEEP="copy", CKPTGUARD_SCRUB_EVERY="2", CKPTGUARD_REPAIR="true")
+    daemon.logged("verified", step=200)
+    daemon.logged("scrubbed", id="200.1", place="kept", outcome="good")
+    good = (run / "net-100.safetensors").read_bytes()
+    flip_bit(run / "net-100.safetensors")
+    [kept] = run.glob("_ckptguard/kept/*/000000000200.1/net-200.safetensors")
+    flip_bit(kept)
+    daemon.logged("verified", step=100, outcome="bad")
+    daemon.logged("scrubbed", id="200.1", place="kept", outcome="bad")
+    until(lambda: content(run / "net-100.safetensors") == good, "the repair of the place")
+    until(lambda: content(kept) == content(run / "net-200.safetensors"), "that of the kept copy")
+
+    def closed() -> bool:
+        found = list_incidents(open_run(str(run)))
+        return len(found) == 2 and all(i.state == "closed" and i.source == "daemon" for i in found)
+
+    until(closed, "closing both incidents")
+    assert scrub_of(daemon)["every_seconds"] == 2.0
+
+
+def test_it_goes_on_after_a_restart(run: Path, start: Starter) -> None:
+    """After a kill -9 only that is read again whose time has come by the records, and the answers say what is next."""
+    save(run, 100)
+    save(run, 200)
+    first = start(run, CKPTGUARD_KEEP="none", CKPTGUARD_SCRUB_EVERY="1w")
+    first.logged("verified", step=200)
+    until(lambda: scrub_of(first)["next"], "the first look")
+    assert scrub_of(first)["next"]["id"] == "100.1"
+    assert not (run / "_ckptguard" / "scrubs").exists()  # both were read just now
+    first.kill()
+    folder = run / "_ckptguard" / "scrubs" / "net-#.safetensors"
+    folder.mkdir(parents=True)
+    (folder / "000000000200.1.place.20200101T000000Z.1-1.json").write_text("{}")
+    second = start(run, CKPTGUARD_KEEP="none", CKPTGUARD_SCRUB_EVERY="1w")
+    second.logged("scrubbed", id="200.1", place="place", outcome="good")
+    found = until(lambda: (state := scrub_of(second))["next"] and state, "the look after it")
+    assert (found["next"]["id"], found["last"]["id"], found["reading"]) == ("100.1", "200.1", None)
+    assert [line["id"] for line in second.log_lines() if line["event"] == "scrubbed"] == ["200.1"]
+    [record] = folder.iterdir()  # in place of the old one
+    assert "20200101" not in record.name
+
+
+def test_a_scrub_may_be_switched_off(run: Path, start: Starter) -> None:
+    """With 0 nothing is read again, and the answer says so."""
+    save(run, 100)
+    daemon = start(run, CKPTGUARD_SCRUB_EVERY="0")
+    daemon.logged("verified", step=100)
+    assert request(daemon.address, "GET", "/v1/runs")[1]["runs"][0]["scrub"] is None

@@ -1,0 +1,250 @@
+"""``train_lightning.py alone|ranks FOLDER``: Lightning with the guard: going back, deleting, looking.
+
+With ranks Lightning starts the second process by itself, which runs all of this again.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
+from support.tiny_trainer import same
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+import ckptguard.integrations
+from ckptguard.decisions.rollback import RollbackPolicy
+from ckptguard.errors import SettingsError, SickTrainingError
+from ckptguard.integrations import sealed_file
+from ckptguard.records.manifests import read_manifest, sealed_generations
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
+
+QUICK = Settings(settle=0.0)
+fit = ckptguard.integrations.lightning.fit
+
+
+class Module(lightning.LightningModule):
+    """A tiny module with dropout and batch statistics; after some updates, once each, a weight of the last rank
+    overflows."""
+
+    def __init__(self, *strikes: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+        )
+        self.strikes = set(strikes)
+        self.seen: list[tuple[int, int]] = []
+
+    def on_train_start(self):
+        if not self.trainer.global_step:
+            torch.manual_seed(10 + self.global_rank)
+
+    def training_step(self, batch, batch_idx):
+        self.seen.append((self.current_epoch, batch_idx))
+        return self.net(batch[0]).square().mean()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.global_step in self.strikes and self.global_rank == self.trainer.world_size - 1:
+            self.strikes.discard(self.trainer.global_step)
+            with torch.no_grad():
+                self.net[0].weight.mul_(1e38).mul_(1e38)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 4))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def data(huge: int | None = None, *, ranks: int = 1):
+    """Five batches an epoch."""
+    made = torch.randn(20 * ranks, 4, generator=torch.Generator().manual_seed(1))
+    if huge is not None:
+        made[4 * huge] = 3e38
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(made), batch_size=4)
+
+
+def trainer(folder: Path, *, guarded: bool = True, keep: int = 1, **more) -> lightning.Trainer:
+    """Saves at the end of each of four epochs, and keeps the newest."""
+    lightning.seed_everything(0)
+    io = [ckptguard.integrations.lightning.GuardedIO(folder, settings=QUICK)] if guarded else None
+    more["strategy"] = more["strategy"]() if callable(more.get("strategy")) else more.get("strategy", "auto")
+    saver = ModelCheckpoint(folder, save_top_k=keep, monitor="step", mode="max", every_n_epochs=1)
+    return lightning.Trainer(
+        **({"max_epochs": 4, "devices": 1} | more),
+        accelerator="cpu",
+        logger=False,
+        callbacks=[saver],
+        plugins=io,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+
+
+class Sharded(Module):
+    """The same over ranks, by FSDP2; of batch statistics Lightning would save only the first rank's."""
+
+    def __init__(self, *strikes: int) -> None:
+        super().__init__(*strikes)
+        self.net[1] = torch.nn.LayerNorm(16)
+
+    def configure_model(self):
+        if not isinstance(self.net, FSDPModule):
+            fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
+def everything(made: lightning.Trainer, module: Module):
+    moments = [value for state in made.optimizers[0].state.values() for value in state.values()]
+    tensors = [getattr(value, "_local_tensor", value) for value in (*module.state_dict().values(), *moments)]
+    schedule = made.lr_scheduler_configs[0].scheduler.state_dict()
+    return [tensors, schedule, made.global_step, made.current_epoch]
+
+
+def delete(root: Path) -> None:
+    """What a ModelCheckpoint would ask of the plugin, with saves between that are no good; and there is no daemon."""
+    io = ckptguard.integrations.lightning.GuardedIO(root, settings=QUICK)
+    paths = [root / f"epoch=0-step={step}.ckpt" for step in range(5)]
+
+    def save(step: int, value: float) -> None:
+        weight = torch.full((300,), value) * 1e38
+        io.save_checkpoint({"state_dict": {"weight": weight}, "global_step": step}, str(paths[step]))
+
+    save(1, 1e-38)
+    assert [m.digest_origin for m in manifests(io)] == ["writer"]
+    save(2, 1e38)
+    io.remove_checkpoint(str(paths[1]))
+    io.wait()
+    assert paths[1].exists()
+    io.remove_checkpoint(str(paths[2]))
+    with mock.patch.object(sealed_file, "os", SimpleNamespace(**{**vars(os), "write": lying_write})):
+        save(3, 2e-38)
+    io.remove_checkpoint(str(paths[1]))
+    io.wait()
+    assert paths[1].exists()
+    assert not paths[2].exists()
+    save(4, 3e-38)
+    with pytest.raises(OSError, match="No space left"), mock.patch.object(sealed_file.os, "fsync", side_effect=full()):
+        save(0, 4e-38)
+    assert not [path for path in root.iterdir() if "step=0" in path.name]
+    io.remove_checkpoint(str(paths[4]))
+    io.teardown()
+    assert not paths[1].exists()
+    assert paths[4].exists()
+    assert torch.load(paths[4])["global_step"] == 4
+
+
+def manifests(io) -> list[Manifest]:
+    """Of everything that is sealed."""
+    run, series = io.open_run(), io.series
+    found = [read_manifest(run, series, *key) for key in sealed_generations(run, series)]
+    return [manifest for manifest in found if manifest is not None]
+
+
+def full() -> OSError:
+    """What a full disk raises."""
+    return OSError(errno.ENOSPC, "No space left on device")
+
+
+def lying_write(descriptor: int, data) -> int:
+    """A disk that keeps another byte than it was given: digests of what was handed over tell."""
+    kept = bytearray(data)
+    kept[len(kept) // 2] ^= 1
+    return os.pwrite(descriptor, kept, 0)
+
+
+class Unused(Module):
+    """A row that no batch uses turns NaN: no loss shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.nn.Embedding(4, 2)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("measured", self.net(batch[0]).square().mean())
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.global_step == 6:
+            self.rows.weight.data[3].mul_(1e38).mul_(1e38)
+
+
+def validate(root: Path) -> None:
+    """ModelCheckpoint saves while Lightning validates, in the midst of an epoch."""
+    guard = ckptguard.integrations.lightning.GuardCallback(check_every=50, settings=QUICK)
+    saver = ModelCheckpoint(root, monitor="measured", save_top_k=-1, filename="{epoch}-{step}")
+    made = trainer(root, val_check_interval=2, num_sanity_val_steps=0)
+    made.callbacks = [saver, guard]
+    with pytest.raises(SickTrainingError, match=r"rows\.weight"):
+        made.fit(Unused(), data(), data())
+    states = [torch.load(path, weights_only=False)["state_dict"] for path in root.glob("*.ckpt")]
+    assert len(states) >= 2
+    assert all(value.isfinite().all() for state in states for value in state.values())
+
+
+def replay(root: Path, kind: type[Module] = Module, **more) -> None:
+    """A run that is struck ends like one that is not, and Lightning has deleted what it was told to."""
+    data_of_all = data(ranks=more.get("devices", 1))
+    untouched, module = trainer(root / "untouched", guarded=False, **more), kind()
+    untouched.fit(module, data_of_all)
+    struck, other = trainer(root / "struck", **more), kind(13, 17)
+    fit(struck, other, data_of_all, policy=RollbackPolicy(skip=False, near=0), save_every=5)
+    assert len(other.seen) > len(module.seen) == 20, other.seen
+    assert same(everything(struck, other), everything(untouched, module))
+    struck.strategy.barrier()  # the first rank deletes
+    left = sorted(path.name for path in (root / "struck").glob("*.ckpt"))  # Lightning spares what it resumed from
+    assert left == ["epoch=1-step=10.ckpt", "epoch=2-step=15.ckpt", "epoch=3-step=20.ckpt"], left
+
+
+def leave_out(root: Path, kind: type[Module] = Module, **more) -> None:
+    """A run resumes where another ended, and leaves out the batch that overflows; its momenta stay as they are."""
+    ranks = more.get("devices", 1)
+    harmed = trainer(root / "harmed", max_epochs=1, keep=-1, **more)
+    fit(harmed, kind(), data(ranks=ranks), save_every=5)
+    poisoned = trainer(root / "harmed", keep=-1, max_epochs=2, **more)
+    module = kind()
+    fit(poisoned, module, data(huge=2 * ranks, ranks=ranks))
+    assert poisoned.global_step == 10, poisoned.global_step
+    assert module.seen[-1] == (1, 4), module.seen
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+    [first, *_] = poisoned.optimizers[0].state.values()
+    assert first["step"] < 10, first["step"]
+
+
+def main() -> None:
+    """As told; AssertionError if it is not as it must be."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    kind, root = sys.argv[1], Path(sys.argv[2])
+    if kind == "ranks":
+        from leave import leave
+
+        fsdp = functools.partial(ModelParallelStrategy, data_parallel_size=2, tensor_parallel_size=1)
+        replay(root / "ddp", devices=2, strategy="ddp")
+        leave_out(root / "ddp", devices=2, strategy="ddp")
+        replay(root / "fsdp", Sharded, devices=2, strategy=fsdp)
+        leave_out(root / "fsdp", Sharded, devices=2, strategy=fsdp)
+        leave()
+    delete(root / "deleting")
+    validate(root / "validating")
+    replay(root / "alone")
+    leave_out(root / "alone")
+    with pytest.raises(SettingsError, match="GuardedIO"):
+        fit(trainer(root / "bare", guarded=False), Module(), data())
+    with pytest.raises(SettingsError, match="spawned"):
+        fit(trainer(root / "spawned", devices=2, strategy="ddp_fork"), Module(), data())
+
+
+if __name__ == "__main__":
+    main()

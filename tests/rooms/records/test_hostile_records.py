@@ -1,0 +1,150 @@
+"""Records that rotted, or that somebody else wrote: no answer of theirs is believed, nothing leaves the run."""
+
+import json
+
+import pytest
+from support.runs import QUICK, write_torch
+
+from ckptguard.decisions.known_good import verdict_name
+from ckptguard.errors import CouldNotTellError, NoKnownGoodError, RecordsError
+from ckptguard.inspect.list_states import survey
+from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
+
+SERIES = "net-#.pt"
+
+
+def records(root, folder):
+    """A folder of the records of the one series."""
+    return root / "_ckptguard" / folder / SERIES
+
+
+def damage(path, offset):
+    """A high bit in one byte."""
+    data = bytearray(path.read_bytes())
+    data[offset] |= 0x80
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("folder", ["ledger", "manifests", "kept"])
+@pytest.mark.parametrize("offset", [3, 40, -4])
+def test_a_flipped_bit_in_one_record_never_takes_the_run_down(root, three, folder, offset):
+    """Every other checkpoint is still known, verified and kept."""
+    reconcile(three, QUICK, Watch())
+    damage(next(p for p in records(root, folder).iterdir() if p.name.startswith("000000000300.1.")), offset)
+    write_torch(root, 400, seed=4)
+    done = reconcile(three, QUICK, Watch())
+    assert [c.step for c in done.checked if c.step == 400] == [400]
+    assert find_known_good(three).id == "400.1"
+    assert {s.path for s in survey(three) if s.in_place} >= {"net-100.pt", "net-200.pt", "net-300.pt", "net-400.pt"}
+
+
+def test_a_damaged_manifest_is_no_licence_for_the_bytes(root, three):
+    """Bytes that cannot be compared are pending, never a new generation."""
+    reconcile(three, QUICK, Watch())
+    (records(root, "manifests") / "000000000300.1.json").write_text('{"format": 1}')
+    with open(root / "net-300.pt", "r+b") as file:
+        file.seek(20000)
+        file.write(b"\x00\x01\x02\x03")
+    report = verify_target(str(root), QUICK)
+    found = {c.step: c.outcome for c in report.checkpoints}
+    assert found == {100: Outcome.GOOD, 200: Outcome.GOOD, 300: Outcome.PENDING}
+    assert report.could_not_tell
+    assert find_known_good(three).id == "200.1"
+
+
+def test_a_manifest_of_another_checkpoint_is_refused(root, three):
+    """A record that speaks of something else than its name is damaged."""
+    reconcile(three, QUICK, Watch())
+    folder = records(root, "manifests")
+    (folder / "000000000300.1.json").write_bytes((folder / "000000000200.1.json").read_bytes())
+    assert find_known_good(three).id == "200.1"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": "../../../../etc/passwd"},
+        {"series": ".."},
+        {"step": 7},
+        {"files": ["../../x"]},
+        {"path": "/etc/passwd"},
+    ],
+)
+def test_a_kept_mark_cannot_lead_anywhere(root, three, change):
+    """A mark with foreign paths or names is none; the run is looked after as ever."""
+    reconcile(three, QUICK, Watch())
+    mark = records(root, "kept") / "000000000300.1.json"
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | change))
+    (root / "net-300.pt").unlink()
+    assert find_known_good(three).id == "200.1"
+    reconcile(three, QUICK, Watch())
+
+
+@pytest.mark.parametrize("path", ["../victim", "_ckptguard", "/etc", "net-300.pt\0"])
+def test_a_quarantine_mark_moves_nothing_foreign(root, three, tmp_path, path):
+    """A forged mark neither moves files outside nor stops the pass."""
+    (tmp_path / "victim").write_text("mine")
+    reconcile(three, QUICK, Watch())
+    folder = root / "_ckptguard" / "quarantine" / SERIES
+    folder.mkdir(parents=True)
+    info = (tmp_path / "victim").stat()
+    forged = {
+        "series": SERIES,
+        "step": 300,
+        "generation": 9,
+        "path": path,
+        "files": [path],
+        "signature": [[path, info.st_size, info.st_mtime_ns, info.st_ino, None]],
+        "reason": "",
+        "moved_at": "",
+    }
+    (folder / "000000000300.9.json").write_text(json.dumps(forged))
+    reconcile(three, QUICK, Watch())
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert (root / "net-300.pt").exists()
+
+
+def test_records_are_not_written_through_a_link(root, tmp_path):
+    """A downloaded run whose _ckptguard is a link is refused, and nothing is written where it leads."""
+    write_torch(root, 100, seed=1)
+    (tmp_path / "elsewhere").mkdir()
+    (root / "_ckptguard").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RecordsError, match="link"):
+        open_run(str(root))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_an_empty_worse_entry_neither_counts_nor_stays_in_the_way(root, three):
+    """GOOD, then a torn BAD: still known-good, and a re-check sets the ledger right."""
+    reconcile(three, QUICK, Watch())
+    (records(root, "ledger") / verdict_name(300, 1, 2, Outcome.BAD)).write_bytes(b"")
+    assert find_known_good(three).id == "300.1"
+    (records(root, "ledger") / verdict_name(300, 1, 3, Outcome.BAD)).write_bytes(b"torn")
+    verify_target(str(root), QUICK)
+    assert find_known_good(three).id == "300.1"
+
+
+def test_an_empty_better_entry_lifts_nothing(root, three):
+    """SUSPECT, then a torn GOOD: still suspect."""
+    from ckptguard.errors import RefusedError
+    from ckptguard.keep.quarantine import mark_suspect
+    from ckptguard.recover.restore import restore
+    from ckptguard.runs.history import load_history
+
+    reconcile(three, QUICK, Watch())
+    mark_suspect(three, load_history(three), SERIES, (300, 1), "sick soon after")
+    for number, content in ((3, b""), (4, b"torn")):
+        (records(root, "ledger") / verdict_name(300, 1, number, Outcome.GOOD)).write_bytes(content)
+        assert find_known_good(three).id == "200.1"
+        with pytest.raises(RefusedError):
+            restore(three, QUICK, str(root.parent / "out"), step=300)
+
+
+def test_a_newer_format_of_one_record_is_could_not_tell():
+    """RecordsError is one of those that say nothing about a checkpoint."""
+    assert issubclass(RecordsError, CouldNotTellError)
+    assert not issubclass(NoKnownGoodError, CouldNotTellError)

@@ -1,0 +1,352 @@
+"""A repair puts the right bytes back where they are wrong, and nowhere else, and says what it could not."""
+
+import os
+import random
+import shutil
+
+import pytest
+from support import damage
+from support.kept_runs import guarded
+from support.runs import QUICK, write_sharded, write_torch
+from test_scrub import rot, told
+
+from ckptguard.errors import BusyError, NotFoundError
+from ckptguard.keep.copies import trim_kept
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.kept import read_kept, read_set_aside
+from ckptguard.records.ledger import ledger_names
+from ckptguard.records.run import open_run
+from ckptguard.repair import replace_files as repair_files
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import scrub
+from ckptguard.replicas.replicate import replicate
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Outcome
+
+SECOND = "sharded-200/model-00002-of-00003.safetensors"
+THIRD = "sharded-200/model-00003-of-00003.safetensors"
+KEPT = "_ckptguard/kept/sharded-#/000000000200.1/"
+
+
+def contents(root, folder="sharded-200"):
+    """The bytes of every file below a folder."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in (root / folder).rglob("*") if p.is_file()}
+
+
+def inodes(root):
+    """The inode of every file of the second checkpoint."""
+    return {p.name: p.stat().st_ino for p in (root / "sharded-200").iterdir()}
+
+
+def in_quarantine(root):
+    """The bytes of what was moved aside."""
+    return [p.read_bytes() for p in (root / "_ckptguard/quarantine").rglob("*") if p.is_file()]
+
+
+def leftovers(root):
+    """What was staged and not removed."""
+    return list(root.rglob("*tmp-repair*"))
+
+
+def outcomes(run, key=(200, 1)):
+    """The outcomes in the ledger of one generation, in order."""
+    names = [n for n in ledger_names(run)["sharded-#"] if n.startswith(f"{key[0]:012}.{key[1]}.")]
+    return [name.split(".")[3] for name in sorted(names)]
+
+
+KINDS = ["span_flip", "envelope_flip", "zeroed_page", "truncation", "appended_bytes", "missing_shard", "broken_header"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_was_damaged_is_replaced(root, kind):
+    """Byte for byte as it was sealed; the other files are the same ones; what was damaged lies in quarantine; finding
+    and repairing are in the ledger, and the incident is closed."""
+    run = guarded(root)
+    whole = contents(root)
+    before = inodes(root)
+    manifest = load_history(run).manifest("sharded-#", (200, 1))
+    hit = damage.KINDS[kind](root, manifest, random.Random(7))
+    damage.set_times(root, manifest, "kept")
+    harmed = contents(root).get(hit.file)
+    scrub(run, QUICK)
+    [planned] = repair(run, QUICK, dry_run=True).files
+    assert (planned.file, planned.repaired, planned.source) == (hit.file, False, "kept copy")
+    assert contents(root).get(hit.file) == harmed
+    done = repair(run, QUICK)
+    [file] = done.files
+    assert (file.file, file.repaired, file.source, file.id) == (hit.file, True, "kept copy", "200.1")
+    assert contents(root) == whole
+    changed = {name for name, inode in inodes(root).items() if before[name] != inode}
+    assert changed <= {hit.file.rpartition("/")[2]}  # the number of a deleted file may be used again
+    assert in_quarantine(root) == ([] if harmed is None else [harmed])
+    assert outcomes(run) == ["good", "bad", "good"]
+    assert [f.file for f in load_history(run).verdict("sharded-#", (200, 1)).findings if f.check == "repair"] == [
+        hit.file
+    ]
+    [incident] = list_incidents(run)
+    assert (incident.state, incident.actions) == ("closed", ("put the right bytes back from the kept copy",))
+    known = find_known_good(run)
+    assert (known.id, known.kept) == ("200.1", False)
+    assert leftovers(root) == []
+    # A link to the new file would be no copy: each has bytes of its own.
+    assert (root / hit.file).stat().st_ino != (root / KEPT / hit.file).stat().st_ino
+    assert repair(run, QUICK).files == ()
+    assert not [c for c in reconcile(run, QUICK.changed(keep="copy"), Watch()).checked if c.outcome is not Outcome.GOOD]
+
+
+def test_a_hard_link_is_no_source(root):
+    """It shares the damage; nothing is touched, and the reason is told."""
+    run = guarded(root, keep="link")
+    if read_kept(run, "sharded-#", 200, 1).how != "link":
+        pytest.skip("this file system makes reflinks")
+    with (root / SECOND).open("r+b") as file:
+        file.seek(-9, os.SEEK_END)
+        file.write(b"\x55\xaa")
+    harmed = contents(root)
+    [file] = repair(run, QUICK, "200", dry_run=True).files
+    assert (file.repaired, file.source, file.reason) == (
+        False,
+        None,
+        "the kept copy is a hard link to the damaged file",
+    )
+    [file] = repair(run, QUICK, "sharded-200").files
+    assert (file.repaired, file.source, file.reason) == (
+        False,
+        None,
+        "the kept copy is a hard link to the damaged file",
+    )
+    assert contents(root) == harmed
+    assert find_known_good(run).id == "100.1"
+
+
+def test_place_and_copy_help_each_other(root):
+    """Damaged in different files, both are whole again."""
+    run = guarded(root)
+    whole = contents(root)
+    rot(root / SECOND)
+    rot(root / KEPT / THIRD)
+    scrub(run, QUICK)
+    assert read_set_aside(run, "sharded-#", 200, 1) is not None
+    trim_kept(run, load_history(run), QUICK.changed(keep_good=1))  # which must not throw its whole files away
+    done = repair(run, QUICK)
+    assert sorted((f.place, f.file, f.repaired, f.source) for f in done.files) == [
+        ("kept", THIRD, True, "place"),
+        ("place", SECOND, True, "kept copy"),
+    ]
+    assert contents(root) == whole
+    assert contents(root / KEPT) == whole
+    assert read_kept(run, "sharded-#", 200, 1) is not None
+    assert {one[2] for one in told(scrub(run, QUICK))} == {"good"}
+    assert all(i.state == "closed" for i in list_incidents(run))
+
+
+def test_what_has_no_source_stays_and_is_told(root):
+    """The same file is damaged in both: nothing is moved, and what can be repaired beside it is."""
+    run = guarded(root)
+    whole = contents(root)
+    rot(root / SECOND)
+    rot(root / KEPT / SECOND)
+    rot(root / THIRD)
+    scrub(run, QUICK)
+    done = repair(run, QUICK)
+    found = {(f.place, f.file): (f.repaired, f.source, f.reason) for f in done.files}
+    assert found["place", THIRD] == (True, "kept copy", "")
+    assert found["place", SECOND][:2] == (False, None)
+    assert "in the kept copy its bytes are not" in found["place", SECOND][2]
+    assert found["kept", SECOND][:2] == (False, None)
+    assert contents(root)[THIRD] == whole[THIRD]
+    assert contents(root)[SECOND] != whole[SECOND]
+    assert load_history(run).verdict("sharded-#", (200, 1)).outcome is Outcome.BAD
+    assert find_known_good(run).id == "100.1"
+
+
+def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
+    """A reconciliation puts a kept copy right from its place; a place only with `repair`."""
+    run = guarded(root)
+    whole = contents(root)
+    rot(root / SECOND)
+    rot(root / "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors")
+    scrub(run, QUICK)
+    reconcile(run, QUICK.changed(keep="copy"), Watch())
+    assert read_kept(run, "sharded-#", 100, 1) is not None
+    assert contents(root) != whole
+    done = reconcile(run, QUICK.changed(keep="copy", repair=True), Watch())
+    assert contents(root) == whole
+    assert ("200.1", Outcome.GOOD) in {(c.id, c.outcome) for c in done.checked}
+
+
+def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
+    """What has no source is read by one reconciliation and not by the next ones; what is damaged later is repaired."""
+    import ckptguard.repair.kept_copies as module
+
+    run = guarded(root)
+    for place in (root, root / KEPT):
+        rot(place / SECOND)
+    scrub(run, QUICK)
+    watch, settings, read = Watch(), QUICK.changed(keep="copy", repair=True), []
+    real = module.reread
+    monkeypatch.setattr(module, "reread", lambda *args, **kwargs: read.append(args[1]) or real(*args, **kwargs))
+    reconcile(run, settings, watch)
+    assert read
+    read.clear()
+    watch.prune_at = 0.0
+    reconcile(run, settings, watch)
+    assert read == []
+    rot(root / "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors")
+    scrub(run, QUICK)
+    watch.prune_at = 0.0
+    reconcile(run, settings, watch)
+    assert read_kept(run, "sharded-#", 100, 1) is not None
+
+
+def test_what_never_was_good_is_not_repaired(root):
+    """Damage in a poisoned checkpoint: its sealed bytes help nobody."""
+    run = guarded(root, steps=(100,))
+    manifest = load_history(run).manifest("sharded-#", (100, 1))
+    shutil.copytree(root / "sharded-100", root / "sharded-200")
+    for file in (root / "sharded-200").glob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        span = next(f for f in manifest.files if f.path.endswith(file.name)).spans[0]
+        data[span.offset : span.offset + span.length] = b"\xff" * span.length
+        file.write_bytes(data)
+    reconcile(run, QUICK.changed(keep="copy"), Watch())
+    assert load_history(run).verdict("sharded-#", (200, 1)).outcome is Outcome.BAD
+    rot(root / SECOND)
+    harmed = contents(root)
+    done = repair(run, QUICK, "200.1")
+    assert [(f.repaired, f.reason) for f in done.files] == [(False, "what was sealed was not good either")]
+    assert contents(root) == harmed
+
+
+def test_what_is_gone_comes_back_only_by_its_name(root):
+    """A trainer's rotation is not undone, unless somebody asks."""
+    run = guarded(root, writer=write_torch)
+    whole = (root / "net-200.pt").read_bytes()
+    (root / "net-200.pt").unlink()
+    assert repair(run, QUICK).files == ()
+    assert not (root / "net-200.pt").exists()
+    [file] = repair(run, QUICK, "net-200.pt").files
+    assert file.repaired
+    assert (root / "net-200.pt").read_bytes() == whole
+    assert find_known_good(run).id == "200.1"
+    for word in ("net-999.pt", "999.1", "../x", ""):
+        with pytest.raises(NotFoundError):
+            repair(run, QUICK, word)
+
+
+def test_while_it_is_written_it_is_refused(root):
+    """A file that was written just now, and a checkpoint that is half saved again."""
+    run = guarded(root)
+    rot(root / SECOND)
+    with pytest.raises(BusyError):
+        repair(run, QUICK.changed(settle=60.0), "sharded-200")
+    shutil.copy(root / "sharded-100" / "model-00001-of-00003.safetensors", root / "sharded-200" / "x")
+    os.replace(root / "sharded-200" / "x", root / "sharded-200" / "model-00001-of-00003.safetensors")
+    harmed = contents(root)
+    for settle in (60.0, 0.0):
+        with pytest.raises(BusyError):
+            repair(run, QUICK.changed(settle=settle), "sharded-200")
+    assert contents(root) == harmed
+    assert outcomes(run) == ["good"]
+
+
+def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
+    """What was staged is read back: wrong bytes get no name."""
+    run = guarded(root)
+    rot(root / SECOND)
+    scrub(run, QUICK)
+    harmed = contents(root)
+    real = repair_files._copy
+
+    def rotten(run, source, damaged, target, how):
+        real(run, source, damaged, target, how)
+        rot(root / target)
+
+    monkeypatch.setattr(repair_files, "_copy", rotten)
+    [file] = repair(run, QUICK).files
+    assert not file.repaired
+    assert "was not copied right" in file.reason
+    assert contents(root) == harmed
+    assert leftovers(root) == []
+
+
+@pytest.mark.parametrize("at", ["sharded-200", SECOND])
+def test_links_and_folders_in_the_way_are_not_followed(root, tmp_path, at):
+    """What lies under the name is moved aside as it is; nothing outside of the run is written."""
+    run = guarded(root)
+    whole = contents(root)
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(root / at, elsewhere)
+    (root / at).symlink_to(elsewhere)
+    before = contents(tmp_path, "elsewhere") if elsewhere.is_dir() else elsewhere.read_bytes()
+    done = repair(run, QUICK, "200.1")
+    assert (contents(tmp_path, "elsewhere") if elsewhere.is_dir() else elsewhere.read_bytes()) == before
+    if at == SECOND:
+        assert [f.repaired for f in done.files] == [True]
+        assert contents(root) == whole
+        assert not (root / SECOND).is_symlink()
+    else:
+        assert not any(f.repaired for f in done.files)
+
+
+def test_a_hostile_mark_of_a_copy_leads_nowhere(root):
+    """A mark of a set-aside copy with paths that leave its folder is none."""
+    run = guarded(root)
+    rot(root / KEPT / SECOND)
+    scrub(run, QUICK)
+    mark = root / "_ckptguard/kept/sharded-#/000000000200.1.damaged.json"
+    mark.write_bytes(mark.read_bytes().replace(b'"path":"sharded-200"', b'"path":"../../../etc"'))
+    assert read_set_aside(run, "sharded-#", 200, 1) is None
+    assert repair(run, QUICK).files == ()
+
+
+def test_on_an_object_store(tmp_path):
+    """Copies instead of renames, and the same end."""
+    import fsspec
+
+    root = tmp_path / "local"
+    root.mkdir()
+    write_sharded(root, 200, seed=200)
+    store = fsspec.filesystem("memory")
+    if store.exists("/repaired"):
+        store.rm("/repaired", recursive=True)
+    store.put(str(root), "/repaired", recursive=True)
+    run = open_run("memory://repaired")
+    reconcile(run, QUICK.changed(keep="copy"), Watch(), assume_quiet=True)
+    for prefix, file in (("", SECOND), (KEPT, THIRD)):
+        data = bytearray(store.cat_file(f"/repaired/{prefix}{file}"))
+        data[-3] ^= 1
+        store.pipe_file(f"/repaired/{prefix}{file}", bytes(data))
+    scrub(run, QUICK)
+    done = repair(run, QUICK.changed(settle=0.0))
+    assert sorted((f.place, f.repaired) for f in done.files) == [("kept", True), ("place", True)]
+    for file, content in contents(root).items():
+        assert store.cat_file(f"/repaired/{file}") == content
+        assert store.cat_file(f"/repaired/{KEPT}{file}") == content
+    assert {one[2] for one in told(scrub(run, QUICK))} == {"good"}
+
+
+def test_a_replica_helps_where_no_copy_does(root, tmp_path):
+    """The same file is damaged in place and in the kept copy: both come back from the replica, which loses nothing."""
+    run = guarded(root)
+    whole = contents(root)
+    replica = str(tmp_path / "replica")
+    settings = QUICK.changed(keep="copy", replicas=(replica,))
+    assert replicate(run, settings, replica).behind == 0
+    for place in (root, root / KEPT):
+        rot(place / SECOND)
+    scrub(run, QUICK)
+    [planned, _] = repair(run, settings, dry_run=True).files
+    assert (planned.repaired, planned.source) == (False, f"replica {replica}")
+    done = repair(run, settings)
+    assert sorted((f.place, f.repaired) for f in done.files) == [("kept", True), ("place", True)]
+    assert contents(root) == contents(root / KEPT) == whole
+    rot(root / SECOND)
+    rot(root / KEPT / SECOND)
+    assert {one[2] for one in told(scrub(open_run(replica), QUICK))} == {"good"}  # a replica is a run like any other
+    rot(tmp_path / "replica" / SECOND)
+    assert ("200.1", "place", "bad") in told(scrub(open_run(replica), QUICK))
+    found = {(f.place, f.repaired) for f in repair(run, settings, "sharded-200").files}
+    assert found == {("kept", False), ("place", False)}

@@ -1,0 +1,351 @@
+"""Pruning: what the policy does not keep goes to the trash, whole, and nothing else ever does."""
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support.runs import QUICK, state_dict, write_torch
+
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
+from ckptguard.inspect.list_states import survey
+from ckptguard.records import elapsed as moments
+from ckptguard.records.pins import pin_checkpoint, release_pin
+from ckptguard.records.run import open_run
+from ckptguard.records.trash import list_trashed
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.retention import inventory as present
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.lock import run_lock
+from ckptguard.storage.local.local_storage import LocalStorage
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.ids import series_of
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
+
+DAY = 86400.0
+YEAR = 365 * DAY
+LAST = Policy(keep_last=2, keep_good=2)
+
+
+@pytest.fixture
+def five(root, run):
+    """A run with verified torch files of steps 100 to 500, and without kept copies."""
+    for step in range(100, 600, 100):
+        write_torch(root, step, seed=step)
+    reconcile(run, QUICK.changed(keep="none"), Watch())
+    return run
+
+
+def in_place(root):
+    """The steps whose files lie in the run."""
+    return sorted(int(p.stem.partition("-")[2]) for p in root.glob("net-*.pt"))
+
+
+def removed(pruned):
+    """The steps that a prune removed."""
+    return [d.checkpoint.step for d in pruned.removed]
+
+
+def test_what_no_rule_keeps_goes_to_the_trash_and_can_be_restored(five, root, tmp_path):
+    """Three of five go; the verdicts stay, and what is restored has the bytes that were saved."""
+    saved = (root / "net-200.pt").read_bytes()
+    assert removed(prune(five, LAST, grace=DAY)) == [100, 200, 300]
+    assert in_place(root) == [400, 500]
+    states = {s.step: s for s in survey(five)}
+    assert [(s.in_place, s.trashed, s.outcome) for s in states.values()] == [(False, True, Outcome.GOOD)] * 3 + [
+        (True, False, Outcome.GOOD)
+    ] * 2
+    assert find_known_good(five).step == 500
+    done = restore(five, QUICK, str(tmp_path / "out"), step=200)
+    assert Path(done.path).read_bytes() == saved
+    assert removed(prune(five, LAST, grace=DAY)) == []
+    (root / "net-500.pt").unlink()  # by somebody: what is left is enough to go on from
+    assert find_known_good(five).step == 400
+
+
+def test_a_dry_run_does_nothing(five, root):
+    """It decides the same, and leaves every file."""
+    before = sorted(p for p in root.rglob("*"))
+    planned = prune(five, LAST, grace=DAY, dry_run=True)
+    assert removed(planned) == [100, 200, 300]
+    assert sorted(p for p in root.rglob("*")) == before
+    assert prune(five, LAST, grace=DAY).decisions == planned.decisions
+
+
+def test_an_empty_policy_removes_nothing(five, root):
+    """Without a rule everything stays."""
+    assert removed(prune(five, Policy(), grace=DAY)) == []
+    assert in_place(root) == [100, 200, 300, 400, 500]
+
+
+def fail_listing(run, root, monkeypatch):
+    """No folder can be listed."""
+    monkeypatch.setattr(LocalStorage, "list", lambda *_, **__: (_ for _ in ()).throw(StorageError("EIO", key="")))
+
+
+def damage(pattern):
+    """The last record of this pattern is damaged."""
+
+    def act(run, root, monkeypatch):
+        path = sorted((root / "_ckptguard").glob(pattern))[-1]
+        path.write_bytes(path.read_bytes()[:-9] + b"00000000\n")
+
+    return act
+
+
+def fail_pointer(run, root, monkeypatch):
+    """A pointer cannot be read."""
+    (root / "latest").mkdir()
+    (root / "latest" / "x").touch()
+    (root / "sub").mkdir()
+    (root / "sub" / "latest").write_text("global_step1")
+    (root / "sub" / "latest").chmod(0)
+    real = LocalStorage.open
+
+    def refuse(self, key):
+        if key == "sub/latest":
+            raise StorageError("EIO", key=key)
+        return real(self, key)
+
+    monkeypatch.setattr(LocalStorage, "open", refuse)
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [fail_listing, damage("ledger/*/*.good.json"), damage("manifests/*/*.json"), fail_pointer],
+    ids=["listing", "ledger", "manifest", "pointer"],
+)
+def test_what_cannot_be_read_removes_nothing_at_all(five, root, monkeypatch, trouble):
+    """A failed listing, and any record in question that cannot be read, end the whole prune."""
+    with monkeypatch.context() as patched:
+        trouble(five, root, patched)
+        with pytest.raises(CouldNotTellError):
+            prune(five, LAST, grace=DAY)
+    assert in_place(root) == [100, 200, 300, 400, 500]
+    assert list_trashed(five) == []
+
+
+def test_nothing_goes_while_a_newer_one_is_pending(five, root):
+    """A save that nobody verified yet may turn out bad; so may one that was saved again in place."""
+    write_torch(root, 600, seed=600)
+    assert removed(prune(five, LAST, grace=DAY)) == []
+    reconcile(five, QUICK.changed(keep="none"), Watch())
+    torch.save(state_dict(7), root / "net-600.pt")
+    assert removed(prune(five, LAST, grace=DAY)) == []
+
+
+def test_bad_ones_take_no_slot_and_go_only_when_asked(five, root):
+    """Two slots are filled by good ones around a bad one; it goes once enough newer ones are good."""
+    state = state_dict(6)
+    state["embed.weight"][0, 0] = float("nan")
+    torch.save(state, root / "net-600.pt")
+    write_torch(root, 700, seed=700)
+    reconcile(five, QUICK.changed(keep="none"), Watch())
+    assert removed(prune(five, LAST, grace=DAY)) == [100, 200, 300, 400]
+    assert in_place(root) == [500, 600, 700]
+    write_torch(root, 800, seed=800)
+    reconcile(five, QUICK.changed(keep="none"), Watch())
+    assert removed(prune(five, LAST, grace=DAY, dry_run=True)) == [500]
+    failed = Policy(keep_last=2, drop_failed=True)
+    assert removed(prune(five, failed, grace=DAY)) == [500, 600]
+
+
+def test_a_copied_run_is_pruned_once_it_was_verified_where_it_is(five, root, tmp_path):
+    """Copying gives files other times, so the verdicts may be on other files; reading them again settles it, once."""
+    shutil.copytree(root, tmp_path / "copied", copy_function=shutil.copy)
+    run = open_run(str(tmp_path / "copied"))
+    assert removed(prune(run, LAST, grace=DAY)) == []
+    for times in (1, 2):
+        reconcile(run, QUICK.changed(keep="none"), Watch())
+        assert len(list((tmp_path / "copied/_ckptguard/ledger").rglob("*.good.json"))) == 10
+        assert not reconcile(run, QUICK.changed(keep="none"), Watch()).checked, times
+    assert removed(prune(run, LAST, grace=DAY)) == [100, 200, 300]
+
+
+def test_what_is_pinned_or_referred_to_stays(five, root):
+    """Pins, links, and pointers such as ``latest`` hold a checkpoint, and the reason says so."""
+    pin = pin_checkpoint(five, series_of("net-100.pt"), (100, 1), note="the paper's")
+    (root / "best.pt").symlink_to("net-200.pt")
+    (root / "latest").write_text("net-300.pt\n")
+    done = prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)
+    assert removed(done) == [400]
+    why = {d.checkpoint.step: d.reasons for d in done.decisions}
+    assert why[100] == ("pinned: the paper's",)
+    assert why[200] == ("best.pt refers to it",)
+    assert why[300] == ("latest refers to it",)
+    release_pin(five, pin)
+    assert removed(prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)) == [100]
+
+
+def test_the_best_model_of_a_trainer_stays(root, run):
+    """Hugging Face's Trainer loads its best model at the end, by the newest trainer_state.json."""
+    for step in (100, 200, 300, 400):
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save(state_dict(step), folder / "pytorch_model.bin")
+        best = f'"/elsewhere/out/checkpoint-{min(step, 200)}"'
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}, "best_model_checkpoint": {best}}}')
+    reconcile(run, QUICK.changed(keep="none"), Watch())
+    done = prune(run, Policy(keep_last=1, keep_good=1), grace=DAY)
+    assert removed(done) == [100, 300]
+    assert [d.reasons for d in done.decisions if d.checkpoint.step == 200] == [
+        ("checkpoint-400/trainer_state.json refers to it",)
+    ]
+
+
+def test_the_decision_is_that_of_the_moment_of_removal(five, root, monkeypatch):
+    """What comes into use after the look, or what vanishes meanwhile of the good ones, stops the removal."""
+    real = present.list_checkpoints
+
+    def pin_late(run):
+        found = real(run)
+        monkeypatch.setattr("ckptguard.retention.prune.decide", decide_and_pin)
+        return found
+
+    from ckptguard.retention import prune as module
+
+    decide = module.decide
+
+    def decide_and_pin(*args, **kwargs):
+        found = decide(*args, **kwargs)
+        if not pins:
+            pins.append(pin_checkpoint(five, series_of("net-100.pt"), (100, 1), reason="in use"))
+            (root / "net-500.pt").unlink()
+        return found
+
+    pins = []
+    monkeypatch.setattr(present, "list_checkpoints", pin_late)
+    done = prune(five, LAST, grace=DAY)
+    assert removed(done) == []
+    assert done.could_not_tell == ("net-200.pt was not removed: newer good ones changed meanwhile",)
+    assert in_place(root) == [100, 200, 300, 400]
+
+
+def test_the_trash_is_emptied_after_its_time_of_grace(five, root, monkeypatch):
+    """Not before, and by the machine's own clock: the wall clock may say what it likes."""
+    prune(five, LAST, grace=DAY)
+    for off in (YEAR, -YEAR, 0.0):
+        with monkeypatch.context() as patched:
+            patched.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
+            assert prune(five, LAST, grace=DAY).emptied == ()
+    uptime = moments._uptime()
+    monkeypatch.setattr(moments, "_uptime", lambda: uptime + DAY + 60)
+    assert [m.step for m in prune(five, LAST, grace=DAY).emptied] == [100, 200, 300]
+    assert list_trashed(five) == []
+    assert not list((root / "_ckptguard" / "trash").rglob("net-[0-9]*.pt"))
+    assert {s.step: s.outcome for s in survey(five)}[100] is Outcome.GOOD  # the history stays
+
+
+def test_the_trash_keeps_what_is_good_again_among_the_newest(five, root, flip_bit):
+    """Where newer ones turned out bad, the trash is not emptied of what may be needed, nor of what is pinned."""
+    prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)
+    flip_bit(root / "net-500.pt")
+    reconcile(five, QUICK.changed(keep="none"), watch_again(five))
+    pin_checkpoint(five, series_of("net-200.pt"), (200, 1))
+    done = prune(five, Policy(keep_last=1, keep_good=1), grace=0.0)
+    assert sorted(m.step for m in done.emptied) == [100, 300]
+    assert sorted(m.step for m in done.in_trash) == [200, 400]
+
+
+def test_where_nothing_else_is_good_the_trash_is_named(five, root, tmp_path):
+    """Newer ones that are damaged: whoever asks is told how to have what was removed back."""
+    prune(five, LAST, grace=DAY)
+    for step in (400, 500):
+        (root / f"net-{step}.pt").unlink()
+    for ask in (
+        lambda: find_known_good(five),
+        lambda: restore(five, QUICK, str(tmp_path / "out")),
+        lambda: roll_back(five, QUICK, reason="sick", check_writing=False),
+    ):
+        with pytest.raises(NoKnownGoodError) as caught:
+            ask()
+        assert f"restore {root} --step 300" in caught.value.hint
+    with pytest.raises(NoKnownGoodError) as caught:
+        find_known_good(five, before_step=100)
+    assert "verify" in caught.value.hint
+
+
+def watch_again(run):
+    """Have everything verified again."""
+    from ckptguard.runs.listing import list_checkpoints
+    from ckptguard.verify.checkpoint import verify_checkpoint
+
+    for checkpoint in list_checkpoints(run):
+        verify_checkpoint(run, checkpoint, QUICK)
+    return Watch()
+
+
+@pytest.fixture
+def flip_bit():
+    """Flip one bit in the middle of a file."""
+
+    def call(path):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+    return call
+
+
+def test_a_wrong_clock_removes_nothing_early(five, root, monkeypatch):
+    """Within an hour, all of them were saved just now, whatever this machine's clock says; and if the newest were
+    saved by a clock a year ahead, the others did not grow old."""
+    for off in (YEAR, -YEAR):
+        monkeypatch.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
+        assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
+        monkeypatch.setattr("ckptguard.verify.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
+        write_torch(root, 600 if off > 0 else 700, seed=int(off))
+        reconcile(five, QUICK.changed(keep="none"), Watch())
+        assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
+
+
+def iso(seconds):
+    """A time as records write it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def test_two_prunes_at_once_remove_nothing_twice(five, root):
+    """Each checkpoint is removed by one of them."""
+    found = []
+    start = threading.Barrier(4)
+
+    def work():
+        run = open_run(str(root))
+        start.wait()
+        found.extend(removed(prune(run, LAST, grace=DAY)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [100, 200, 300]
+    assert in_place(root) == [400, 500]
+
+
+def test_a_run_that_is_held_is_left_alone(five, root, monkeypatch):
+    """Whoever moves files of the run holds its lock; nothing is decided without it."""
+    monkeypatch.setattr("ckptguard.retention.prune.run_lock", lambda run: run_lock(run, timeout=0.0))
+    with run_lock(five), pytest.raises(CkptguardError, match="another process"):
+        prune(five, LAST, grace=DAY)
+    assert in_place(root) == [100, 200, 300, 400, 500]
+
+
+def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
+    """Once a rule is set, each pass that verified something leaves what the rules keep, and says what went."""
+    settings = QUICK.changed(keep="none", keep_last=3)
+    write_torch(root, 600, seed=600)
+    done = reconcile(five, settings, Watch())
+    assert done.pruned == ("net-100.pt", "net-200.pt", "net-300.pt")
+    assert done.could_not_tell == ()
+    assert in_place(root) == [400, 500, 600]
+    damage("manifests/*/*.json")(five, root, None)
+    done = reconcile(five, settings.changed(keep_last=1), Watch())
+    assert done.pruned == ()
+    assert [t for t in done.could_not_tell if t.startswith("nothing was pruned: ")]
+    assert in_place(root) == [400, 500, 600]

@@ -1,0 +1,135 @@
+"""Too little space is told before a byte is written, or waited for where that is asked for."""
+
+import logging
+import os
+import types
+
+import pytest
+from support.runs import QUICK, write_safetensors
+
+from ckptguard.errors import SettingsError, StorageFullError
+from ckptguard.keep.copies import keep_checkpoint
+from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
+from ckptguard.replicas.replicate import replicate
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.free_space import need_room
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.storage import open_storage
+from ckptguard.values.settings import Settings
+from ckptguard.verify.target import verify_target
+
+
+class Stop(Exception):
+    """The wait is called off."""
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """How many bytes every file system says are free; each question takes the next answer, the last one stays."""
+    answers = [10**15]
+
+    def statvfs(place):
+        left = answers.pop(0) if len(answers) > 1 else answers[0]
+        return types.SimpleNamespace(f_bavail=left, f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    return answers
+
+
+def test_the_error_has_the_numbers(tmp_path, free):
+    """What is needed, what is free, and where; exactly enough is enough."""
+    free[:] = [999]
+    with pytest.raises(
+        StorageFullError, match=rf"no space left for it: .*1000 bytes.*999 bytes are free in {tmp_path}"
+    ):
+        need_room(open_storage(tmp_path), 1000, "it")
+    need_room(open_storage(tmp_path), 999, "it")
+
+
+def test_where_nobody_knows_what_is_free_nobody_asks(caplog):
+    """An object store takes what it is sent."""
+    need_room(open_storage("memory://room", must_exist=False), 10**18, "it", wait=True)
+    assert caplog.text == ""
+
+
+def test_it_waits_until_there_is_room_and_says_so_once(tmp_path, free, caplog):
+    """The pauses are short, whoever waits knows it, and the end is told."""
+    free[:] = [10, 10, 10, 5000]
+    pauses, waiting = [], []
+    with caplog.at_level(logging.WARNING, "ckptguard"):
+        need_room(open_storage(tmp_path), 1000, "step-5", wait=True, pause=pauses.append, waits=waiting.append)
+    assert max(pauses) <= 0.5
+    assert waiting == [True, False]
+    assert [r.getMessage() for r in caplog.records if "waiting for room" in r.getMessage()] == [
+        f"no space left for step-5: it takes 1000 bytes, and 10 bytes are free in {tmp_path}; waiting for room"
+    ]
+    assert "there is room now for step-5" in caplog.text
+
+
+def test_waiting_can_be_called_off(tmp_path, free):
+    """Between two pauses, and whoever waits knows that it is over."""
+    free[:] = [10]
+    waiting, pauses = [], []
+
+    def go_on():
+        if len(pauses) == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        need_room(open_storage(tmp_path), 99, "it", wait=True, go_on=go_on, waits=waiting.append, pause=pauses.append)
+    assert waiting == [True, False]
+
+
+def test_a_restore_without_room_writes_nothing(tmp_path, free):
+    """DEST is not even made; with room it is restored."""
+    run = tmp_path / "run"
+    write_safetensors(run, 10, 1)
+    verify_target(str(run), QUICK)
+    assert find_known_good(open_run(str(run))).step == 10
+    free[:] = [100]
+    with pytest.raises(StorageFullError, match="no space left"):
+        restore(open_run(str(run)), QUICK, str(tmp_path / "there"))
+    assert not (tmp_path / "there").exists()
+    free[:] = [10**9]
+    assert restore(open_run(str(run)), QUICK, str(tmp_path / "there")).step == 10
+
+
+@pytest.mark.parametrize("keep", ["copy", "link"])
+def test_only_a_copy_needs_room(tmp_path, free, keep):
+    """A kept copy by link takes none; a copy that has none leaves nothing."""
+    run = tmp_path / "run"
+    name = write_safetensors(run, 10, 1)
+    verify_target(str(run), Settings(settle=0.0, keep="none"))
+    opened = open_run(str(run))
+    checkpoint = find_checkpoint(opened, name)
+    free[:] = [100]
+    if keep == "link":
+        assert keep_checkpoint(opened, checkpoint, 1, Settings(keep=keep)).how in ("link", "reflink")
+        return
+    with pytest.raises(StorageFullError, match="a kept copy of model-10"):
+        keep_checkpoint(opened, checkpoint, 1, Settings(keep=keep))
+    assert not list((run / "_ckptguard" / "kept").rglob("*.safetensors"))
+
+
+def test_the_setting_is_one_of_two_words():
+    """Nonsense is refused with a sentence."""
+    assert Settings(on_full="wait").on_full == "wait"
+    with pytest.raises(SettingsError, match="on_full"):
+        Settings(on_full="hope")
+
+
+def test_a_replica_without_room_gets_nothing(tmp_path, free):
+    """It is told with the numbers, and what was sent before needs no room again."""
+    run, place = tmp_path / "run", tmp_path / "replica"
+    write_safetensors(run, 10, 1)
+    verify_target(str(run), QUICK)
+    free[:] = [100]
+    done = replicate(open_run(str(run)), QUICK, str(place))
+    assert [c.done for c in done.checkpoints] == ["failed"]
+    assert "no space left for the replica of" in done.checkpoints[0].message
+    assert not list(place.rglob("*.safetensors"))
+    free[:] = [10**9]
+    assert [c.done for c in replicate(open_run(str(run)), QUICK, str(place)).checkpoints] == ["sent"]
+    free[:] = [100]
+    assert [c.done for c in replicate(open_run(str(run)), QUICK, str(place)).checkpoints] == ["there"]

@@ -1,0 +1,159 @@
+"""Which saves are sick: training is at fault, and not storage."""
+
+import json
+
+import pytest
+import torch
+from support.runs import QUICK, state_dict, write_torch
+
+from ckptguard.records.run import open_run
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import list_checkpoints
+from ckptguard.supervise.sick_saves import find_sick_saves, sick_without_step, sickness_in
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
+
+NAN = Finding(check="finite", severity=Severity.ERROR, message="1 NaN", tensor="w", count=1)
+DIGEST = Finding(check="digests", severity=Severity.ERROR, message="it differs")
+ZEROS = Finding(check="finite", severity=Severity.ERROR, message="all 3 float matrices of the model are zero")
+STALE = Finding(check="stale", severity=Severity.SICKNESS, message="nothing changed")
+MARKED = Finding(check="incident", severity=Severity.SICKNESS, message="sick soon after")
+SCHEMA = Finding(check="schema", severity=Severity.ERROR, message="missing")
+MISSING = Finding(check="completeness", severity=Severity.ERROR, message="missing")
+LOGGED = Finding(check="finite", severity=Severity.NOTICE, message="nan", tensor="best", count=1)
+
+
+def verdict(*findings, **more):
+    """A verdict with these findings."""
+    fields = {"series": "s", "step": 1, "generation": 1, "outcome": Outcome.BAD, "checked_at": "t", "version": "v"}
+    return Verdict(**{**fields, "findings": findings, **more})
+
+
+@pytest.mark.parametrize(
+    ("findings", "is_sick"),
+    [
+        ((NAN,), True),
+        ((NAN, SCHEMA), True),
+        ((STALE,), True),
+        ((NAN, DIGEST), False),
+        ((ZEROS,), False),
+        ((MARKED,), False),
+        ((SCHEMA,), False),
+        ((MISSING,), False),
+        ((LOGGED,), False),
+        ((), False),
+    ],
+)
+def test_damage_schema_and_incompleteness_are_no_sickness(findings, is_sick):
+    """Only what training itself did counts, and what others marked was acted on already."""
+    assert (sickness_in(verdict(*findings)) is not None) == is_sick
+
+
+def test_bytes_that_changed_under_a_seal_are_damage_whatever_they_hold():
+    """A flipped bit may well make a NaN."""
+    assert sickness_in(verdict(NAN, place_damaged=True)) is None
+
+
+def write_sick(run, name, seed=9):
+    """A torch file with NaN in it."""
+    state = state_dict(seed)
+    state["embed.weight"][0, 0] = float("nan")
+    torch.save(state, run / name)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run with two good checkpoints."""
+    run = tmp_path / "run"
+    for step in (1, 2):
+        write_torch(run, step, seed=step)
+    return run
+
+
+def found(folder, before=()):
+    """The sick saves after a pass."""
+    run = open_run(str(folder))
+    reconcile(run, QUICK, Watch())
+    return find_sick_saves(run, load_history(run), list_checkpoints(run), before=before)
+
+
+def test_the_newest_judged_save_counts(folder):
+    """A sick one under a newer good one is history, and one under a newer damaged one is not."""
+    assert found(folder) == []
+    write_sick(folder, "net-3.pt")
+    [sick] = found(folder)
+    assert (sick.path, sick.step, sick.series) == ("net-3.pt", 3, "net-#.pt")
+    (folder / "net-4.pt").write_bytes(b"no archive at all")
+    assert [s.path for s in found(folder)] == ["net-3.pt"]
+    write_torch(folder, 5, seed=5)
+    assert found(folder) == []
+
+
+def test_another_series_that_was_never_good_is_no_reason(folder):
+    """A dump with NaN beside good checkpoints: nothing would be gone back to."""
+    write_sick(folder, "dump-7.pt")
+    write_sick(folder, "last.pt")
+    assert found(folder) == []
+    run = open_run(str(folder))
+    assert sick_without_step(load_history(run), list_checkpoints(run)) == ["last.pt"]
+
+
+def test_without_anything_good_only_a_new_save_is_a_reason(tmp_path):
+    """What lay there before may be anything."""
+    run = tmp_path / "run"
+    run.mkdir()
+    write_sick(run, "net-1.pt")
+    lying = [c.signature for c in list_checkpoints(open_run(str(run)))]
+    assert found(run, before=lying) == []
+    write_sick(run, "net-2.pt", seed=8)
+    assert [s.path for s in found(run, before=lying)] == ["net-2.pt"]
+
+
+def write_hf(run, step, norms, *, scaler=False, last=None):
+    """A Trainer's folder with a log of gradient norms."""
+    folder = run / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    torch.save(state_dict(step), folder / "pytorch_model.bin")
+    if scaler:
+        torch.save({"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5}, folder / "scaler.pt")
+    history = [{"step": step - len(norms) + i + 1, "grad_norm": norm, "loss": 0.0} for i, norm in enumerate(norms)]
+    state = {"global_step": step, "log_history": [*history, *([last] if last else [])]}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+
+
+NAN_NORM = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("norms", "scaler", "since"),
+    [
+        ([0.5, 0.5, 0.4], False, None),
+        ([0.5, 0.5, NAN_NORM], False, 20),
+        ([0.5, NAN_NORM, float("inf")], False, 19),
+        ([NAN_NORM, 0.5, 0.4], False, None),
+        ([0.5, NAN_NORM, float("inf")], True, None),  # how a scaler finds its scale
+        ([0.5, *[NAN_NORM] * 5], True, 16),
+        ([0.5, 0.4, float("inf")], False, None),  # a scaler may have been there that was not saved
+        ([0.5, *[float("inf")] * 4], False, None),
+        ([0.5, *[float("inf")] * 5], False, 16),
+        ([0.5, 0.4, 10**400], False, None),
+    ],
+)
+def test_the_trainers_own_log_counts_from_its_onset(tmp_path, norms, scaler, since):
+    """A finite save whose log ends with gradient norms that are not is sick, since the first of them."""
+    run = tmp_path / "run"
+    write_hf(run, 10, [0.5, 0.4])
+    write_hf(run, 20, norms, scaler=scaler, last={"step": 20, "eval_loss": 1.0})
+    sick = found(run)
+    assert [s.since for s in sick] == ([] if since is None else [since])
+
+
+def test_a_log_that_cannot_be_read_is_no_sickness(tmp_path):
+    """Neither nonsense, nor entries of other types."""
+    run = tmp_path / "run"
+    write_hf(run, 10, [0.5])
+    write_hf(run, 20, [0.5])
+    place = run / "checkpoint-20" / "trainer_state.json"
+    for text in ('{"global_step": 20, "log_history": [7, {"grad_norm": "nan", "step": 20}, {"grad_norm": NaN}]}', "{"):
+        place.write_text(text)
+        assert found(run) == []

@@ -1,0 +1,47 @@
+"""What importing costs training, and that the examples do what they say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def python(*arguments):
+    """Run Python; its output."""
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_import_is_light():
+    """After torch, `import ckptguard` loads nothing that is not the standard library's, ours or msgspec's."""
+    script = (
+        "import sys, torch; before = set(sys.modules); import ckptguard; "
+        "new = {n.partition('.')[0] for n in set(sys.modules) - before} - set(sys.stdlib_module_names); "
+        "print(*sorted(new))"
+    )
+    assert set(python("-c", script).split()) <= {"ckptguard", "msgspec"}
+
+
+def test_the_guard_needs_no_daemon_parts():
+    """The guard itself loads neither the daemon's nor the command line's libraries, nor fsspec."""
+    script = (
+        "import sys, ckptguard; ckptguard.TrainingGuard; "
+        "print(*{'starlette', 'uvicorn', 'watchdog', 'click', 'rich', 'fsspec', 'http.client'} & set(sys.modules))"
+    )
+    assert python("-c", script).split() == []
+
+
+def test_the_plain_loop_goes_back_and_ends(tmp_path):
+    """The example overflows once, leaves that batch out and ends with a finite, lower loss."""
+    out = python("examples/plain_loop.py", str(tmp_path / "run"))
+    losses = [float(line.rpartition(" ")[2]) for line in out.splitlines() if line.startswith("step ")]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0]
+    assert len(list((tmp_path / "run" / "_ckptguard" / "incidents").glob("*.txt"))) == 1
+
+
+def test_the_plain_loop_is_short():
+    """The whole of it is about 40 lines."""
+    assert len((ROOT / "examples" / "plain_loop.py").read_text().splitlines()) <= 48

@@ -1,0 +1,25 @@
+"""A known-good checkpoint that is damaged by now is no reason to find nothing: older ones may never have been read."""
+
+import torch
+from support.runs import QUICK
+
+import ckptguard
+from ckptguard.records.run import open_run
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.verify.checkpoint import verify_checkpoint
+
+
+def test_older_ones_are_verified_when_the_known_good_is_damaged(tmp_path):
+    """Only the newest had a verdict, and then it was damaged: a resume and a rollback take the one before."""
+    model = torch.nn.Linear(3, 2)
+    for name, go in (("resume", lambda guard: guard.resume()), ("rollback", lambda guard: guard.rollback("NaN"))):
+        guard = ckptguard.TrainingGuard(tmp_path / name, model=model, daemon="off", settings=QUICK)
+        for step in (1, 2, 3):
+            guard.save(step=step)
+        run = open_run(str(tmp_path / name))
+        verify_checkpoint(run, find_checkpoint(run, "step-000000003"), QUICK)
+        weights = tmp_path / name / "step-000000003" / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        assert go(guard) == 2

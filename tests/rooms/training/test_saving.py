@@ -1,0 +1,279 @@
+"""Saves that go wrong, names that are taken, and what a guard leaves in the run."""
+
+import json
+import logging
+import os
+
+import pytest
+import torch
+from support.runs import QUICK
+
+import ckptguard
+from ckptguard.errors import SettingsError, StorageFullError
+from ckptguard.inspect.list_states import survey
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+from ckptguard.training.saving import own_layout
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
+
+
+def guard_of(run, model=None, **options):
+    """A guard without a daemon over a small model."""
+    model = model if model is not None else torch.nn.Linear(200, 50)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"daemon": "off", "settings": QUICK} | options
+    return ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, **options)
+
+
+def fill_disk(monkeypatch, *, after):
+    """Writing fails once this many bytes are written."""
+    left = [after]
+    real = os.write
+
+    def write(descriptor, data):
+        left[0] -= len(data)
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+
+
+@pytest.mark.parametrize("after", [0, 100, 30_000])
+def test_a_full_disk_leaves_the_known_good_alone(tmp_path, monkeypatch, after):
+    """An explicit save on a full disk raises and says so; no half-file, no temporary, the good one still restores."""
+    guard = guard_of(tmp_path / "run")
+    guard.save(step=10)
+    before = sorted(p.name for p in (tmp_path / "run").iterdir())
+    with monkeypatch.context() as patched:
+        fill_disk(patched, after=after)
+        with pytest.raises(StorageFullError, match="no space left"):
+            guard.save(step=20)
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == before
+    assert guard.resume() == 10
+
+
+def test_an_automatic_save_that_fails_does_not_end_training(tmp_path, monkeypatch, caplog):
+    """Training goes on, loudly, with an incident on record; the next save succeeds."""
+    with guard_of(tmp_path / "run") as guard:
+        for step, _ in guard.steps([1, 2, 3], total=6, save_every=2):
+            monkeypatch.undo()
+            if step == 4:
+                fill_disk(monkeypatch, after=100)
+    monkeypatch.undo()
+    assert "could not be saved" in caplog.text
+    paths = {c.path: c.outcome for c in verify_target(str(tmp_path / "run"), QUICK).checkpoints}
+    assert paths == {f"step-{n:09d}": Outcome.GOOD for n in (0, 2, 6)}
+    (incident,) = list_incidents(open_run(str(tmp_path / "run")))
+    assert (incident.step, incident.cause, incident.state) == (4, "storage", "closed")
+
+
+def test_the_users_save_that_raises_leaves_no_half_file(tmp_path, caplog):
+    """What the user's save had written when it raised is removed, and an explicit save raises that error."""
+
+    def save(path, step):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    guard = guard_of(tmp_path / "run", save=save, load=lambda path: None)
+    with pytest.raises(OSError, match="No space left"):
+        guard.save(step=3)
+    assert [p.name for p in (tmp_path / "run").iterdir() if p.name != "_ckptguard"] == []
+
+
+def test_the_same_step_again_is_a_new_generation(tmp_path):
+    """A name is never overwritten: the older content moves to quarantine and keeps its own verdict."""
+    model = torch.nn.Linear(4, 4)
+    guard = guard_of(tmp_path / "run", model)
+    guard.save(step=5)
+    assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.GOOD
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    guard.save(step=5)
+    verify_target(str(tmp_path / "run"), QUICK)
+    states = {c.id: (c.outcome, c.in_place) for c in survey(open_run(str(tmp_path / "run")))}
+    assert states == {"5.1": (Outcome.GOOD, False), "5.2": (Outcome.GOOD, True)}
+
+
+def test_our_layout_is_plain(tmp_path):
+    """Model and optimizer are safetensors that load without us, the rest is JSON; nothing is pickled."""
+    import safetensors.torch
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    guard = ckptguard.TrainingGuard(tmp_path / "run", model=model, optimizer=optimizer, daemon="off", settings=QUICK)
+    folder = tmp_path / "run" / "step-000000007"
+    assert guard.save(step=7) == str(folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert safetensors.torch.load_file(folder / "model.safetensors").keys() == model.state_dict().keys()
+    assert "state.0.exp_avg" in safetensors.torch.load_file(folder / "optimizer.safetensors")
+    state = json.loads((folder / "state.json").read_text())
+    assert (state["ckptguard_state"], state["step"]) == (1, 7)
+    (checked,) = verify_target(str(tmp_path / "run"), QUICK).checkpoints
+    assert (checked.outcome, checked.digest_origin, checked.layout) == (Outcome.GOOD, "writer", "ckptguard")
+
+
+def test_a_save_that_was_not_sealed_is_never_good(tmp_path, monkeypatch):
+    """Killed between the rename and the manifest: the folder is there, and it is not known-good."""
+    guard = guard_of(tmp_path / "run")
+    guard.save(step=1)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(own_layout, "seal_written", killed)
+        with pytest.raises(KeyboardInterrupt):
+            guard.save(step=2)
+    assert (tmp_path / "run" / "step-000000002").is_dir()
+    assert guard.resume() == 1
+    guard.save(step=2)
+    assert guard.resume() == 2
+
+
+def test_a_loop_that_is_left_can_be_saved_and_resumed(tmp_path):
+    """After a break, save() saves the update that was observed, and a resume goes on with the next batch."""
+    model = torch.nn.Linear(4, 4)
+    with guard_of(tmp_path / "run", model) as guard:
+        for step, _ in guard.steps("abcdef", total=6, save_every=10):
+            guard.observe(loss=1.0)
+            if step == 3:
+                break
+        guard.save()
+    with guard_of(tmp_path / "run", model) as guard:
+        assert [batch for _, batch in guard.steps("abcdef", total=6, save_every=10)] == ["d", "e", "f"]
+
+
+def test_a_loop_of_ones_own(tmp_path):
+    """Without steps(): resume, save and rollback take and give the step."""
+    model = torch.nn.Linear(4, 4)
+    guard = guard_of(tmp_path / "run", model)
+    assert guard.resume() == 0
+    for step in range(1, 5):
+        with torch.no_grad():
+            model.weight.fill_(step)
+        assert not guard.observe(loss=1.0).sick
+        if step % 2 == 0:
+            guard.save(step=step)
+    with torch.no_grad():
+        model.weight.mul_(1e30).mul_(1e30)
+    assert guard.observe(loss=float("nan")).cause == "weights"
+    assert guard.rollback("it is sick") == 4
+    assert model.weight.unique().tolist() == [4.0]
+    with pytest.raises(SettingsError, match="how many updates"):
+        guard_of(tmp_path / "run", model).save()
+
+
+def test_the_first_save_needs_no_optimizer_state(tmp_path):
+    """Before the first update there is none; verified again after later saves, the first one is still GOOD."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with ckptguard.TrainingGuard(
+        tmp_path / "run", model=model, optimizer=optimizer, daemon="off", settings=QUICK
+    ) as guard:
+        for _ in guard.steps([1], total=2, save_every=1):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    for _ in range(2):
+        checked = verify_target(str(tmp_path / "run"), QUICK, step=2).checkpoints
+        checked += verify_target(str(tmp_path / "run"), QUICK).checkpoints
+        assert {c.outcome for c in checked} == {Outcome.GOOD}
+
+
+def test_a_save_that_cannot_be_sealed_leaves_nothing(tmp_path, monkeypatch):
+    """If the manifest cannot be written, nothing lies under the final name either."""
+    guard = guard_of(tmp_path / "run")
+
+    def full(*_, **__):
+        raise StorageFullError("no space left", key="manifests")
+
+    monkeypatch.setattr(own_layout, "seal_written", full)
+    with pytest.raises(StorageFullError):
+        guard.save(step=2)
+    assert not list((tmp_path / "run").glob("*step*"))
+
+
+def test_leftovers_of_killed_saves_are_removed_when_they_are_old(tmp_path):
+    """A temporary folder that nobody writes to any more goes; a fresh one may be somebody's save."""
+    run = tmp_path / "run"
+    for name in ("tmp-step-000000001-aaaaaaaa", "tmp-step-000000002-bbbbbbbb"):
+        (run / name).mkdir(parents=True)
+        (run / name / "model.safetensors").write_bytes(b"x")
+    for path in (run / "tmp-step-000000001-aaaaaaaa" / "model.safetensors", run / "tmp-step-000000001-aaaaaaaa"):
+        os.utime(path, (1, 1))
+    guard_of(run)
+    assert [p.name for p in run.iterdir()] == ["tmp-step-000000002-bbbbbbbb"]
+
+
+def test_tied_weights_and_extra_state_come_back(tmp_path):
+    """Tied weights stay tied, and what modules keep beside tensors is kept too."""
+
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.note = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), {1: float("inf")}
+            self.b.weight = self.a.weight
+
+        def get_extra_state(self):
+            return self.note
+
+        def set_extra_state(self, state):
+            self.note = state
+
+    model = Tied()
+    before = model.a.weight.detach().clone()
+    guard = guard_of(tmp_path / "run", model)
+    guard.save(step=1)
+    with torch.no_grad():
+        model.a.weight.zero_()
+    model.note = None
+    guard.resume()
+    assert torch.equal(model.b.weight, before)
+    assert model.a.weight.data_ptr() == model.b.weight.data_ptr()
+    assert model.note == {1: float("inf")}
+
+
+def test_another_model_is_refused(tmp_path):
+    """A checkpoint that does not fit is an error, never a partial load."""
+    guard_of(tmp_path / "run", torch.nn.Linear(4, 4)).save(step=1)
+    with pytest.raises(ckptguard.CkptguardError, match="bias"):
+        guard_of(tmp_path / "run", torch.nn.Linear(4, 4, bias=False)).resume()
+    with pytest.raises(ckptguard.CkptguardError, match="weight"):
+        guard_of(tmp_path / "run", torch.nn.Linear(3, 4)).resume()
+
+
+def test_without_our_record_the_epoch_begins_anew(tmp_path, caplog):
+    """The user's checkpoint from elsewhere resumes at its step; where the data was is unknown, and that is said."""
+    run = tmp_path / "run"
+    run.mkdir()
+    model = torch.nn.Linear(4, 4)
+    torch.save(model.state_dict(), run / "step-6.pt")
+
+    def load(path):
+        model.load_state_dict(torch.load(path))
+
+    with (
+        caplog.at_level(logging.WARNING, logger="ckptguard"),
+        guard_of(run, model, save=lambda path, step: torch.save(model.state_dict(), path), load=load) as guard,
+    ):
+        taken = list(guard.steps("abcd", total=8, save_every=10))
+    assert taken == [(7, "a"), (8, "b")]
+    assert "starts its epoch anew" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["last.pt", "../step-{step}.pt", "step-{n}.pt", "step-{step:09d}", "tmp-{step}.pt"])
+def test_names_that_cannot_work_are_refused(tmp_path, name):
+    """A name must hold the step, stay in the run, and be no name of ours."""
+    with pytest.raises(SettingsError):
+        guard_of(tmp_path / "run", save=lambda path, step: None, load=lambda path: None, name=name)
+
+
+@pytest.mark.parametrize("options", [{"save": lambda p, s: None}, {"daemon": "maybe"}, {"check_every": 0}])
+def test_options_that_cannot_be_meant_are_refused(tmp_path, options):
+    """One clear sentence at construction."""
+    with pytest.raises(SettingsError):
+        guard_of(tmp_path / "run", **options)

@@ -1,0 +1,294 @@
+"""Training that turns sick: what counts as sick, what is left behind, when it ends."""
+
+import os
+import random
+
+import pytest
+import torch
+from support.runs import QUICK
+
+import ckptguard
+from ckptguard.errors import NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
+from ckptguard.inspect.list_states import survey
+from ckptguard.records.incidents import list_incidents
+from ckptguard.records.run import open_run
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.target import verify_target
+
+
+class Half(torch.nn.Module):
+    """One matrix, multiplied in fp16: rows above some 200 overflow there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.weight = torch.nn.Parameter(torch.randn(4, 4) / 2)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen += x.mean(0)
+        y = x.half() @ self.weight.half()
+        return (y * y).float().mean()
+
+
+def batches(count, hot=()):
+    """Calm batches; those in `hot` overflow in fp16 arithmetic."""
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randn(4, 4, generator=generator) * (3000.0 if n in hot else 1.0) for n in range(count)]
+
+
+def guarded(run, model, optimizer=None, **options):
+    """A guard without a daemon."""
+    return ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off", settings=QUICK, **options)
+
+
+def run_half(run, data, total, *, tell_norm=True, save_every=3, **options):
+    """Train `Half`; returns (model, losses by the order they came, steps taken)."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses, steps = [], []
+    with guarded(run, model, optimizer, **options) as guard:
+        for step, x in guard.steps(data, total=total, save_every=save_every):
+            loss = model(x)
+            optimizer.zero_grad()
+            loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            guard.observe(loss=loss, grad_norm=norm if tell_norm else None)
+            losses.append(loss.item())
+            steps.append(step)
+    return model, losses, steps
+
+
+@pytest.mark.parametrize("tell_norm", [True, False])
+def test_skip_leaves_a_deterministic_overflow_behind(tmp_path, tell_norm):
+    """A batch that overflows in fp16 every time is left out, those before it are replayed, and training ends finite."""
+    model, losses, steps = run_half(tmp_path / "run", batches(20, hot={7}), 12, tell_norm=tell_norm)
+    assert steps[:8] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps[8] == 7  # back to step 6
+    assert steps[-1] == 12
+    assert not all(map(torch.isfinite, map(torch.tensor, losses)))
+    assert all(torch.isfinite(t).all() for t in model.state_dict().values())
+    assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.GOOD
+    (incident,) = list_incidents(open_run(str(tmp_path / "run")))
+    assert incident.known_good == "6.1"
+
+
+def test_what_is_left_out_stays_left_out(tmp_path):
+    """The second epoch, and a resume, do not meet the harmful draw of the first epoch again; the same data in another
+    epoch is another draw."""
+    data = batches(10, hot={4})
+    seen = []
+    for total in (6, 9):
+        model = Half()
+        with guarded(tmp_path / "run", model, torch.optim.SGD(model.parameters(), lr=0.0)) as guard:
+            for step, x in guard.steps(data, total=total, save_every=2):
+                number = next(n for n, b in enumerate(data) if b is x)
+                seen.append((step, number))
+                guard.observe(loss=model(x), grad_norm=float("inf") if number == 4 else 1.0)
+    assert seen == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (5, 5), (6, 6), (7, 7), (8, 8), (9, 9)]
+
+
+def test_only_the_harmful_draws_are_left_out(tmp_path):
+    """Healthy draws between the known-good and the onset are replayed."""
+    data = batches(20, hot={10})
+    taken = []
+    model = Half()
+    with guarded(tmp_path / "run", model) as guard:
+        for step, x in guard.steps(data, total=14, save_every=6):
+            number = next(n for n, b in enumerate(data) if b is x)
+            taken.append(number)
+            finite = number != 10
+            guard.observe(loss=1.0, grad_norm=1.0 if finite else float("nan"))
+            assert step <= 14
+    assert taken == [*range(11), 6, 7, 8, 9, *range(11, 15)]
+
+
+def test_a_poisoned_state_is_never_saved(tmp_path):
+    """Without any signal from the loop, weights are read before each save, and the poison is found there."""
+    model = Half()
+    saved = []
+    with guarded(tmp_path / "run", model) as guard:
+        for step, _ in guard.steps(batches(9), total=6, save_every=2):
+            if step == 3 and not saved:
+                saved.append(step)
+                with torch.no_grad():
+                    model.weight.mul_(1e30).mul_(1e30)
+    assert all(c.outcome is Outcome.GOOD for c in verify_target(str(tmp_path / "run"), QUICK).checkpoints)
+    assert torch.isfinite(model.weight).all()
+    (incident,) = list_incidents(open_run(str(tmp_path / "run")))
+    assert incident.evidence["tensor"] == "weight"
+
+
+def test_a_poisoned_buffer_is_found(tmp_path):
+    """Buffers count: a batch whose update was skipped can still leave NaN in running statistics."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    overflowed = []
+    with guarded(tmp_path / "run", model, check_every=1) as guard:
+        for step, x in guard.steps(batches(9), total=6, save_every=3):
+            if step == 2 and not overflowed:
+                overflowed.append(step)
+                x = x * 1e30 * 1e10
+            model(x)
+    assert all(torch.isfinite(t).all() for t in model.state_dict().values())
+    (incident,) = list_incidents(open_run(str(tmp_path / "run")))
+    assert incident.step == 2
+    assert incident.evidence["tensor"] in ("1.running_mean", "1.running_var")
+
+
+def test_explicit_save_refuses_a_poisoned_state(tmp_path):
+    """save() raises instead of saving what is poisoned, and names the tensor."""
+    model = Half()
+    guard = guarded(tmp_path / "run", model)
+    with torch.no_grad():
+        model.weight.mul_(1e30).mul_(1e30)
+    with pytest.raises(SickTrainingError, match="weight"):
+        guard.save(step=1)
+    assert not list((tmp_path / "run").glob("step-*"))
+
+
+def test_a_masked_batch_is_no_sickness(tmp_path):
+    """A NaN loss beside finite gradients and weights (all labels masked) does not take training back."""
+    model = Half()
+    steps = []
+    nothing = torch.full((2,), -100)
+    with guarded(tmp_path / "run", model) as guard:
+        for step, _ in guard.steps(batches(9), total=9, save_every=3):
+            steps.append(step)
+            masked = torch.nn.functional.cross_entropy(torch.randn(2, 3), nothing)
+            assert torch.isnan(masked)
+            guard.observe(loss=masked if step in (3, 4, 7) else 0.5, grad_norm=0.0)
+    assert steps == list(range(1, 10))
+    assert list_incidents(open_run(str(tmp_path / "run"))) == []
+
+
+def test_masked_batches_in_a_row_are_a_sickness(tmp_path):
+    """Five NaN losses in a row are acted on, and all five draws are left out."""
+    model = Half()
+    data = batches(30)
+    taken = []
+    with guarded(tmp_path / "run", model) as guard:
+        for _, x in guard.steps(data, total=12, save_every=4):
+            number = next(n for n, b in enumerate(data) if b is x)
+            taken.append(number)
+            guard.observe(loss=float("nan") if 6 <= number <= 10 else 0.5, grad_norm=0.0)
+    assert taken == [*range(11), 4, 5, *range(11, 17)]
+
+
+def test_the_budget_ends_it(tmp_path):
+    """Every update overflows: after three rollbacks RollbackExhausted, which names a report that people can read."""
+    with pytest.raises(RollbackExhausted) as caught:
+        run_half(tmp_path / "run", batches(40, hot=range(6, 40)), 30)
+    with open(caught.value.report, encoding="utf-8") as report:
+        assert "budget of 3 rollbacks" in report.read()
+    assert len(list_incidents(open_run(str(tmp_path / "run")))) == 4
+    assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.GOOD
+
+
+def test_a_second_incident_soon_goes_further_back_and_slower(tmp_path):
+    """Within two save intervals: one GOOD checkpoint further back, and half the learning rate, schedule included."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.4)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step < 100 else 0.1)
+    data = batches(40)
+    taken, rates = [], {}
+    with guarded(tmp_path / "run", model, optimizer, scheduler=scheduler) as guard:
+        for step, x in guard.steps(data, total=14, save_every=3):
+            number = next(n for n, b in enumerate(data) if b is x)
+            taken.append(step)
+            optimizer.step()
+            scheduler.step()
+            rates[len(taken)] = optimizer.param_groups[0]["lr"]
+            guard.observe(loss=1.0, grad_norm=float("nan") if number in (7, 9) else 1.0)
+    assert taken == [*range(1, 9), 7, 8, 9, *range(4, 15)]
+    assert rates[1] == 0.4
+    assert rates[len(taken)] == pytest.approx(0.2)
+    outcomes = {c.path: c.outcome for c in survey(open_run(str(tmp_path / "run"))) if c.quarantined}
+    assert outcomes
+    assert all(o is Outcome.SUSPECT for o in outcomes.values())
+    with guarded(tmp_path / "run", model, optimizer, scheduler=scheduler) as again:
+        assert again.resume() == 14
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
+    """At a rollback the newest save turns out damaged: the next older one is used, and BAD is on record."""
+    model = Half()
+    steps = []
+    with guarded(tmp_path / "run", model) as guard:
+        for step, _ in guard.steps(batches(30), total=9, save_every=3):
+            steps.append(step)
+            if len(steps) == 8:
+                newest = tmp_path / "run" / "step-000000006" / "model.safetensors"
+                flip_last_byte(newest)
+                guard.rollback("a test")
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 8, *range(4, 10)]
+    states = survey(open_run(str(tmp_path / "run")))
+    (bad,) = [s for s in states if s.outcome is Outcome.BAD]
+    assert (bad.id, bad.quarantined) == ("6.1", True)
+
+
+def flip_last_byte(path):
+    """Damage that no loader notices."""
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_a_resume_passes_over_damage(tmp_path):
+    """A new process finds its newest checkpoint damaged, and goes on from the one before."""
+    run_half(tmp_path / "run", batches(20), 6)
+    flip_last_byte(tmp_path / "run" / "step-000000006" / "model.safetensors")
+    _, _, steps = run_half(tmp_path / "run", batches(20), 8)
+    assert steps == [4, 5, 6, 7, 8]
+    good = [c.path for c in survey(open_run(str(tmp_path / "run"))) if c.in_place]
+    assert good == [f"step-{n:09d}" for n in (0, 3, 6, 8)]
+
+
+def test_nothing_to_go_back_to(tmp_path):
+    """If every checkpoint is damaged, training ends with one clear error and not from somewhere half loaded."""
+
+    def train(guard):
+        for step, _ in guard.steps(batches(30), total=9, save_every=3):
+            if step == 5:
+                for path in (tmp_path / "run").glob("step-*/model.safetensors"):
+                    flip_last_byte(path)
+                guard.rollback("a test")
+
+    with guarded(tmp_path / "run", Half()) as guard, pytest.raises(NoKnownGoodError):
+        train(guard)
+
+
+def test_a_sick_start_is_refused(tmp_path):
+    """A model that is not finite to begin with is not trained."""
+    model = Half()
+    with torch.no_grad():
+        model.weight.mul_(1e30).mul_(1e30)
+    with guarded(tmp_path / "run", model) as guard, pytest.raises(SickTrainingError, match="cannot begin"):
+        next(iter(guard.steps(batches(3), total=2, save_every=1)))
+
+
+def test_a_mask_is_no_sickness(tmp_path):
+    """A buffer of zeros and minus infinity is how attention masks look."""
+    model = Half()
+    model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
+    with guarded(tmp_path / "run", model, check_every=1) as guard:
+        assert [s for s, _ in guard.steps(batches(5), total=3, save_every=3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("loader", [iter([1]), (n for n in range(3)), 5, []])
+def test_loaders_that_cannot_be_gone_back_in_are_refused(tmp_path, loader):
+    """One-shot iterators, things that are no loader and empty loaders get one clear sentence."""
+    with guarded(tmp_path / "run", Half()) as guard, pytest.raises(SettingsError, match="loader"):
+        next(iter(guard.steps(loader, total=2, save_every=1)))
+
+
+def test_what_cannot_be_saved_is_refused_at_construction(tmp_path):
+    """State that would need pickle is refused before step 1, with its path."""
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["generator"] = random.Random(1)
+    with pytest.raises(ckptguard.CkptguardError, match=r"optimizer\.param_groups\.0\.generator"):
+        guarded(tmp_path / "run", model, optimizer)

@@ -1,0 +1,1 @@
+"""What tests share: builders of runs and files, damage, processes, faulty storages."""

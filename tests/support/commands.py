@@ -1,0 +1,98 @@
+"""Fixtures: the command line over small real runs, in this process or in one of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import click.testing
+import pytest
+
+from ckptguard.cli.entry import commands
+from support.runs import write_torch
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """An empty run's folder; files count as quiet at once, and no settings of this machine leak in."""
+    for name in [n for n in os.environ if n.startswith("CKPTGUARD_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("CKPTGUARD_SETTLE", "0")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def three(root):
+    """A run with torch files of steps 100, 200 and 300, not verified yet."""
+    for step in (100, 200, 300):
+        write_torch(root, step, seed=step)
+    return root
+
+
+@pytest.fixture
+def invoke(root):
+    """Run a command in this process: the result has exit_code, stdout and stderr."""
+
+    def call(*arguments):
+        result = click.testing.CliRunner().invoke(commands, [str(a) for a in arguments], prog_name="ckptguard")
+        assert "Traceback" not in result.output
+        return result
+
+    return call
+
+
+@pytest.fixture
+def document(invoke):
+    """Run a command with --json: its exit code and the document it printed."""
+
+    def call(*arguments):
+        result = invoke(*arguments, "--json")
+        parsed = json.loads(result.stdout)
+        assert list(parsed)[:2] == ["schema", "command"]
+        assert (parsed["schema"], parsed["command"]) == (1, arguments[0])
+        return result.exit_code, parsed
+
+    return call
+
+
+@pytest.fixture
+def process(root):
+    """Run the command as a process of its own, with stdout and stderr apart."""
+
+    def call(*arguments, **environment):
+        return subprocess.run(
+            [sys.executable, "-m", "ckptguard", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, **environment},
+        )
+
+    return call
+
+
+@pytest.fixture
+def verified(three, invoke):
+    """The three checkpoints, verified and recorded."""
+    assert invoke("verify", three).exit_code == 0
+    return three
+
+
+@pytest.fixture
+def flip():
+    """Flip one bit in the middle of a file and keep its times, as failing hardware does."""
+
+    def call(path):
+        before = path.stat()
+        with path.open("r+b") as file:
+            file.seek(before.st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(before.st_size // 2)
+            file.write(bytes([byte ^ 1]))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    return call

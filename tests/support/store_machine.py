@@ -1,0 +1,392 @@
+"""The whole store against a model made of dicts: every operation, damage, crashes and races in any order.
+
+What lies in place is the model's own: it saves, rots and deletes as a trainer and a disk do. Of the store the model
+knows which content was sealed under which generation, and which verdicts were given; of both it says what must be
+known-good, and what may never be called so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import fsspec
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ckptguard.errors import CkptguardError, NoKnownGoodError, RefusedError
+from ckptguard.records import pins
+from ckptguard.records.run import open_run
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.replicas.replicate import replicate
+from ckptguard.retention.inventory import look
+from ckptguard.retention.pin import pin, unpin
+from ckptguard.retention.prune import prune
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.history import load_history
+from ckptguard.runs.listing import find_checkpoint
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
+from support.store_crashes import Killed, at_call, die, gone
+from support.store_model import ALL, Key, StoreModel
+from support.tiny_run import (
+    SERIES,
+    TINY,
+    WEIGHTS,
+    Content,
+    candidates,
+    cycle,
+    delete,
+    files_below,
+    forget,
+    inline,
+    leftovers,
+    memory_path,
+    name_of,
+    rot,
+    save,
+    truncate,
+)
+
+STEPS = st.sampled_from(ALL)
+POLICIES = st.builds(
+    Policy,
+    keep_last=st.sampled_from([None, 1, 2, 4]),
+    keep_every=st.sampled_from([None, 300, 500]),
+    keep_good=st.just(2),
+    drop_failed=st.booleans(),
+)
+OPERATIONS = ["pass", "verify", "prune", "restore", "scrub", "repair", "replicate", "roll back"]
+Words = tuple[int, Policy, float, int | None]  # a step, a policy, a time of grace, where to go back to
+WORDS = st.tuples(STEPS, POLICIES, st.sampled_from([-1.0, 86400.0]), st.sampled_from([None, 300, 500]))
+_SCRATCH = "/dev/shm" if os.path.isdir("/dev/shm") else None
+_runs = itertools.count()
+
+
+class StoreMachine(StoreModel, RuleBasedStateMachine):
+    """Operations on a run in memory as rules; what must always hold as invariants."""
+
+    @initialize()
+    def begin(self) -> None:
+        """An empty run."""
+        self.url = f"memory://machine-{os.getpid()}-{next(_runs)}"
+        fsspec.filesystem("memory").pipe_file(f"{memory_path(self.url)}/training.log", b"begun")  # or there is no run
+        self.seeds = itertools.count(1)
+        self.sealed: dict[Key, list[Content]] = {}  # what may have been sealed under a generation
+        self.outcomes: dict[Key, Outcome] = {}
+        self.pinned: set[Key] = set()
+        self.ledger: set[str] = set()
+        self.scratch = tempfile.mkdtemp(prefix="ckptguard-", dir=_SCRATCH)
+        self.half: set[int] = set()  # steps whose save in place did not finish
+        self.replica = f"{self.url}-replica"
+        for step in (100, 200, 300):
+            self.saved(step, whole=True)
+        self.a_pass()
+
+    def teardown(self) -> None:
+        """A healthy cycle at the end: nothing is left behind, and the known-good one comes back."""
+        if not hasattr(self, "url"):
+            return
+        try:
+            with self.passing():
+                cycle(self.run_of())
+            self.holds()
+            self.comes_back()
+            assert leftovers(self.run_of()) == []
+        finally:
+            forget(self.url)
+            forget(self.replica)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    # What the world does.
+
+    @rule(step=STEPS, whole=st.sampled_from([True, True, True, False]))
+    def saved(self, step: int, whole: bool) -> None:
+        """The trainer saves, for the first time or again; or dies half-way."""
+        save(self.url, step, next(self.seeds))
+        self.half.discard(step)
+        if not whole:
+            truncate(self.url, f"{name_of(step)}/{WEIGHTS}")
+            self.half.add(step)
+
+    @rule(count=st.integers(1, 3))
+    def goes_on(self, count: int) -> None:
+        """Training goes on for a while, all is well, and a pass is made after each save."""
+        for _ in range(count):
+            newest = max((s for s in ALL if files_below(self.url, name_of(s))), default=0)
+            self.saved(min(newest + 100, 900), whole=True)
+            self.a_pass()
+
+    @rule(step=STEPS)
+    def rotated(self, step: int) -> None:
+        """The trainer removes a checkpoint."""
+        delete(self.url, step)
+        self.half.discard(step)
+
+    @rule(data=st.data())
+    def rots(self, data: st.DataObject) -> None:
+        """A bit flips, in place or in a kept copy."""
+        found = [key for key in files_below(self.url, "") if key.endswith(WEIGHTS) and self.rots_here(key)]
+        if found:
+            rot(self.url, data.draw(st.sampled_from(sorted(found)), "where"))
+
+    def rots_here(self, key: str) -> bool:
+        """Whether rot there can be told from what was saved: what was never read has nothing to be held against, and
+        one copy of each is left."""
+        top, _, rest = key.partition("/")
+        if top.startswith("tmp-"):
+            return False
+        if top != "_ckptguard":
+            step = int(top.removeprefix("model-"))
+            return self.current(step) is not None and files_below(self.url, top) in self.contents(step)
+        return rest.startswith("kept/") and self.whole_in_place(int(key.split("/")[-2].removeprefix("model-")))
+
+    # What the store does.
+
+    @rule(step=STEPS)
+    def verify(self, step: int) -> None:
+        """Verify one checkpoint: the model says what must come out."""
+        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        if checkpoint is None:
+            return
+        here, before = files_below(self.url, name_of(step)), self.current(step)
+        with self.passing():
+            checked = verify_checkpoint(self.run_of(), checkpoint, TINY, scanner=inline)
+        if step in self.half:
+            assert checked.outcome in (Outcome.INCOMPLETE, Outcome.BAD), checked
+        elif before is not None and here in self.sealed[before]:
+            # as when it was last seen whole; one that was found damaged and was mended is good again
+            suspect = self.outcomes.get(before) is Outcome.SUSPECT
+            assert checked.outcome is (Outcome.SUSPECT if suspect else Outcome.GOOD), checked
+        elif before is None:
+            assert checked.outcome in (Outcome.GOOD, Outcome.SUSPECT), checked
+
+    @rule()
+    def a_pass(self) -> None:
+        """What a daemon does all the time."""
+        with self.passing():
+            reconcile(self.run_of(), TINY, Watch(), scanner=inline, assume_quiet=True)
+        self.newest_are_kept()
+
+    @rule(policy=POLICIES, grace=st.sampled_from([-1.0, 0.0, 86400.0]))
+    def pruned(self, policy: Policy, grace: float) -> None:
+        """Retention: what it may not take, it leaves."""
+        stay = self.must_stay()
+        before = {step: files_below(self.url, name_of(step)) for step in stay}
+        with self.passing():
+            prune(self.run_of(), policy, grace=grace)
+        for step in stay:
+            assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
+            trashed = {mark.step for mark in look(self.run_of()).trash}
+            assert self.untrashed(step) or step not in trashed
+
+    @rule(step=STEPS)
+    def pin_one(self, step: int) -> None:
+        """Somebody pins what lies in place."""
+        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        if checkpoint is not None:
+            made = pin(self.run_of(), checkpoint)
+            self.pinned.add((step, made.generation))
+
+    @rule(step=STEPS)
+    def unpin_one(self, step: int) -> None:
+        """And releases it again."""
+        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        if checkpoint is not None:
+            with contextlib.suppress(CkptguardError):
+                for one in unpin(self.run_of(), checkpoint):
+                    self.pinned.discard((step, one.generation))
+
+    @rule()
+    def comes_back(self) -> None:
+        """Restore: the newest that has a whole copy, as it was sealed, or nothing where there is none."""
+        run, out = self.run_of(), os.path.join(self.scratch, "out")
+        whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
+        done = None
+        with self.passing(), contextlib.suppress(NoKnownGoodError, RefusedError):  # what it finds in place is judged
+            done = restore(run, TINY, out, scanner=inline)
+        got = {step: files_below(out, name_of(step)) for step in ALL} if os.path.isdir(out) else {}
+        shutil.rmtree(out, ignore_errors=True)
+        if done is None:
+            assert not whole
+            return
+        assert whole, done
+        assert done.id == f"{whole[0][0]}.{whole[0][1]}", (done, whole)
+        assert got[whole[0][0]] in self.sealed[whole[0]]
+
+    @rule(before_step=st.sampled_from([None, 300, 500, 800]))
+    def rolled_back(self, before_step: int | None) -> None:
+        """Training goes back: what it goes back to lies in place, whole."""
+        run = self.run_of()
+        whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
+        with self.passing():
+            try:
+                done = roll_back(run, TINY, reason="loss", before_step=before_step, check_writing=False, scanner=inline)
+            except NoKnownGoodError:
+                assert not [key for key in whole if before_step is None or key[0] < before_step]
+                return
+        assert done.known_good.step is not None
+        here = files_below(self.url, name_of(done.known_good.step))
+        key = (done.known_good.step, int(done.known_good.id.partition(".")[2]))
+        assert here in self.sealed[key], done
+        self.half &= {s for s in ALL if files_below(self.url, name_of(s))}
+        self.half.discard(done.known_good.step)
+
+    @rule()
+    def scrubbed_and_repaired(self) -> None:
+        """All is read again, and what is damaged is mended where a whole copy of it is."""
+        whole = {c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        with self.known(whole), self.passing():
+            scrub(self.run_of(), TINY, watcher=self.watcher(), scanner=inline)
+            repair(self.run_of(), TINY, scanner=inline)
+        for key in whole:
+            if self.current(key[0]) == key and self.has_sizes(key) and key[0] not in self.half:
+                assert self.whole_in_place(key[0]), f"{key} was not repaired"
+
+    @rule()
+    def replicated(self) -> None:
+        """The good ones lie elsewhere, too, the newest generation of each; except one that was saved anew and has no
+        verdict since, until it has."""
+        found_here = candidates(self.run_of())
+        whole = [c.key for c in found_here if not c.in_place or self.whole_in_place(c.key[0])]
+        newest = {step: max(g for s, g in self.sealed if s == step) for step, _ in self.sealed}
+        whole = [c.key for c in found_here if c.key in whole and self.whole_anywhere(c) and c.key in newest.items()]
+        with self.passing():
+            done = replicate(self.run_of(), TINY, self.replica, scanner=inline)
+        assert done.trouble is None
+        there = open_run(self.replica, must_exist=False)
+        found = {c.key: c for c in candidates(there)}
+        assert set(whole) <= set(found), (whole, sorted(found), [(c.id, c.done, c.message) for c in done.checkpoints])
+        for key, candidate in found.items():
+            if candidate.in_place:
+                here = files_below(self.replica, name_of(key[0]))  # by its name and sizes: whoever loads it verifies it
+                assert here in self.contents(key[0]), f"{key} in the replica"
+
+    def watcher(self) -> Watcher:
+        """What a scrub does about what it finds in place: verify it."""
+
+        def verify(checkpoint: Any) -> Any:
+            return verify_checkpoint(self.run_of(), checkpoint, TINY, scanner=inline)
+
+        return Watcher(verify=verify)
+
+    @contextlib.contextmanager
+    def known(self, whole: set[Key]) -> Iterator[None]:
+        """What had a whole copy before has one afterwards."""
+        yield
+        left = {c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        assert whole <= left, (whole, left)
+
+    # What comes between.
+
+    @rule(number=st.integers(1, 250), name=st.sampled_from(OPERATIONS), words=WORDS)
+    def killed(self, number: int, name: str, words: Words) -> None:
+        """An operation dies before its n-th call of the storage."""
+        stay = {step for step in self.must_stay() if step in self.half or self.whole_in_place(step)}  # no repair is due
+        before = {step: files_below(self.url, name_of(step)) for step in stay}
+        with (
+            self.passing(sure=False),
+            mock.patch.object(pins, "this_process", gone),
+            contextlib.suppress(Killed, CkptguardError),
+            at_call(number, die, again=True),
+        ):
+            self.do(name, words)
+        if name != "roll back":
+            for step in stay:
+                assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
+        else:
+            self.half &= {s for s in ALL if files_below(self.url, name_of(s))}
+
+    @rule(
+        number=st.integers(1, 250),
+        name=st.sampled_from(OPERATIONS[:-1]),
+        other=st.sampled_from(["pass", "verify", "prune", "scrub", "repair", "save", "delete"]),
+        words=WORDS,
+        others=WORDS,
+    )
+    def raced(self, number: int, name: str, other: str, words: Words, others: Words) -> None:
+        """Between two calls of an operation, the trainer or another process does something."""
+        step = others[0]
+
+        def between() -> None:
+            with self.sealing():
+                if other == "save":
+                    self.saved(step, whole=True)
+                elif other == "delete":
+                    self.rotated(step)
+                else:
+                    with contextlib.suppress(CkptguardError):
+                        self.do(other, others)
+
+        pinned = {key for key in self.pinned if self.current(key[0]) == key} - {(step, g) for _, g in self.pinned}
+        stay = {step for step in self.must_stay() if step in self.half or self.whole_in_place(step)} - (
+            {step} if other in ("save", "delete") else set()
+        )
+        before = {step: files_below(self.url, name_of(step)) for step in stay}
+        with self.passing(sure=False), contextlib.suppress(CkptguardError), at_call(number, between):
+            self.do(name, words)
+        seen = look(self.run_of()).present
+        good = [p.step for p in seen if p.outcome is Outcome.GOOD and p.step is not None]
+        for kept in stay:
+            if files_below(self.url, name_of(kept)) != before[kept]:  # newer ones may have got their verdict meanwhile
+                assert sum(newer > kept for newer in good) >= TINY.keep_good, f"{kept} was removed"
+                assert kept not in {s for s, _ in pinned}, f"{kept} was pinned, and removed"
+
+    def do(self, name: str, words: Words) -> None:
+        """One operation, whatever comes out."""
+        run, (step, policy, grace, before) = self.run_of(), words
+        if name == "pass":
+            reconcile(run, TINY, Watch(), scanner=inline, assume_quiet=True)
+        elif name == "verify":
+            checkpoint = find_checkpoint(run, name_of(step))
+            if checkpoint is not None:
+                verify_checkpoint(run, checkpoint, TINY, scanner=inline)
+        elif name == "scrub":
+            scrub(run, TINY, watcher=self.watcher(), scanner=inline)
+        elif name == "repair":
+            repair(run, TINY, scanner=inline)
+        elif name == "replicate":
+            replicate(run, TINY, self.replica, scanner=inline)
+        elif name == "prune":
+            prune(run, policy, grace=grace)
+        elif name == "restore":
+            out = os.path.join(self.scratch, "dropped")
+            try:
+                restore(run, TINY, out, scanner=inline)
+            finally:
+                shutil.rmtree(out, ignore_errors=True)
+        else:
+            roll_back(run, TINY, reason="loss", before_step=before, check_writing=False, scanner=inline)
+
+    # What must hold.
+
+    @invariant()
+    def holds(self) -> None:
+        """What is called known-good was sealed so, lies where it is said to lie, and no verdict is ever lost."""
+        if not hasattr(self, "url"):
+            return
+        run = self.run_of()
+        history = load_history(run)
+        names = set(history.names.get(SERIES, []))
+        assert self.ledger <= names, "a verdict was lost"
+        self.ledger = names
+        expected = self.known_good(history)
+        try:
+            said = find_known_good(run)
+        except NoKnownGoodError:
+            assert expected is None, f"{expected} is known-good, and nothing was found"
+            return
+        assert expected is not None, said
+        assert said.id == f"{expected[0]}.{expected[1]}", (said, expected)
+        assert said.path.endswith(name_of(expected[0]))

@@ -1,0 +1,118 @@
+"""What a store can do, one line each, on a small run in which every one of them has something to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptguard.records.run import Run, open_run
+from ckptguard.recover.restore import restore
+from ckptguard.recover.roll_back import roll_back
+from ckptguard.repair.repair import repair
+from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.replicas.replicate import replicate
+from ckptguard.retention.pin import pin
+from ckptguard.retention.prune import prune
+from ckptguard.runs.listing import find_checkpoint, select_checkpoint
+from ckptguard.upkeep.protect import protect_finished
+from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.retention_policy import Policy
+from ckptguard.verify.checkpoint import verify_checkpoint
+from support.tiny_run import TINY, Content, forget, inline, name_of, rot, save
+
+LAST = Policy(keep_last=2, keep_good=2)
+GRACE = 86400.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A run, a place for another copy of it and one to restore to."""
+
+    url: str
+    replica: str
+    dest: Path
+
+    def clear(self) -> None:
+        """Free what lies in memory."""
+        for url in (self.url, self.replica):
+            if url.startswith("memory://"):
+                forget(url)
+
+
+def build(url: str, *, pending: bool) -> dict[int, Content]:
+    """Steps 100 to 600: 200 is damaged without a copy, 300 is damaged and has a whole copy, 100 and 300 are pinned, the
+    others are GOOD, and 500 and 600 have copies. With `pending` there is a finished 700 that nobody looked at."""
+    saved = {}
+    for step in (100, 200, 300, 400, 500, 600):
+        saved[step] = save(url, step, seed=step)
+        run = open_run(url)
+        if step == 400:
+            for damaged in (200, 300):
+                rot(url, f"{name_of(damaged)}/model.safetensors")
+                verify_checkpoint(run, select_checkpoint(run, str(damaged)), TINY, scanner=inline)
+        reconcile(run, TINY, Watch(), scanner=inline)
+        if step in (100, 300):
+            pin(run, select_checkpoint(run, str(step)))
+    if pending:
+        saved[700] = save(url, 700, seed=700)
+    return saved
+
+
+def _verify(run: Run, stage: Stage) -> None:
+    checkpoint = find_checkpoint(run, name_of(700))
+    assert checkpoint is not None
+    verify_checkpoint(run, checkpoint, TINY, scanner=inline)
+
+
+def _check_again(run: Run, stage: Stage) -> None:
+    for step in (600, 400, 300):
+        checkpoint = find_checkpoint(run, name_of(step))
+        assert checkpoint is not None
+        verify_checkpoint(run, checkpoint, TINY, scanner=inline)
+
+
+def _restore(run: Run, stage: Stage) -> None:
+    restore(run, TINY, str(stage.dest), scanner=inline)
+
+
+def _roll_back(run: Run, stage: Stage) -> None:
+    roll_back(run, TINY, reason="loss", before_step=600, check_writing=False, scanner=inline)
+
+
+def _put_back(run: Run, stage: Stage) -> None:
+    roll_back(run, TINY, reason="loss", before_step=301, check_writing=False, scanner=inline)
+
+
+def _scrub(run: Run, stage: Stage) -> None:
+    scrub(run, TINY, watcher=Watcher(lambda c: verify_checkpoint(run, c, TINY, scanner=inline)), scanner=inline)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that a store does. `pending`: it needs a save without a verdict; `known`: the steps that may be
+    known-good when it is over (a rollback takes an older one where it cannot read); `removes`: those of which nothing
+    may be left."""
+
+    act: Callable[[Run, Stage], object]
+    pending: bool = False
+    known: tuple[int, ...] = (600,)
+    removes: tuple[int, ...] = ()
+
+
+OPERATIONS = {
+    "seal": Operation(_verify, pending=True, known=(600, 700)),
+    "keep": Operation(lambda run, stage: protect_finished(run, TINY), pending=True, known=(600, 700)),
+    "reconcile": Operation(
+        lambda run, stage: reconcile(run, TINY, Watch(), scanner=inline), pending=True, known=(600, 700)
+    ),
+    "verify": Operation(_check_again),
+    "prune": Operation(lambda run, stage: prune(run, LAST, grace=GRACE)),
+    "prune for good": Operation(lambda run, stage: prune(run, LAST, grace=-1.0), removes=(400,)),
+    "restore": Operation(_restore),
+    "roll back": Operation(_roll_back, known=(600, 500, 400, 300, 100)),
+    "scrub": Operation(_scrub),
+    "repair": Operation(lambda run, stage: repair(run, TINY, scanner=inline)),
+    "replicate": Operation(lambda run, stage: replicate(run, TINY, stage.replica, scanner=inline)),
+    "put back": Operation(_put_back, known=(600, 500, 400, 300, 100)),
+}

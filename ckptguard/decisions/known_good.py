@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from ckptguard.values.ids import checkpoint_id, parse_id, record_name
+from ckptguard.values.ids import CheckpointId, parse_id
 from ckptguard.values.verdict import Outcome, worst
 
 _NAME = re.compile(
@@ -22,67 +22,63 @@ _NAME = re.compile(
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where one generation stands: its current outcome and the number of the verdict that says so."""
 
-    step: int | None
-    generation: int
+    id: CheckpointId
     number: int
     outcome: Outcome
 
-    @property
-    def id(self) -> str:
-        """``<step>.<generation>``."""
-        return checkpoint_id(self.step, self.generation)
 
-
-def verdict_name(step: int | None, generation: int, number: int, outcome: Outcome) -> str:
+def verdict_name(standing: Standing) -> str:
     """The ledger name of a verdict; it alone tells id, order and outcome."""
-    return f"{record_name(step, generation)}.{number:04d}.{outcome.value}.json"
+    return f"{standing.id.record_name}.{standing.number:04d}.{standing.outcome.value}.json"
 
 
-def parse_verdict_name(name: str) -> Standing | None:
-    """What a ledger name says; None for a name that is no ledger entry's."""
+def parse_verdict_name(series: str, name: str) -> Standing | None:
+    """What a ledger name of a series says; None for a name that is no ledger entry's."""
     match = _NAME.fullmatch(name)
-    parsed = parse_id(match["id"]) if match else None
+    parsed = parse_id(series, match["id"]) if match else None
     if match is None or parsed is None:
         return None
-    return Standing(
-        step=parsed[0], generation=parsed[1], number=int(match["number"]), outcome=Outcome(match["outcome"])
-    )
+    return Standing(id=parsed, number=int(match["number"]), outcome=Outcome(match["outcome"]))
 
 
-def standings(names: Iterable[str]) -> dict[tuple[int | None, int], Standing]:
-    """The current standing of every (step, generation) among a series' ledger names."""
-    by_id: dict[tuple[int | None, int], list[Standing]] = {}
+def standings(series: str, names: Iterable[str]) -> dict[CheckpointId, Standing]:
+    """The current standing of every generation among a series' ledger names."""
+    current: dict[CheckpointId, Standing] = {}
     for name in names:
-        entry = parse_verdict_name(name)
+        entry = parse_verdict_name(series, name)
         if entry is not None:
-            by_id.setdefault((entry.step, entry.generation), []).append(entry)
-    current = {}
-    for key, entries in by_id.items():
-        newest = max(e.number for e in entries)
-        same = [e for e in entries if e.number == newest]
-        current[key] = msgspec.structs.replace(same[0], outcome=worst(e.outcome for e in same))
+            current[entry.id] = weightier(current.get(entry.id), entry)
     return current
 
 
-def by_generation(names: Iterable[str]) -> dict[tuple[int | None, int], list[str]]:
-    """A series' ledger names by the (step, generation) that they speak of."""
-    found: dict[tuple[int | None, int], list[str]] = {}
+def weightier(one: Standing | None, other: Standing) -> Standing:
+    """Of two verdicts on one generation the one that counts: the later one, the worse one of those that are equal."""
+    if one is None or one.number < other.number:
+        return other
+    if one.number > other.number:
+        return one
+    return msgspec.structs.replace(one, outcome=worst((one.outcome, other.outcome)))
+
+
+def by_generation(series: str, names: Iterable[str]) -> dict[CheckpointId, list[str]]:
+    """A series' ledger names by the generation that they speak of."""
+    found: dict[CheckpointId, list[str]] = {}
     for name in names:
-        entry = parse_verdict_name(name)
+        entry = parse_verdict_name(series, name)
         if entry is not None:
-            found.setdefault((entry.step, entry.generation), []).append(name)
+            found.setdefault(entry.id, []).append(name)
     return found
 
 
-def ever_good(names: Iterable[str]) -> set[tuple[int | None, int]]:
-    """(step, generation) of every generation of a series that had a GOOD verdict at some time."""
-    entries = (parse_verdict_name(name) for name in names)
-    return {(e.step, e.generation) for e in entries if e is not None and e.outcome is Outcome.GOOD}
+def ever_good(series: str, names: Iterable[str]) -> set[CheckpointId]:
+    """Every generation of a series that had a GOOD verdict at some time."""
+    entries = (parse_verdict_name(series, name) for name in names)
+    return {e.id for e in entries if e is not None and e.outcome is Outcome.GOOD}
 
 
 def choose_known_good(
-    names: Mapping[str, Collection[str]], *, before_step: int | None = None, exclude: Collection[str] = ()
-) -> list[tuple[str, Standing]]:
+    names: Mapping[str, Collection[str]], *, before_step: int | None = None, exclude: Collection[CheckpointId] = ()
+) -> list[Standing]:
     """Generations that may be known-good, best first, from the ledger names of each series.
 
     Those are the ones that were GOOD at some time: a generation whose place was damaged since may be whole in a copy,
@@ -90,11 +86,11 @@ def choose_known_good(
     is present. `before_step` is exclusive; ids in `exclude` are left out. A checkpoint without a step is never among
     them.
     """
-    chosen = []
+    chosen: list[Standing] = []
     for series in sorted(names):
-        good = ever_good(names[series])
-        for key, standing in standings(names[series]).items():
-            in_time = standing.step is not None and (before_step is None or standing.step < before_step)
-            if key in good and in_time and standing.id not in exclude:
-                chosen.append((series, standing))
-    return sorted(chosen, key=lambda c: (c[1].step or 0, c[1].generation), reverse=True)
+        good = ever_good(series, names[series])
+        for id, standing in standings(series, names[series]).items():
+            in_time = id.step is not None and (before_step is None or id.step < before_step)
+            if id in good and in_time and id not in exclude:
+                chosen.append(standing)
+    return sorted(chosen, key=lambda s: s.id.order, reverse=True)

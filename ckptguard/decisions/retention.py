@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Best, Policy, span_text
 from ckptguard.values.verdict import Outcome
 
@@ -29,19 +29,12 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
     stay whatever the policy says."""
 
     path: str
-    series: str
-    step: int | None
-    generation: int
+    id: CheckpointId
     outcome: Outcome
     saved: float | None = None
     metrics: Mapping[str, float] = {}
     bytes: int = 0
     holds: tuple[str, ...] = ()
-
-    @property
-    def id(self) -> str:
-        """``<step>.<generation>``."""
-        return checkpoint_id(self.step, self.generation)
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +49,7 @@ def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None 
     """A decision for every checkpoint, by series and step. `now` are seconds since 1970 by our own clock."""
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
-        by_series.setdefault(checkpoint.series, []).append(checkpoint)
+        by_series.setdefault(checkpoint.id.series, []).append(checkpoint)
     return [d for _, one in sorted(by_series.items()) for d in _decide_series(one, _rules_for(one, policy), now)]
 
 
@@ -106,14 +99,14 @@ def ages(times: Sequence[float | None], now: float | None) -> list[float | None]
 
 
 def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[Decision]:
-    ordered = sorted(own, key=lambda c: (c.step is not None, c.step or 0, c.generation, c.path))
-    good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD and c.step is not None]
+    ordered = sorted(own, key=lambda c: (c.id.order, c.path))
+    good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD and c.id.step is not None]
     reasons: dict[str, list[str]] = {c.path: list(c.holds) for c in ordered}
     for checkpoint in good[: policy.keep_good]:
         reasons[checkpoint.path].append(f"one of the newest {policy.keep_good} good ones")
     _apply_rules(ordered, good, policy, now, reasons)
     pending = [i for i, c in enumerate(ordered) if c.outcome is Outcome.PENDING]
-    nameless = [ordered[i].path for i in pending if ordered[i].step is None]  # may be newer than anything
+    nameless = [ordered[i].path for i in pending if ordered[i].id.step is None]  # may be newer than anything
     decisions = []
     for index, checkpoint in enumerate(ordered):
         why = reasons[checkpoint.path]
@@ -122,7 +115,7 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
             why.append(stays)
         if pending and index < pending[-1]:
             why.append(f"{ordered[pending[-1]].path} is newer and has no verdict yet")
-        elif nameless and checkpoint.step is not None:
+        elif nameless and checkpoint.id.step is not None:
             why.append(f"{nameless[0]} may be newer and has no verdict yet")
         gone = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
         decisions.append(Decision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (gone,)))
@@ -131,7 +124,7 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
 
 def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) -> str | None:
     """Why no rule is asked at all."""
-    if checkpoint.step is None:
+    if checkpoint.id.step is None:
         return "its step is not known"
     if checkpoint.outcome is Outcome.PENDING:
         return "it has no verdict yet"
@@ -139,8 +132,7 @@ def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) 
         return None if policy.has_rules else "no rule says what may go"
     if not policy.drop_failed:
         return f"it is {checkpoint.outcome.value}, which no rule counts"
-    place = (checkpoint.step, checkpoint.generation)
-    newer = sum((c.step or 0, c.generation) > place for c in good[: policy.keep_good])
+    newer = sum(c.id.order > checkpoint.id.order for c in good[: policy.keep_good])
     if newer < policy.keep_good:
         return f"it is {checkpoint.outcome.value}, and fewer than {policy.keep_good} good ones are newer"
     return None
@@ -157,11 +149,11 @@ def _apply_rules(
     for checkpoint in good[: policy.keep_last or 0]:
         reasons[checkpoint.path].append(f"one of the last {policy.keep_last}")
     if policy.keep_every is not None:
-        first = {(c.step or 0) // policy.keep_every: c for c in good}  # the last one set is the oldest
+        first = {(c.id.step or 0) // policy.keep_every: c for c in good}  # the last one set is the oldest
         for checkpoint in first.values():
             reasons[checkpoint.path].append(f"the first of {policy.keep_every} steps")
     if policy.keep_within is not None:
-        numbered = [c for c in ordered if c.step is not None]
+        numbered = [c for c in ordered if c.id.step is not None]
         for checkpoint, age in zip(numbered, ages([c.saved for c in numbered], now), strict=True):
             if checkpoint.outcome is Outcome.GOOD and (age is None or age <= policy.keep_within):
                 said = "its time is not known" if age is None else f"within {span_text(policy.keep_within)}"

@@ -7,7 +7,7 @@ import msgspec
 from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.records.move_marks import list_marks
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.values.ids import is_safe_path, parse_id, record_name, series_folder, series_from_folder
+from ckptguard.values.ids import CheckpointId, id_from_record, is_safe_path
 from ckptguard.values.record_text import decode_record
 
 FOLDER = "kept"
@@ -31,9 +31,14 @@ class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
     kept_at: str
 
     @property
+    def id(self) -> CheckpointId:
+        """Which checkpoint it is a copy of."""
+        return CheckpointId(self.series, self.step, self.generation)
+
+    @property
     def folder(self) -> str:
         """The folder of this copy in the records."""
-        return kept_folder(self.series, self.step, self.generation)
+        return kept_folder(self.id)
 
     def key(self, file: str) -> str:
         """The records key of one of its files."""
@@ -45,9 +50,9 @@ class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
         return self.folder if self.path == "." else self.key(self.path)
 
 
-def kept_folder(series: str, step: int | None, generation: int) -> str:
+def kept_folder(id: CheckpointId) -> str:
     """Where the kept copy of a generation lies in the records."""
-    return f"{FOLDER}/{series_folder(series)}/{record_name(step, generation)}"
+    return f"{FOLDER}/{id.record_path}"
 
 
 def commit_kept(run: Run, copy: KeptCopy) -> None:
@@ -55,10 +60,10 @@ def commit_kept(run: Run, copy: KeptCopy) -> None:
     create_record(run, f"{copy.folder}.json", msgspec.json.encode(copy) + b"\n")
 
 
-def read_kept(run: Run, series: str, step: int | None, generation: int) -> KeptCopy | None:
+def read_kept(run: Run, id: CheckpointId) -> KeptCopy | None:
     """The kept copy of a generation, if there is a whole one. A mark that names another one, or paths that lead
     elsewhere, is none."""
-    return _read(run, series, step, generation, ".json")
+    return _read(run, id, ".json")
 
 
 def set_aside(run: Run, copy: KeptCopy) -> None:
@@ -79,33 +84,32 @@ def reinstate_kept(run: Run, copy: KeptCopy) -> None:
     run.records.remove(copy.folder + _ASIDE)
 
 
-def read_set_aside(run: Run, series: str, step: int | None, generation: int) -> KeptCopy | None:
+def read_set_aside(run: Run, id: CheckpointId) -> KeptCopy | None:
     """The copy of a generation that was set aside, if there is one."""
-    return _read(run, series, step, generation, _ASIDE)
+    return _read(run, id, _ASIDE)
 
 
-def list_set_aside(run: Run) -> list[tuple[str, int | None, int]]:
-    """(series, step, generation) of every copy that was set aside; sorted by name."""
+def list_set_aside(run: Run) -> list[CheckpointId]:
+    """Every generation whose copy was set aside; sorted by name."""
     return list_marks(run, FOLDER, _ASIDE)
 
 
-def _read(run: Run, series: str, step: int | None, generation: int, suffix: str) -> KeptCopy | None:
-    text = read_record(run, kept_folder(series, step, generation) + suffix)
+def _read(run: Run, id: CheckpointId, suffix: str) -> KeptCopy | None:
+    text = read_record(run, kept_folder(id) + suffix)
     try:
         copy = decode_record(text or b"", KeptCopy, "the mark of a kept copy")
     except RecordsError:
         return None
-    stated = (copy.series, copy.step, copy.generation)
     safe = all(is_safe_path(file) for file in copy.files) and (copy.path == "." or is_safe_path(copy.path))
-    return copy if safe and stated == (series, step, generation) else None
+    return copy if safe and copy.id == id else None
 
 
-def list_kept(run: Run) -> list[tuple[str, int | None, int]]:
-    """(series, step, generation) of every kept copy that is whole, or whose leftovers are there; sorted by name."""
-    found: dict[tuple[str, int | None, int], None] = {}
+def list_kept(run: Run) -> list[CheckpointId]:
+    """Every generation that has a whole kept copy, or leftovers of one; sorted by name."""
+    found: dict[CheckpointId, None] = {}
     for folder in list_records(run, FOLDER):
         for name in list_records(run, f"{FOLDER}/{folder}"):
-            parsed = parse_id(name.removesuffix(".json"))
-            if parsed is not None:
-                found[(series_from_folder(folder), *parsed)] = None
+            id = id_from_record(folder, name.removesuffix(".json"))
+            if id is not None:
+                found[id] = None
     return list(found)

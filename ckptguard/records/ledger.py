@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
 from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.values.ids import series_folder, series_from_folder
+from ckptguard.values.ids import CheckpointId, series_folder, series_from_folder
 from ckptguard.values.verdict import Verdict, decode_verdict, encode_verdict
 
 FOLDER = "ledger"
@@ -26,42 +28,40 @@ def series_names(run: Run, series: str) -> list[str]:
     return list_records(run, f"{FOLDER}/{series_folder(series)}", with_content=True)
 
 
-def read_verdict(run: Run, series: str, standing: Standing) -> Verdict | None:
+def read_verdict(run: Run, standing: Standing) -> Verdict | None:
     """The entry behind a standing; None if it is empty or cannot be parsed: such an entry does not exist."""
-    name = verdict_name(standing.step, standing.generation, standing.number, standing.outcome)
-    text = read_record(run, f"{FOLDER}/{series_folder(series)}/{name}")
+    text = read_record(run, f"{FOLDER}/{series_folder(standing.id.series)}/{verdict_name(standing)}")
     if not text:
         return None
     try:
         verdict = decode_verdict(text)
     except RecordsError:
         return None
-    if (verdict.step, verdict.generation, verdict.outcome) != (standing.step, standing.generation, standing.outcome):
-        return None
-    return verdict
+    said, asked = (verdict.id.order, verdict.outcome), (standing.id.order, standing.outcome)
+    return verdict if said == asked else None
 
 
-def latest_verdict(run: Run, series: str, step: int | None, generation: int, names: list[str]) -> Verdict | None:
+def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str]) -> Verdict | None:
     """The verdict that counts for one generation, passing over entries that do not exist."""
     left = list(names)
-    while (standing := standings(left).get((step, generation))) is not None:
-        verdict = read_verdict(run, series, standing)
+    while (standing := standings(id.series, left).get(id)) is not None:
+        verdict = read_verdict(run, standing)
         if verdict is not None:
             return verdict
-        left.remove(verdict_name(step, generation, standing.number, standing.outcome))
+        left.remove(verdict_name(standing))
     return None
 
 
-def append_verdict(run: Run, verdict: Verdict) -> None:
-    """Add a verdict with the next number.
+def append_verdict(run: Run, verdict: Verdict) -> str:
+    """Add a verdict with the next number; returns the entry's name.
 
     A racer that adds one with the same number and another outcome does no harm: the worst counts.
     """
-    names = series_names(run, verdict.series)
-    current = standings(names).get((verdict.step, verdict.generation))
+    current = standings(verdict.series, series_names(run, verdict.series)).get(verdict.id)
     number = current.number + 1 if current else 1
-    name = verdict_name(verdict.step, verdict.generation, number, verdict.outcome)
+    name = verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))
     try:
         create_record(run, f"{FOLDER}/{series_folder(verdict.series)}/{name}", encode_verdict(verdict))
     except ObjectExistsError:
         pass  # a racer came to the same outcome under the same number
+    return name

@@ -4,44 +4,42 @@ from __future__ import annotations
 
 from ckptguard.errors import BusyError, ObjectExistsError, RecordsError
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.values.ids import checkpoint_id, parse_id, record_name, series_folder
+from ckptguard.values.ids import CheckpointId, parse_id, series_folder
 from ckptguard.values.manifest import Manifest, decode_manifest, encode_manifest
 
 FOLDER = "manifests"
 
 
-def manifest_key(series: str, step: int | None, generation: int) -> str:
+def manifest_key(id: CheckpointId) -> str:
     """Where the manifest of a generation lies in the records."""
-    return f"{FOLDER}/{series_folder(series)}/{record_name(step, generation)}.json"
+    return f"{FOLDER}/{id.record_path}.json"
 
 
 def write_manifest(run: Run, manifest: Manifest) -> None:
     """Commit a manifest; BusyError if this generation was sealed by somebody else meanwhile."""
-    key = manifest_key(manifest.series, manifest.step, manifest.generation)
+    key = manifest_key(manifest.id)
     try:
         create_record(run, key, encode_manifest(manifest))
     except ObjectExistsError as error:
-        winner = read_manifest(run, manifest.series, manifest.step, manifest.generation)
+        winner = read_manifest(run, manifest.id)
         if winner is not None and winner.nonce == manifest.nonce:
             return  # ours: the first answer was lost on the way
-        raise BusyError(
-            f"{checkpoint_id(manifest.step, manifest.generation)} of {manifest.series} was sealed by another process"
-        ) from error
+        raise BusyError(f"{manifest.id} of {manifest.series} was sealed by another process") from error
 
 
-def read_manifest(run: Run, series: str, step: int | None, generation: int) -> Manifest | None:
+def read_manifest(run: Run, id: CheckpointId) -> Manifest | None:
     """The manifest of a generation, or None. RecordsError if it is damaged or too new."""
-    text = read_record(run, manifest_key(series, step, generation))
+    text = read_record(run, manifest_key(id))
     if text is None:
         return None
     manifest = decode_manifest(text)
-    if (manifest.series, manifest.step, manifest.generation) != (series, step, generation):
-        raise RecordsError(f"the manifest of {checkpoint_id(step, generation)} of {series} is that of another one")
+    if manifest.id != id:
+        raise RecordsError(f"the manifest of {id} of {id.series} is that of another one")
     return manifest
 
 
-def sealed_generations(run: Run, series: str) -> list[tuple[int | None, int]]:
-    """(step, generation) of every manifest of a series, in no promised order."""
+def sealed_generations(run: Run, series: str) -> list[CheckpointId]:
+    """Every generation of a series that has a manifest, in no promised order."""
     names = list_records(run, f"{FOLDER}/{series_folder(series)}")
-    ids = (parse_id(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+    ids = (parse_id(series, name.removesuffix(".json")) for name in names if name.endswith(".json"))
     return [i for i in ids if i is not None]

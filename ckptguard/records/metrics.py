@@ -10,7 +10,7 @@ import msgspec
 
 from ckptguard.errors import ObjectMissingError, RecordsError, SettingsError
 from ckptguard.records.run import Run, create_record, read_record
-from ckptguard.values.ids import record_name, series_folder
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import split_metrics
 from ckptguard.values.record_text import decode_record
 
@@ -47,26 +47,26 @@ def is_metric_name(name: str) -> bool:
     return 1 <= len(name) <= _LONGEST_NAME and not any("\ud800" <= c <= "\udfff" for c in name)
 
 
-def write_metrics(run: Run, series: str, step: int | None, generation: int, metrics: Mapping[str, float]) -> None:
+def write_metrics(run: Run, id: CheckpointId, metrics: Mapping[str, float]) -> None:
     """Record the metrics of a generation that is about to be saved, in place of those of a save that failed."""
     finite, words = split_metrics(metrics)
-    forget_metrics(run, series, step, generation)
+    forget_metrics(run, id)
     create_record(
         run,
-        _key(series, step, generation),
+        _key(id),
         msgspec.json.encode(_Metrics(metrics=finite, nonfinite_metrics=words)) + b"\n",
     )
 
 
-def forget_metrics(run: Run, series: str, step: int | None, generation: int) -> None:
+def forget_metrics(run: Run, id: CheckpointId) -> None:
     """Remove what was recorded for a save that failed."""
     with contextlib.suppress(ObjectMissingError):  # no record was ever written
-        run.records.remove(_key(series, step, generation))
+        run.records.remove(_key(id))
 
 
-def read_metrics(run: Run, series: str, step: int | None, generation: int) -> dict[str, float] | None:
+def read_metrics(run: Run, id: CheckpointId) -> dict[str, float] | None:
     """What was recorded, or None: also where it cannot be read, for nothing depends on it but what is the best."""
-    text = read_record(run, _key(series, step, generation))
+    text = read_record(run, _key(id))
     try:
         found = decode_record(text or b"", _Metrics, "the metrics of a checkpoint")
         return {**found.metrics, **{name: float(word) for name, word in found.nonfinite_metrics.items()}}
@@ -74,5 +74,5 @@ def read_metrics(run: Run, series: str, step: int | None, generation: int) -> di
         return None
 
 
-def _key(series: str, step: int | None, generation: int) -> str:
-    return f"{_FOLDER}/{series_folder(series)}/{record_name(step, generation)}.json"
+def _key(id: CheckpointId) -> str:
+    return f"{_FOLDER}/{id.record_path}.json"

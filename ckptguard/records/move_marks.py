@@ -10,12 +10,9 @@ from ckptguard.errors import ObjectExistsError
 from ckptguard.records.run import Run, create_record, list_records
 from ckptguard.values.ids import (
     RECORDS_FOLDER,
-    checkpoint_id,
+    CheckpointId,
+    id_from_record,
     is_safe_path,
-    parse_id,
-    record_name,
-    series_folder,
-    series_from_folder,
 )
 
 
@@ -33,25 +30,25 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     signature: tuple[tuple[str, int, int | None, int | None, str | None], ...]
 
     @property
-    def id(self) -> str:
-        """``<step>.<generation>``."""
-        return checkpoint_id(self.step, self.generation)
+    def id(self) -> CheckpointId:
+        """Which checkpoint was moved."""
+        return CheckpointId(self.series, self.step, self.generation)
 
     @property
     def folder(self) -> str:
         """The folder of its files in the records."""
-        return mark_folder(self.top, self.series, self.step, self.generation)
+        return mark_folder(self.top, self.id)
 
-    def is_of(self, series: str, step: int | None, generation: int) -> bool:
+    def is_of(self, id: CheckpointId) -> bool:
         """Whether it speaks of this generation, and of paths that stay in the run and out of the records."""
         paths = (*self.files, *(key for key, *_ in self.signature), *(() if self.path == "." else (self.path,)))
         safe = all(is_safe_path(path) and path.split("/")[0] != RECORDS_FOLDER for path in paths)
-        return safe and (self.series, self.step, self.generation) == (series, step, generation)
+        return safe and self.id == id
 
 
-def mark_folder(top: str, series: str, step: int | None, generation: int) -> str:
+def mark_folder(top: str, id: CheckpointId) -> str:
     """Where a generation's files lie under `top`."""
-    return f"{top}/{series_folder(series)}/{record_name(step, generation)}"
+    return f"{top}/{id.record_path}"
 
 
 def write_once(run: Run, key: str, text: bytes = b"\n") -> bool:
@@ -63,12 +60,13 @@ def write_once(run: Run, key: str, text: bytes = b"\n") -> bool:
     return True
 
 
-def list_marks(run: Run, top: str, suffix: str = ".json") -> list[tuple[str, int | None, int]]:
-    """(series, step, generation) of all marks under `top`, sorted by name."""
-    found = []
-    for folder in list_records(run, top):
-        for name in list_records(run, f"{top}/{folder}"):
-            parsed = parse_id(name.removesuffix(suffix)) if name.endswith(suffix) else None
-            if parsed is not None:
-                found.append((series_from_folder(folder), *parsed))
-    return found
+def list_marks(run: Run, top: str, suffix: str = ".json") -> list[CheckpointId]:
+    """Every generation with a mark under `top`, sorted by name."""
+    return [id for folder in list_records(run, top) for id in list_series_marks(run, top, folder, suffix)]
+
+
+def list_series_marks(run: Run, top: str, folder: str, suffix: str = ".json") -> list[CheckpointId]:
+    """The same in the folder of one series."""
+    names = (name for name in list_records(run, f"{top}/{folder}") if name.endswith(suffix))
+    ids = (id_from_record(folder, name.removesuffix(suffix)) for name in names)
+    return [id for id in ids if id is not None]

@@ -14,11 +14,10 @@ from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
-from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, parse_id, series_from_folder
+from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, CheckpointId, parse_id, series_from_folder
 
 FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
 _COUNTED = tuple(f"{folder}/" for folder in FOLDERS)
-Key = tuple[int | None, int]
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,9 +25,9 @@ class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
     mark of quarantine and one of a kept copy."""
 
     names: dict[str, list[str]]
-    sealed: dict[str, set[Key]]
-    quarantined: dict[str, set[Key]]
-    kept: dict[str, set[Key]]
+    sealed: dict[str, set[CheckpointId]]
+    quarantined: dict[str, set[CheckpointId]]
+    kept: dict[str, set[CheckpointId]]
 
 
 class ListedSteps:
@@ -94,7 +93,7 @@ def _of_one_step(keys: Iterable[str]) -> StepRecords:
         if top == LEDGER:
             records.names.setdefault(series, []).append(name)
             continue
-        parsed = parse_id(name.removesuffix(".json")) if name.endswith(".json") else None
+        parsed = parse_id(series, name.removesuffix(".json")) if name.endswith(".json") else None
         if parsed is not None:
             marks[top].setdefault(series, set()).add(parsed)
     return records

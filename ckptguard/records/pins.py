@@ -16,14 +16,13 @@ from ckptguard.records.elapsed import Moment, seconds_of, surely_passed, this_mo
 from ckptguard.records.first_seen import seen_for
 from ckptguard.records.owners import Owner, has_ended, is_here, this_process
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.values.ids import is_temporary, parse_id, record_name, series_folder, series_from_folder
+from ckptguard.values.ids import CheckpointId, id_from_record, is_temporary
 from ckptguard.values.record_text import decode_record
 
 FOLDER = "pins"
 IN_USE, PINNED = "in use", "pinned"
 LONGEST_USE = datetime.timedelta(days=1)  # a process of another machine may have died without our knowing
 _log = logging.getLogger("ckptguard")
-Key = tuple[int | None, int]
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,22 +43,27 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     @property
+    def id(self) -> CheckpointId:
+        """Which checkpoint must stay."""
+        return CheckpointId(self.series, self.step, self.generation)
+
+    @property
     def key(self) -> str:
         """The record's key."""
-        return f"{FOLDER}/{series_folder(self.series)}/{record_name(self.step, self.generation)}/{self.token}.json"
+        return f"{FOLDER}/{self.id.record_path}/{self.token}.json"
 
 
 def pin_checkpoint(
-    run: Run, series: str, key: Key, *, reason: str = PINNED, lasts: datetime.timedelta | None = None, note: str = ""
+    run: Run, id: CheckpointId, *, reason: str = PINNED, lasts: datetime.timedelta | None = None, note: str = ""
 ) -> Pin:
     """Pin a generation, whether or not it is there, until the pin is released or has lasted. StorageError."""
     until = None
     if lasts is not None:
         until = utc_text((datetime.datetime.now(datetime.UTC) + lasts).timestamp())
     pin = Pin(
-        series=series,
-        step=key[0],
-        generation=key[1],
+        series=id.series,
+        step=id.step,
+        generation=id.generation,
         token=uuid.uuid4().hex,
         reason=reason,
         owner=this_process(),
@@ -94,13 +98,9 @@ def counts(run: Run, pin: Pin) -> bool:
     return pin.reason != IN_USE or pin.owner is None or not has_ended(pin.owner)
 
 
-def pinned_generations(run: Run) -> dict[str, set[Key]]:
-    """(step, generation) of all that must stay, by series."""
-    found: dict[str, set[Key]] = {}
-    for pin in list_pins(run):
-        if counts(run, pin):
-            found.setdefault(pin.series, set()).add((pin.step, pin.generation))
-    return found
+def pinned_generations(run: Run) -> set[CheckpointId]:
+    """Every generation that must stay."""
+    return {pin.id for pin in list_pins(run) if counts(run, pin)}
 
 
 class InUse:
@@ -111,16 +111,16 @@ class InUse:
 
     def __init__(self, run: Run, note: str) -> None:
         self._run, self._note = run, note
-        self._pins: dict[tuple[str, Key], Pin | None] = {}
+        self._pins: dict[CheckpointId, Pin | None] = {}
 
-    def pin(self, series: str, key: Key) -> None:
+    def pin(self, id: CheckpointId) -> None:
         """Pin a generation, if it is not yet."""
-        if (series, key) in self._pins:
+        if id in self._pins:
             return
-        self._pins[series, key] = None
+        self._pins[id] = None
         try:
-            pin = pin_checkpoint(self._run, series, key, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
-            self._pins[series, key] = pin
+            pin = pin_checkpoint(self._run, id, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
+            self._pins[id] = pin
         except CkptguardError as error:
             _log.warning("what is read now could not be pinned, others may remove it: %s", error.message)
 
@@ -144,13 +144,13 @@ def _read(run: Run, place: str) -> Pin | None:
     folder, _, rest = place.partition("/")
     name, _, file = rest.partition("/")
     token, dot, kind = file.rpartition(".")
-    parsed = parse_id(name)
-    if parsed is None or (dot, kind) != (".", "json") or "/" in token or is_temporary(file):
+    id = id_from_record(folder, name)
+    if id is None or (dot, kind) != (".", "json") or "/" in token or is_temporary(file):
         return None
     unreadable = Pin(
-        series=series_from_folder(folder),
-        step=parsed[0],
-        generation=parsed[1],
+        series=id.series,
+        step=id.step,
+        generation=id.generation,
         token=token,
         reason=PINNED,
         owner=None,

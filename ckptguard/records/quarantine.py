@@ -7,8 +7,9 @@ from typing import ClassVar
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.records.move_marks import Mark, list_marks, mark_folder, write_once
+from ckptguard.records.move_marks import Mark, list_marks, list_series_marks, mark_folder, write_once
 from ckptguard.records.run import Run, read_record
+from ckptguard.values.ids import CheckpointId, series_folder
 from ckptguard.values.record_text import decode_record
 
 FOLDER = "quarantine"
@@ -37,19 +38,24 @@ def was_moved(run: Run, mark: Quarantined) -> bool:
     return read_record(run, mark.folder + ".moved") is not None
 
 
-def quarantined_generations(run: Run) -> dict[str, set[tuple[int | None, int]]]:
-    """(step, generation) of all marks, by series: their content is no longer in place under its name."""
-    found: dict[str, set[tuple[int | None, int]]] = {}
-    for series, step, generation in list_marks(run, FOLDER):
-        found.setdefault(series, set()).add((step, generation))
+def quarantined_generations(run: Run) -> dict[str, set[CheckpointId]]:
+    """All marked generations by series: their content is no longer in place under its name."""
+    found: dict[str, set[CheckpointId]] = {}
+    for id in list_marks(run, FOLDER):
+        found.setdefault(id.series, set()).add(id)
     return found
 
 
-def read_quarantined(run: Run, series: str, step: int | None, generation: int) -> Quarantined | None:
+def quarantined_of_series(run: Run, series: str) -> set[CheckpointId]:
+    """The marked generations of one series."""
+    return set(list_series_marks(run, FOLDER, series_folder(series)))
+
+
+def read_quarantined(run: Run, id: CheckpointId) -> Quarantined | None:
     """The mark of a generation, if there is one that can be read and speaks of it, in paths that stay in the run."""
-    text = read_record(run, mark_folder(FOLDER, series, step, generation) + ".json")
+    text = read_record(run, mark_folder(FOLDER, id) + ".json")
     try:
         mark = decode_record(text or b"", Quarantined, "the mark of a quarantined checkpoint")
     except RecordsError:
         return None
-    return mark if mark.is_of(series, step, generation) else None
+    return mark if mark.is_of(id) else None

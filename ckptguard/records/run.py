@@ -17,6 +17,7 @@ from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_text import decode_record
+from ckptguard.values.settings import Settings
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 RECORDS_FORMAT = 1
 FORMAT_KEY = "format.json"
 _WHOSE_KEY = "run.json"  # of records that lie elsewhere
+_DEFAULTS = Settings()
 _COUNTED = re.compile(r"checkpoint_\d+")
 _MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
 
@@ -67,24 +69,25 @@ class Run:
 
 
 def open_run(
-    url: str,
-    *,
-    records: str | None = None,
-    must_exist: bool = True,
-    patterns: tuple[Pattern, ...] = (),
-    retries: Retries | None = None,
+    url: str, settings: Settings = _DEFAULTS, *, must_exist: bool = True, retries: Retries | None = None
 ) -> Run:
-    """Open a run; nothing is written. NotFoundError if it is absent, RecordsError if its records are too new.
-    `retries` are for a remote one."""
+    """Open a run as its settings say: where its records lie, and what its names mean. Nothing is written.
+
+    `retries` are for a remote one. Raises:
+        NotFoundError: it is absent and must exist.
+        RecordsError: its records are of a newer format, or damaged.
+        SettingsError: the records are those of another run.
+    """
     normal = normalise_url(url)
     storage = open_storage(normal, must_exist=must_exist, retries=retries)
+    records = settings.records
     place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
     run = Run(
         url=normal,
         storage=storage,
         records=open_storage(place, must_exist=False, retries=retries),
         records_inside=not records,
-        patterns=patterns,
+        patterns=settings.patterns,
     )
     if run.records_inside and _is_link(storage):
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
@@ -94,14 +97,14 @@ def open_run(
     return run
 
 
-def begin_run(url: str | os.PathLike[str], *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Run:
+def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Run:
     """Open a run that need not be there yet, and is afterwards."""
     place = normalise_url(url)
     if "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
-        return open_run(place, records=records, patterns=patterns)
-    run = open_run(place, records=records, must_exist=False, patterns=patterns)
+        return open_run(place, settings)
+    run = open_run(place, settings, must_exist=False)
     _ensure_format(run)  # an object store has no empty folders
     return run
 

@@ -8,7 +8,7 @@ import msgspec
 
 from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.values.ids import parse_id, record_name, series_folder
+from ckptguard.values.ids import CheckpointId, parse_id, series_folder
 from ckptguard.values.record_text import decode_record
 
 _FOLDER = "settings"
@@ -39,17 +39,17 @@ def allow_nonfinite(run: Run, patterns: tuple[str, ...]) -> None:
             continue
 
 
-def accept_reference(run: Run, series: str, step: int | None, generation: int, reason: str) -> None:
+def accept_reference(run: Run, id: CheckpointId, reason: str) -> None:
     """Remember that the schema of this generation is as it should be."""
-    key = f"{_REFERENCE}/{series_folder(series)}/{record_name(step, generation)}.json"
+    key = f"{_REFERENCE}/{id.record_path}.json"
     try:
         create_record(run, key, msgspec.json.encode({"format": 1, "reason": reason}) + b"\n")
     except ObjectExistsError:
         pass  # accepted before
 
 
-def accepted_references(run: Run, series: str) -> set[tuple[int | None, int]]:
-    """(step, generation) of every accepted schema of a series."""
+def accepted_references(run: Run, series: str) -> set[CheckpointId]:
+    """Every generation of a series whose schema was accepted."""
     names = list_records(run, f"{_REFERENCE}/{series_folder(series)}")
-    parsed = (parse_id(name.removesuffix(".json")) for name in names)
+    parsed = (parse_id(series, name.removesuffix(".json")) for name in names)
     return {p for p in parsed if p is not None}

@@ -10,7 +10,7 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError, ObjectExistsError
 from ckptguard.records.run import Run, create_record, list_records
-from ckptguard.values.ids import parse_id, record_name, series_folder, series_from_folder
+from ckptguard.values.ids import CheckpointId, id_from_record
 
 FOLDER = "scrubs"
 IN_PLACE, KEPT = "place", "kept"
@@ -19,16 +19,14 @@ _NAME = re.compile(
 )
 _TIME = "%Y%m%dT%H%M%SZ"
 
-Where = tuple[str, tuple[int | None, int], str]  # series, key, place
+Where = tuple[CheckpointId, str]  # and the place
 
 
 class Scrub(msgspec.Struct, frozen=True, kw_only=True):
     """One reading: `done` of its `files`, in the manifest's order, were as they were sealed, or all were read and what
     was found is in the ledger. `began` is in seconds since 1970."""
 
-    series: str
-    step: int | None
-    generation: int
+    id: CheckpointId
     place: str
     began: float
     done: int
@@ -37,7 +35,7 @@ class Scrub(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def where(self) -> Where:
         """What was read."""
-        return self.series, (self.step, self.generation), self.place
+        return self.id, self.place
 
     @property
     def is_whole(self) -> bool:
@@ -48,8 +46,7 @@ class Scrub(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> str:
         """The record's key."""
         began = datetime.datetime.fromtimestamp(self.began, datetime.UTC).strftime(_TIME)
-        name = f"{record_name(self.step, self.generation)}.{self.place}.{began}.{self.done}-{self.files}.json"
-        return f"{FOLDER}/{series_folder(self.series)}/{name}"
+        return f"{FOLDER}/{self.id.record_path}.{self.place}.{began}.{self.done}-{self.files}.json"
 
 
 def read_scrubs(run: Run) -> list[Scrub]:
@@ -88,17 +85,15 @@ def forget_scrubs(run: Run, scrubs: list[Scrub]) -> None:
 def _parsed(key: str) -> Scrub | None:
     folder, _, name = key.partition("/")
     match = _NAME.fullmatch(name)
-    parsed = parse_id(match["id"]) if match else None
-    if match is None or parsed is None:
+    id = id_from_record(folder, match["id"]) if match else None
+    if match is None or id is None:
         return None
     try:
         began = datetime.datetime.strptime(match["began"], _TIME).replace(tzinfo=datetime.UTC).timestamp()
     except ValueError:
         return None
     scrub = Scrub(
-        series=series_from_folder(folder),
-        step=parsed[0],
-        generation=parsed[1],
+        id=id,
         place=match["place"],
         began=began,
         done=int(match["done"]),

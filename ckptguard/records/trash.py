@@ -9,7 +9,7 @@ import msgspec
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.move_marks import Mark, list_marks, mark_folder, write_once
 from ckptguard.records.run import Run, list_records, read_record
-from ckptguard.values.ids import checkpoint_id, parse_id
+from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard.values.record_text import decode_record
 
 FOLDER = "trash"
@@ -31,9 +31,9 @@ class Trashed(Mark, frozen=True, kw_only=True):
     uptime: float
 
 
-def trash_folder(series: str, step: int | None, generation: int) -> str:
+def trash_folder(id: CheckpointId) -> str:
     """Where a generation's files lie in the trash."""
-    return mark_folder(FOLDER, series, step, generation)
+    return mark_folder(FOLDER, id)
 
 
 def mark_trashed(run: Run, mark: Trashed) -> bool:
@@ -73,29 +73,29 @@ def remove_unmarked(run: Run) -> None:
         names = set(list_records(run, f"{FOLDER}/{folder}"))
         for name in names:
             own = name.removesuffix(".taken")
-            if parse_id(own) is not None and f"{own}.json" not in names:
+            if id_from_record(folder, own) is not None and f"{own}.json" not in names:
                 run.records.remove(f"{FOLDER}/{folder}/{name}")
 
 
-def list_trashed(run: Run) -> list[tuple[str, int | None, int]]:
-    """(series, step, generation) of all marks, sorted by name."""
+def list_trashed(run: Run) -> list[CheckpointId]:
+    """Every generation in the trash, sorted by name."""
     return list_marks(run, FOLDER)
 
 
 def read_trash(run: Run) -> list[Trashed]:
     """All marks. RecordsError if one cannot be read."""
-    found = (read_trashed(run, *place) for place in list_trashed(run))
+    found = (read_trashed(run, id) for id in list_trashed(run))
     return [mark for mark in found if mark is not None]
 
 
-def read_trashed(run: Run, series: str, step: int | None, generation: int) -> Trashed | None:
+def read_trashed(run: Run, id: CheckpointId) -> Trashed | None:
     """The mark of a generation, or None. RecordsError if it cannot be read, or speaks of another one or of paths that
     lead elsewhere."""
-    text = read_record(run, trash_folder(series, step, generation) + ".json")
+    text = read_record(run, trash_folder(id) + ".json")
     if text is None:
         return None
-    what = f"the trash mark of {checkpoint_id(step, generation)} of {series}"
+    what = f"the trash mark of {id} of {id.series}"
     mark = decode_record(text, Trashed, what)
-    if mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(series, step, generation):
+    if mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(id):
         raise RecordsError(f"{what} is damaged")
     return mark

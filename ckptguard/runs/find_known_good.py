@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Collection
+from collections.abc import Iterator
 
 import msgspec
 
-from ckptguard.decisions.known_good import Standing, choose_known_good
+from ckptguard.decisions.known_good import choose_known_good
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError, ObjectMissingError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps
 from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
-from ckptguard.runs.history import History, Key, histories_by_step, load_history
+from ckptguard.runs.history import History, histories_by_step, load_history
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import is_good, kept_matches
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 
@@ -28,23 +30,46 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
     "kept" or "replica"."""
 
     path: str
-    series: str
-    step: int | None
-    id: str
+    id: CheckpointId
     kept: bool
     verified_at: str
     reason: str
     place: str = IN_PLACE
+
+    @property
+    def series(self) -> str:
+        """The series that it belongs to."""
+        return self.id.series
+
+    @property
+    def step(self) -> int | None:
+        """The step that it was saved at."""
+        return self.id.step
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A known-good checkpoint with what is needed to use it. `in_place` and `copy` say where it is present."""
 
     answer: KnownGood
-    key: Key
     manifest: Manifest
     in_place: bool
     copy: KeptCopy | None
+
+    @property
+    def id(self) -> CheckpointId:
+        """Which checkpoint it is."""
+        return self.answer.id
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which known-good checkpoints may be taken: those before a step (exclusive), of one series, but for some."""
+
+    before_step: int | None = None
+    series: str | None = None
+    exclude: frozenset[CheckpointId] = frozenset()
+
+
+ANY = Wanted()
 
 
 class Copies(enum.Enum):
@@ -62,12 +87,10 @@ def find_known_good(
     Without `series` the highest step of all series wins. NoKnownGoodError if there is none. `listed`: the names in the
     records, if they are known; all else is asked of storage.
     """
+    wanted = Wanted(before_step=before_step, series=series)
     for history in histories_by_step(run, before_step=before_step, listed=listed):
-        found = known_good_candidates(
-            run, history, before_step=before_step, series=series, most=1, copies=Copies.IF_NEEDED
-        )
-        if found:
-            return found[0].answer
+        for found in candidates_in(history, wanted, copies=Copies.IF_NEEDED):
+            return found.answer
     raise none_found(run, before_step)
 
 
@@ -87,55 +110,52 @@ def _good_in_trash(run: Run, before_step: int | None) -> int | None:
     """The newest good step in the trash, if that can be told."""
     with contextlib.suppress(CouldNotTellError):
         history = load_history(run)
-        good = [s for series, s, g in list_trashed(run) if s is not None and is_good(history, series, (s, g))]
+        good = [id.step for id in list_trashed(run) if id.step is not None and is_good(history, id)]
         return max((step for step in good if before_step is None or step < before_step), default=None)
     return None
 
 
-def known_good_candidates(
-    run: Run,
-    history: History,
-    *,
-    before_step: int | None = None,
-    series: str | None = None,
-    exclude: Collection[str] = (),
-    most: int | None = None,
-    copies: Copies = Copies.ALL,
-    unreadable: dict[tuple[str, Key], CouldNotTellError] | None = None,
-) -> list[Candidate]:
-    """Known-good checkpoints, best first: highest step, then newest generation. CouldNotTellError if that of one cannot
-    be told; with `unreadable` it is noted there instead."""
-    names = history.names if series is None else {series: history.names.get(series, [])}
-    found: list[Candidate] = []
-    for name, standing in choose_known_good(names, before_step=before_step, exclude=exclude):
-        key = (standing.step, standing.generation)
-        try:
-            candidate = _candidate(run, history, name, standing, copies) if is_good(history, name, key) else None
-        except CouldNotTellError as error:
-            if unreadable is None:
-                raise
-            unreadable[name, key] = error
-            continue
+def known_good_candidates(view: RunView, wanted: Wanted = ANY) -> Iterator[Candidate]:
+    """Known-good checkpoints, best first: highest step, then newest generation. Each is looked for when it is asked
+    for. CouldNotTellError if that of one cannot be told."""
+    return candidates_in(view.history, wanted)
+
+
+def newest_candidate(view: RunView, wanted: Wanted = ANY) -> Candidate | None:
+    """The best known-good checkpoint, or None."""
+    return next(known_good_candidates(view, wanted), None)
+
+
+def candidates_in(history: History, wanted: Wanted = ANY, *, copies: Copies = Copies.ALL) -> Iterator[Candidate]:
+    """The same from a history."""
+    for id in ranked_candidates(history, wanted):
+        candidate = candidate_of(history, id, copies=copies)
         if candidate is not None:
-            found.append(candidate)
-            if most is not None and len(found) >= most:
-                break
-    return found
+            yield candidate
 
 
-def _candidate(run: Run, history: History, series: str, standing: Standing, copies: Copies) -> Candidate | None:
-    key = (standing.step, standing.generation)
-    verdict, manifest = history.verdict(series, key), history.manifest(series, key)
+def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[CheckpointId]:
+    """The ids that may be known-good by the names of the records, best first. Nothing is read."""
+    names = history.names if wanted.series is None else {wanted.series: history.names.get(wanted.series, [])}
+    return [s.id for s in choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude)]
+
+
+def candidate_of(history: History, id: CheckpointId, *, copies: Copies = Copies.ALL) -> Candidate | None:
+    """The checkpoint, if it is good and present. CouldNotTellError if that cannot be told."""
+    run = history.run
+    if not is_good(history, id):
+        return None
+    verdict, manifest = history.verdict(id), history.manifest(id)
     if verdict is None or manifest is None:
         return None
     damaged = verdict.outcome is not Outcome.GOOD
     in_place = (
         not damaged
-        and history.current_if_readable(series, standing.step, manifest.path) == key
+        and history.current_if_readable(id.series, id.step, manifest.path) == id
         and all(_has_size(run, f.path, f.size) for f in manifest.files)
     )
-    asked = history.may_be_kept(series, key) and (copies is Copies.ALL or not in_place)
-    copy = read_kept(run, series, *key) if asked else None
+    asked = history.may_be_kept(id) and (copies is Copies.ALL or not in_place)
+    copy = read_kept(run, id) if asked else None
     if copy is not None and not kept_matches(run, copy, manifest):
         copy = None
     if not in_place and copy is None:
@@ -148,15 +168,13 @@ def _candidate(run: Run, history: History, series: str, standing: Standing, copi
         path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, this is the kept copy"
     answer = KnownGood(
         path=path,
-        series=series,
-        step=standing.step,
-        id=standing.id,
+        id=id,
         kept=not in_place,
         verified_at=verdict.checked_at,
         reason=reason,
         place=IN_PLACE if in_place else KEPT,
     )
-    return Candidate(answer=answer, key=key, manifest=manifest, in_place=in_place, copy=copy)
+    return Candidate(answer=answer, manifest=manifest, in_place=in_place, copy=copy)
 
 
 def _has_size(run: Run, key: str, size: int) -> bool:

@@ -1,11 +1,12 @@
-"""The checkpoints of a run as storage shows them now."""
+"""The checkpoints of a run as storage shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 
-from ckptguard.errors import NotFoundError, RecordsError
-from ckptguard.layouts import Checkpoint, enter, find_checkpoints, step_from_name
+from ckptguard.errors import NotFoundError, ObjectMissingError, RecordsError
+from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records
@@ -13,36 +14,96 @@ from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import parse_id, series_from_folder, series_of
 
 
-def list_checkpoints(run: Run) -> list[Checkpoint]:
-    """All checkpoints in place, sorted by path. A failed listing raises: it never reads as "nothing here".
+class Listing:
+    """What a run held when it was listed: `entries`, sorted by key, and the `checkpoints` that they make, by path.
 
-    A folder that no layout recognises any more (its weights are gone), but that was sealed before, is still one.
+    A folder that no layout recognises any more (its weights are gone), but that was sealed before, is a checkpoint.
     """
-    entries = run.storage.list("", recursive=True, enter=enter)
-    found = find_checkpoints(entries, run.patterns)
-    return sorted([*found, *_bereft(run, entries, found)], key=lambda c: c.path)
+
+    def __init__(self, run: Run, entries: Iterable[Entry]) -> None:
+        self._run = run
+        self.entries = tuple(sorted(entries, key=_key))
+        found = find_checkpoints(self.entries, run.patterns)
+        found += _bereft(run, self.entries, found)
+        self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
+
+    def again(self, path: str) -> Listing:
+        """The same listing with the entries of one checkpoint as they are now; the others stand as they were listed.
+        It costs what that checkpoint costs, however many others there are."""
+        before = {entry.key: entry for entry in self._near(path)}
+        now = {entry.key: entry for entry in _entries_of(self._run, path)}
+        if before == now:
+            return self
+        return Listing(self._run, (*(e for e in self.entries if e.key not in before), *now.values()))
+
+    def _near(self, path: str) -> Iterator[Entry]:
+        """What was listed where `_entries_of` looks."""
+        if path == ".":
+            yield from (entry for entry in self.entries if "/" not in entry.key)
+            return
+        for key in (path, *_companions(path)):
+            place = bisect_left(self.entries, key, key=_key)
+            if place < len(self.entries) and self.entries[place].key == key:
+                yield self.entries[place]
+        for place in range(bisect_left(self.entries, f"{path}/", key=_key), len(self.entries)):
+            if not self.entries[place].key.startswith(f"{path}/"):
+                break
+            yield self.entries[place]
 
 
-def find_checkpoint(run: Run, path: str) -> Checkpoint | None:
-    """The checkpoint in place under exactly this path."""
-    return next((c for c in list_checkpoints(run) if c.path == path), None)
+def list_run(run: Run) -> Listing:
+    """List a run. A failed listing raises: it never reads as "nothing here"."""
+    return Listing(run, run.storage.list("", recursive=True, enter=enter))
 
 
-def select_checkpoint(run: Run, word: str) -> Checkpoint:
+def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) -> Checkpoint:
     """The checkpoint in place that a user means by a path, an id or a step; NotFoundError if there is none."""
-    checkpoints = list_checkpoints(run)
+    found = list(checkpoints)
     name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
-    chosen = [c for c in checkpoints if c.path == name]
+    chosen = [c for c in found if c.path == name]
     if not chosen:
-        parsed = parse_id(word)
-        step = parsed[0] if parsed else int(word) if word.isascii() and word.isdigit() else None
-        chosen = [c for c in checkpoints if step is not None and c.step == step]
+        parsed = parse_id("", word)
+        step = parsed.step if parsed else int(word) if word.isascii() and word.isdigit() else None
+        chosen = [c for c in found if step is not None and c.step == step]
     if len(chosen) > 1:
         paths = ", ".join(c.path for c in chosen)
         raise NotFoundError(f"{word} may mean any of {paths}", hint="name it by its path")
     if not chosen:
         raise NotFoundError(f"there is no checkpoint {word} in {run.url}")
     return chosen[0]
+
+
+def _key(entry: Entry) -> str:
+    return entry.key
+
+
+def _companions(path: str) -> list[str]:
+    """The keys of all files beside a checkpoint that may belong to it, whatever its layout."""
+    parent, slash, name = path.rpartition("/")
+    beside = {other for row in LAYOUTS.values() for other in row.companions(name, frozenset())} - {name}
+    return [parent + slash + other for other in sorted(beside)]
+
+
+def _entries_of(run: Run, path: str) -> list[Entry]:
+    """What lies under a checkpoint's path, and beside it under the names of files that may belong to it."""
+    if path == ".":
+        return [e for e in run.storage.list("", recursive=False) if e.kind != "folder"]
+    wanted = (path, *_companions(path))
+    if run.storage.root is None:  # a store may state a time otherwise when it is asked for one object alone
+        alone = [e for e in run.storage.list(path.rpartition("/")[0], recursive=False) if e.key in wanted]
+    else:
+        alone = [entry for key in wanted if (entry := _stat(run, key)) is not None]
+    below: Sequence[Entry] = ()
+    if any(e.key == path and e.kind == "folder" for e in alone):
+        below = run.storage.list(path, recursive=True, enter=enter)
+    return [*(e for e in alone if e.kind != "folder"), *below]
+
+
+def _stat(run: Run, key: str) -> Entry | None:
+    try:
+        return run.storage.stat(key)
+    except ObjectMissingError:
+        return None
 
 
 def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -79,10 +140,10 @@ def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> 
 
 def _sealed_layout(run: Run, series: str, step: int | None, path: str) -> str | None:
     """The layout under which a path was sealed, if it was."""
-    for key in sealed_generations(run, series):
-        if key[0] == step:
+    for id in sealed_generations(run, series):
+        if id.step == step:
             try:
-                manifest = read_manifest(run, series, *key)
+                manifest = read_manifest(run, id)
             except RecordsError:
                 continue
             if manifest is not None and manifest.path == path:

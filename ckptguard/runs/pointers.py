@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from ckptguard.errors import CouldNotTellError
 from ckptguard.formats import pointer_file as pointer
 from ckptguard.formats import tensor_suffix
-from ckptguard.layouts import Checkpoint, enter
 from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import escape
 from ckptguard.values.verdict import Outcome
@@ -20,11 +20,12 @@ from ckptguard.values.verdict import Outcome
 _TRACKER = "latest_checkpointed_iteration.txt"
 
 
-def pointer_notes(run: Run, checkpoints: Sequence[Checkpoint], outcomes: Mapping[str, Outcome]) -> list[str]:
+def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
     """A sentence for each pointer outside checkpoints that names nothing, or a checkpoint that is bad or incomplete
     (`outcomes` by path). A listing or file that cannot be read says nothing."""
+    run = view.run
     try:
-        entries = run.storage.list("", recursive=True, enter=enter)
+        entries, checkpoints = view.entries, view.checkpoints
     except CouldNotTellError:
         return []
     owned = {key for c in checkpoints for key in (*c.files, *(e.key for e in c.irregular))}

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 
 from ckptguard.formats.strict_json import JsonProblem, parse_object
-from ckptguard.layouts import Checkpoint, enter
+from ckptguard.layouts import Checkpoint
 from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import Run
-from ckptguard.runs.history import Key
 from ckptguard.runs.pointers import pointed_to
+from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import CheckpointId
 
 _STATE = "trainer_state.json"  # of Hugging Face's Trainer: it loads the best one at the end
 _LARGEST_STATE = 64 << 20
@@ -19,21 +20,21 @@ _LARGEST_STATE = 64 << 20
 Holds = dict[str, list[str]]
 
 
-def pins_of(run: Run) -> dict[tuple[str, Key], list[str]]:
-    """Why generations are pinned, by series and key."""
-    found: dict[tuple[str, Key], list[str]] = {}
+def pins_of(run: Run) -> dict[CheckpointId, list[str]]:
+    """Why generations are pinned."""
+    found: dict[CheckpointId, list[str]] = {}
     for pin in list_pins(run):
         if counts(run, pin):
             why = f"{pin.reason}: {pin.note}" if pin.note else pin.reason
             until = f" (until {pin.until})" if pin.until and pin.reason == "pinned" else ""
-            found.setdefault((pin.series, (pin.step, pin.generation)), []).append(why + until)
+            found.setdefault(pin.id, []).append(why + until)
     return found
 
 
-def references_to(run: Run, checkpoints: Sequence[Checkpoint]) -> Holds:
+def references_to(view: RunView) -> Holds:
     """What of the run refers to which path: links, pointers such as ``latest``, the best model that a Trainer will
     load, and checkpoints inside of others. CouldNotTellError where that cannot be read."""
-    entries = run.storage.list("", recursive=True, enter=enter)
+    run, entries, checkpoints = view.run, view.entries, view.checkpoints
     paths = {c.path for c in checkpoints}
     holds: Holds = {}
     for target, key in (*_linked(run, entries), *pointed_to(run, entries).items(), *_best_models(run, checkpoints)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.layouts import Checkpoint
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Finding, Outcome, Severity, target_outcome
 
 
@@ -18,7 +19,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     series: str
     layout: str
     step: int | None
-    id: str | None
+    id: CheckpointId | None
     outcome: Outcome
     digest_origin: str | None
     bytes: int

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
-from ckptguard.runs.history import History, Key
+from ckptguard.runs.history import History
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome, Verdict
 
 
-def is_good(history: History, series: str, key: Key) -> bool:
+def is_good(history: History, id: CheckpointId) -> bool:
     """Whether the content that was sealed under this generation is good, wherever a whole copy of it lies: it is
     GOOD now, or it was when it was last seen whole, and only its place was damaged since."""
-    if not history.was_good(series, key):
+    if not history.was_good(id):
         return False
-    verdict = history.verdict(series, key)
+    verdict = history.verdict(id)
     return verdict is not None and sealed_outcome(verdict) is Outcome.GOOD
 
 

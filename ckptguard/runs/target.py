@@ -13,20 +13,21 @@ from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_che
 from ckptguard.layouts import single_file as single
 from ckptguard.layouts.discovery import MAX_DEPTH
 from ckptguard.layouts.step_names import step_from_name
-from ckptguard.records.run import Run, has_records, open_run
+from ckptguard.records.run import has_records
 from ckptguard.runs.hub_paths import HubPlace, find_hub_place, hub_checkpoints, linked_repositories
-from ckptguard.runs.listing import list_checkpoints
+from ckptguard.runs.run_view import RunView, open_view
 from ckptguard.storage import Entry, Storage, normalise_url, open_storage
 from ckptguard.values.ids import RECORDS_FOLDER, escape, series_of
 from ckptguard.values.patterns import Pattern
+from ckptguard.values.settings import Settings
 
 
 @dataclass(frozen=True)
 class Target:
     """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint`
-    with keys relative to that; a run, or a checkpoint inside a run that has records, has `run`.
+    with keys relative to that; a run, or a checkpoint inside a run that has records, has `view`.
 
-    A hub cache, or one repository of it, is of kind "run", but has no `run` and no records: its snapshots are
+    A hub cache, or one repository of it, is of kind "run", but has no `view` and no records: its snapshots are
     `snapshots`, `base` is the repository's key, and `unread` names what looks like a repository and is a link.
     """
 
@@ -34,7 +35,7 @@ class Target:
     kind: str  # "file" | "checkpoint" | "run"
     storage: Storage
     checkpoint: Checkpoint | None = None
-    run: Run | None = None
+    view: RunView | None = None
     snapshots: tuple[Checkpoint, ...] = ()
     base: str = ""
     unread: tuple[str, ...] = ()
@@ -45,7 +46,7 @@ class Target:
         return self.checkpoint.path if self.checkpoint is not None else self.base
 
 
-def resolve_target(target: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Target:
+def resolve_target(target: str, settings: Settings) -> Target:
     """Find out what a path or URL is. NotFoundError if it is nothing that ckptguard can look at."""
     url = normalise_url(target)
     if "://" not in url:
@@ -55,7 +56,7 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
         url = os.path.realpath(url)
     parent, _, name = url.rstrip("/").rpartition("/")
     if "://" in url and parent.endswith(":/") and name:
-        return _bucket(url, target, records, patterns)
+        return _bucket(url, target, settings)
     if not name:
         raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
     storage = open_storage(parent or "/", must_exist=False)
@@ -73,55 +74,56 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
             step=step_from_name(name),
             entries=(entry,),
         )
-        return _inside_run(url, records, patterns) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
+        return _inside_run(url, settings) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
     run_storage = open_storage(url)
     below = run_storage.list("", recursive=True, enter=enter)
-    if _is_run(run_storage, below, patterns):
-        return Target(url=url, kind="run", storage=run_storage, run=open_run(url, records=records, patterns=patterns))
-    inside = _inside_run(url, records, patterns)
+    if _is_run(run_storage, below, settings.patterns):
+        return Target(url=url, kind="run", storage=run_storage, view=open_view(url, settings))
+    inside = _inside_run(url, settings)
     if inside is not None:
         return inside
     checkpoint = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
     if checkpoint is not None:
         return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
-    run = open_run(url, records=records, patterns=patterns)
-    if list_checkpoints(run) or has_records(run):
-        return Target(url=url, kind="run", storage=run_storage, run=run)
+    view = open_view(url, settings)
+    if view.checkpoints or has_records(view.run):
+        return Target(url=url, kind="run", storage=run_storage, view=view)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
 
 
-def open_named_run(url: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Run:
+def open_named_run(url: str, settings: Settings) -> RunView:
     """The run that a user names. NotFoundError, which names the run, if it is one of a run's checkpoints. What has
     records or checkpoints in it is a run, as is what holds neither yet, and model files whose name says no step."""
-    run = open_run(url, records=records, patterns=patterns)
+    view = open_view(url, settings)
+    run = view.run
     if has_records(run):
-        return run
-    below = run.storage.list("", recursive=True, enter=enter)
+        return view
+    below = view.entries
     place = run.url.rstrip("/")
     parent, _, name = place.rpartition("/")
-    if not below or not parent.rstrip("/") or parent.endswith(":/") or _is_run(run.storage, below, patterns):
-        return run
-    inside = _inside_run(place, records, patterns)
-    if inside is not None and inside.run is not None:
-        raise NotFoundError(f"{place} is a checkpoint, not a run; its run is {inside.run.url}")
+    if not below or not parent.rstrip("/") or parent.endswith(":/") or _is_run(run.storage, below, settings.patterns):
+        return view
+    inside = _inside_run(place, settings)
+    if inside is not None and inside.view is not None:
+        raise NotFoundError(f"{place} is a checkpoint, not a run; its run is {inside.view.run.url}")
     lone = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
     if lone is not None and lone.step is not None:
         raise NotFoundError(f"{place} is a checkpoint, not a run; its run is the folder around it, {parent}")
-    return run
+    return view
 
 
 def several_checkpoints(target: Target, name: str) -> NotFoundError:
     """The error of what needs one checkpoint, for a target that is a run or a hub cache."""
-    if target.run is None:
+    if target.view is None:
         return NotFoundError(f"{name} holds several downloads", hint=f"ckptguard verify {name} lists them")
     return NotFoundError(f"{name} is a run, not one checkpoint", hint=f"ckptguard list {name}")
 
 
-def _bucket(url: str, target: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target:
+def _bucket(url: str, target: str, settings: Settings) -> Target:
     """The root of a remote storage: a run, or nothing that has a name."""
-    run = open_run(url, records=records, patterns=patterns)
-    if list_checkpoints(run) or has_records(run):
-        return Target(url=url, kind="run", storage=run.storage, run=run)
+    view = open_view(url, settings)
+    if view.checkpoints or has_records(view.run):
+        return Target(url=url, kind="run", storage=view.run.storage, view=view)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
 
 
@@ -149,7 +151,7 @@ def _is_run(storage: Storage, below: Sequence[Entry], patterns: tuple[Pattern, .
     return any("/" in c.path or c.layout != single.LAYOUT.name or c.step is not None for c in children if c.path != ".")
 
 
-def _inside_run(url: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target | None:
+def _inside_run(url: str, settings: Settings) -> Target | None:
     """The run with records that holds this path as one of its checkpoints, at most three levels up."""
     parts = url.rstrip("/").split("/")
     for up in range(1, MAX_DEPTH + 1):
@@ -160,11 +162,12 @@ def _inside_run(url: str, records: str | None, patterns: tuple[Pattern, ...]) ->
             open_storage(root).stat(f"{RECORDS_FOLDER}/format.json")
         except (NotFoundError, StorageError):
             continue
-        run = open_run(root, records=records, patterns=patterns)
+        view = open_view(root, settings)
+        run = view.run
         path = "/".join(parts[-up:])
         # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
-        found = next((c for c in list_checkpoints(run) if path == c.path or path in c.files), None)
+        found = next((c for c in view.checkpoints if path == c.path or path in c.files), None)
         if found is not None:
             kind = "file" if found.layout == single.LAYOUT.name else "checkpoint"
-            return Target(url=run.usable(found.path), kind=kind, storage=run.storage, checkpoint=found, run=run)
+            return Target(url=run.usable(found.path), kind=kind, storage=run.storage, checkpoint=found, view=view)
     return None

@@ -10,18 +10,17 @@ from ckptguard.formats.trainer_state import MAX_SIZE
 from ckptguard.records.kept import read_kept
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.run import Run
-from ckptguard.runs.history import Key
 from ckptguard.storage import Storage
-from ckptguard.values.ids import MAX_STEP
+from ckptguard.values.ids import MAX_STEP, CheckpointId
 from ckptguard.values.incident import Number, Sample, worded
 
 _FILE = "trainer_state.json"
 _MOST = 2000
 
 
-def logged_samples(run: Run, series: str, key: Key, path: str) -> tuple[Sample, ...]:
+def logged_samples(run: Run, id: CheckpointId, path: str) -> tuple[Sample, ...]:
     """What a checkpoint's log says of the updates up to it, oldest first; nothing where there is no such log."""
-    for storage, folder in _places(run, series, key, path):
+    for storage, folder in _places(run, id, path):
         try:
             with storage.open(f"{folder}/{_FILE}".removeprefix("./")) as reader:
                 state = read_object(reader, MAX_SIZE, allow_nan=True)
@@ -33,9 +32,9 @@ def logged_samples(run: Run, series: str, key: Key, path: str) -> tuple[Sample, 
     return ()
 
 
-def _places(run: Run, series: str, key: Key, path: str) -> Iterator[tuple[Storage, str]]:
+def _places(run: Run, id: CheckpointId, path: str) -> Iterator[tuple[Storage, str]]:
     """Where the checkpoint may lie: moved aside, in place, kept."""
-    mark, copy = read_quarantined(run, series, *key), read_kept(run, series, *key)
+    mark, copy = read_quarantined(run, id), read_kept(run, id)
     if mark is not None:
         yield run.records, f"{mark.folder}/{mark.path}"
     yield run.storage, path

@@ -6,6 +6,8 @@ import hashlib
 import re
 import unicodedata
 
+import msgspec
+
 STEP_DIGITS = 12
 MAX_STEP = 10**STEP_DIGITS - 1
 RECORDS_FOLDER = "_ckptguard"
@@ -14,23 +16,45 @@ _LONGEST_FOLDER = 200  # bytes; file systems end at 255
 _ID = re.compile(r"(?P<step>\d{1,12}|-)\.(?P<generation>[1-9]\d{0,8})")
 
 
-def checkpoint_id(step: int | None, generation: int) -> str:
-    """The id as people read it: ``500.1``; ``-.1`` for a checkpoint whose step cannot be known."""
-    return f"{'-' if step is None else step}.{generation}"
+class CheckpointId(msgspec.Struct, frozen=True):
+    """One content that was saved under one step of a series. `step` is None where it cannot be known."""
+
+    series: str
+    step: int | None
+    generation: int
+
+    def __str__(self) -> str:
+        """The id as people read it: ``500.1``; ``-.1`` for a checkpoint whose step cannot be known."""
+        return f"{'-' if self.step is None else self.step}.{self.generation}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What sorts the ids of a series in the order of training. No step sorts first."""
+        return (-1 if self.step is None else self.step, self.generation)
+
+    @property
+    def record_name(self) -> str:
+        """The id as records are named, so that names sort by step: ``000000000500.1``."""
+        return f"{'-' if self.step is None else f'{self.step:0{STEP_DIGITS}d}'}.{self.generation}"
+
+    @property
+    def record_path(self) -> str:
+        """The folder of its series and its own name, as below every folder of the records."""
+        return f"{series_folder(self.series)}/{self.record_name}"
 
 
-def record_name(step: int | None, generation: int) -> str:
-    """The id as records are named, so that names sort by step: ``000000000500.1``."""
-    return f"{'-' if step is None else f'{step:0{STEP_DIGITS}d}'}.{generation}"
-
-
-def parse_id(text: str) -> tuple[int | None, int] | None:
-    """(step, generation) of either form of an id; None if it is not one."""
+def parse_id(series: str, text: str) -> CheckpointId | None:
+    """The id in a series that either form of an id names; None if it is not one."""
     match = _ID.fullmatch(text)
     if match is None:
         return None
     step = match["step"]
-    return (None if step == "-" else int(step)), int(match["generation"])
+    return CheckpointId(series, None if step == "-" else int(step), int(match["generation"]))
+
+
+def id_from_record(folder: str, name: str) -> CheckpointId | None:
+    """The id behind a series' folder and a record's name in it; None if the name is no id."""
+    return parse_id(series_from_folder(folder), name)
 
 
 def series_of(path: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.values.ids import RECORDS_FOLDER, checkpoint_id, is_safe_path
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, is_safe_path
 from ckptguard.values.record_text import decode_checked, encode_checked
 
 MANIFEST_FORMAT = 1
@@ -81,9 +81,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nonfinite_metrics: dict[str, str] = {}  # the others, in words: "nan", "inf", "-inf"
 
     @property
-    def id(self) -> str:
-        """``<step>.<generation>``."""
-        return checkpoint_id(self.step, self.generation)
+    def id(self) -> CheckpointId:
+        """Which checkpoint it describes."""
+        return CheckpointId(self.series, self.step, self.generation)
 
     def given_metrics(self) -> dict[str, float]:
         """All numbers that were given when it was saved."""

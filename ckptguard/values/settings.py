@@ -145,6 +145,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
+    def of_replica(self) -> Settings:
+        """The same settings for a replica: its records always lie in it."""
+        return msgspec.structs.replace(self, records=None)
+
     def changed(self, **overrides: Any) -> Settings:
         """The same settings with some replaced; values of None leave what was."""
         return msgspec.structs.replace(self, **{k: v for k, v in overrides.items() if v is not None})

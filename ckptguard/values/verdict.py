@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ckptguard.errors import RecordsError
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.record_text import decode_checked, encode_checked
 
 VERDICT_FORMAT = 1
@@ -87,6 +88,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # files the store's own checksum of all their bytes was compared instead.
     read_back: str = ""
     content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
+
+    @property
+    def id(self) -> CheckpointId:
+        """Which checkpoint it judges."""
+        return CheckpointId(self.series, self.step, self.generation)
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:

@@ -1,0 +1,26 @@
+"""How a piece of work is done, whatever it is: by which scanner, told to whom, at which rate, until when."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ckptguard.scan import Progress, Scanner, scan_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """`scanner` reads files, `progress` is told of every byte read, `rate` are bytes a second at most (None: no limit),
+    and work ends early once `stop` is set."""
+
+    scanner: Scanner = scan_files
+    progress: Progress | None = None
+    rate: float | None = None
+    stop: threading.Event | None = None
+
+    def is_stopped(self) -> bool:
+        """Whether to end early."""
+        return self.stop is not None and self.stop.is_set()
+
+
+PLAIN = Work()

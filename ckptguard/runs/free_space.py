@@ -21,13 +21,13 @@ def need_room(
     what: str,
     *,
     wait: bool = False,
-    go_on: Callable[[], None] = lambda: None,
+    check_stop: Callable[[], None] = lambda: None,
     waits: Callable[[bool], None] = lambda _: None,
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """StorageFullError, with the numbers, if fewer bytes are free than `size`; or `wait` until they are, and warn.
 
-    `go_on` is called often while it waits, and what it raises ends the wait; `waits` is told when one begins and ends.
+    `check_stop` is called often while it waits, and what it raises ends the wait; `waits` is told when one begins and ends.
     A storage that does not say what is free is not asked twice. Quotas, and what others write meanwhile, are not seen:
     writing may still fail.
     """
@@ -43,9 +43,9 @@ def need_room(
                 told = time.monotonic()
                 _log.warning("%s; waiting for room", message)
             for _ in range(_LOOKS):
-                go_on()
+                check_stop()
                 pause(_TICK)
-        go_on()
+        check_stop()
     finally:
         if told is not None:
             waits(False)

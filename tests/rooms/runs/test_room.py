@@ -72,12 +72,12 @@ def test_waiting_can_be_called_off(tmp_path, free):
     free[:] = [10]
     waiting, pauses = [], []
 
-    def go_on():
+    def check_stop():
         if len(pauses) == 3:
             raise Stop
 
     with pytest.raises(Stop):
-        need_room(open_storage(tmp_path), 99, "it", wait=True, go_on=go_on, waits=waiting.append, pause=pauses.append)
+        need_room(open_storage(tmp_path), 99, "it", wait=True, check_stop=check_stop, waits=waiting.append, pause=pauses.append)
     assert waiting == [True, False]
 
 

@@ -20,27 +20,27 @@ from ckptguard.records.kept import (
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.runs.free_space import need_room
-from ckptguard.runs.history import History, Key
-from ckptguard.runs.sealed_content import is_good
+from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Storage
 from ckptguard.storage.local.syncs import synced_together
-from ckptguard.values.settings import Settings
+from ckptguard.values.ids import CheckpointId
 
 _WEAKEST = ("link", "reflink", "copy")  # a copy made in several ways is only as independent as its weakest file
 
 
-def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings: Settings) -> KeptCopy | None:
-    """Copy a checkpoint aside; None if copies are off or cannot be made on this storage.
+def keep_checkpoint(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> KeptCopy | None:
+    """Copy a checkpoint aside under an id; None if copies are off or cannot be made on this storage.
 
     A hard link is made only where the name contains the step and the path was never saved again: an in-place writer
     changes a link's content too; with ``keep = "link"`` it is made all the same. A reflink is always preferred to it.
     Where the storage has neither, it is a copy, on an object store by its own means. StorageFullError leaves nothing
     behind, and comes before the first byte where it can be told that a copy has no room.
     """
-    present = read_kept(run, checkpoint.series, checkpoint.step, generation)
+    run, settings = view.run, view.settings
+    present = read_kept(run, id)
     if present is not None or settings.keep == "none":
         return present
-    if read_set_aside(run, checkpoint.series, checkpoint.step, generation) is not None:
+    if read_set_aside(run, id) is not None:
         return None  # its whole files may be the last ones; a repair puts the others right
     try:
         storage, run_prefix, records_prefix = run.shared()
@@ -49,8 +49,8 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     how = settings.keep
     if how == "auto":
         names_step = step_from_name(checkpoint.path.rpartition("/")[2]) is not None
-        how = "link" if names_step and generation == 1 else "clone"
-    folder = kept_folder(checkpoint.series, checkpoint.step, generation)
+        how = "link" if names_step and id.generation == 1 else "clone"
+    folder = kept_folder(id)
     run.records.remove(folder)  # leftovers of a copy that did not finish
     done = []
     if how == "copy" or (how == "clone" and _clones_are_copies(storage, records_prefix, folder)):
@@ -63,9 +63,9 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
         run.records.remove(folder)
         raise
     copy = KeptCopy(
-        series=checkpoint.series,
-        step=checkpoint.step,
-        generation=generation,
+        series=id.series,
+        step=id.step,
+        generation=id.generation,
         path=checkpoint.path,
         how=min(done, key=_WEAKEST.index, default="copy"),
         files=checkpoint.files,
@@ -75,7 +75,7 @@ def keep_checkpoint(run: Run, checkpoint: Checkpoint, generation: int, settings:
     try:
         commit_kept(run, copy)
     except ObjectExistsError:
-        return read_kept(run, checkpoint.series, checkpoint.step, generation)
+        return read_kept(run, id)
     return copy
 
 
@@ -93,9 +93,9 @@ def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bo
             storage.remove(sample)
 
 
-def release(run: Run, series: str, key: Key) -> None:
+def release(run: Run, id: CheckpointId) -> None:
     """Remove a kept copy. The mark goes first: a crash leaves files that are collected later, never half a copy."""
-    folder = kept_folder(series, *key)
+    folder = kept_folder(id)
     run.records.remove(folder + ".json")
     run.records.remove(folder + ".damaged.json")
     run.records.remove(folder)
@@ -105,7 +105,7 @@ def put_aside(run: Run, copy: KeptCopy) -> None:
     """Have a kept copy whose bytes are wrong count no more. One that is nothing but links to what lies in place has
     nothing to give and goes; of any other the files that are right may be needed to repair the place."""
     if shares_place(run, copy, copy.files):
-        release(run, copy.series, (copy.step, copy.generation))
+        release(run, copy.id)
     else:
         set_aside(run, copy)
 
@@ -123,35 +123,35 @@ def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
     return kept.inode is not None and kept.inode == there.inode
 
 
-def release_unpinned(run: Run, keys: Iterable[tuple[str, Key]]) -> list[tuple[str, Key]]:
+def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
     """Remove kept copies that nothing asks for, except pinned ones; returns what was removed."""
-    unwanted = list(keys)
-    pinned = pinned_generations(run) if unwanted else {}
-    removed = [(series, key) for series, key in unwanted if key not in pinned.get(series, ())]
-    for series, key in removed:
-        release(run, series, key)
+    unwanted = list(ids)
+    pinned = pinned_generations(run) if unwanted else set()
+    removed = [id for id in unwanted if id not in pinned]
+    for id in removed:
+        release(run, id)
     return removed
 
 
-def trim_kept(run: Run, history: History, settings: Settings) -> list[tuple[str, Key]]:
+def trim_kept(view: RunView) -> list[CheckpointId]:
     """Remove the kept copies that nothing asks for any more; what stays are, in each series, the newest `keep_good`
     GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. Returns what was removed.
 
     A copy of a generation that was GOOD before its place was damaged counts as GOOD: it was verified when the
     damage was found, or removed then.
     """
-    unwanted: list[tuple[str, Key]] = []
-    by_series: dict[str, list[Key]] = {}
-    for series, step, generation in list_kept(run):
-        by_series.setdefault(series, []).append((step, generation))
-    for series, keys in by_series.items():
-        current = history.standings(series)
-        ordered = sorted(keys, key=lambda k: (k[0] if k[0] is not None else -1, k[1]), reverse=True)
-        whole = [k for k in ordered if read_kept(run, series, *k) is not None]
-        good = [k for k in whole if is_good(history, series, k)]
-        pending = [k for k in whole if k not in current]
-        harmed = [k for k in ordered if k not in whole and is_good(history, series, k)]
-        harmed = [k for k in harmed if read_set_aside(run, series, *k) is not None]
+    run, settings = view.run, view.settings
+    unwanted: list[CheckpointId] = []
+    by_series: dict[str, list[CheckpointId]] = {}
+    for id in list_kept(run):
+        by_series.setdefault(id.series, []).append(id)
+    for ids in by_series.values():
+        ordered = sorted(ids, key=lambda id: id.order, reverse=True)
+        whole = [id for id in ordered if read_kept(run, id) is not None]
+        good = [id for id in whole if view.is_good(id)]
+        pending = [id for id in whole if not view.history.has_verdict(id)]
+        harmed = [id for id in ordered if id not in whole and view.is_good(id)]
+        harmed = [id for id in harmed if read_set_aside(run, id) is not None]
         stay = {*good[: settings.keep_good], *pending[: settings.keep_pending], *harmed[: settings.keep_good]}
-        unwanted += [(series, key) for key in ordered if key not in stay]
+        unwanted += [id for id in ordered if id not in stay]
     return release_unpinned(run, unwanted)

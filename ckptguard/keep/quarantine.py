@@ -12,39 +12,37 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined, read_quarantined, was_moved
 from ckptguard.records.run import Run
-from ckptguard.runs.history import History, Key, load_history
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.runs.lock import run_lock
-from ckptguard.values.ids import record_name, series_folder
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
 
-def quarantine(run: Run, path: str, *, reason: str, suspect: bool = True) -> Key:
-    """Move the checkpoint in place under `path` aside; returns its (step, generation).
+def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -> CheckpointId:
+    """Move the checkpoint in place under `path` aside; returns its id. The view is read again.
 
     With `suspect`, one that was GOOD or had no verdict gets SUSPECT. ObjectMissingError if nothing lies there.
     """
-    with run_lock(run):
-        checkpoint = find_checkpoint(run, path)
+    with run_lock(view.run):
+        checkpoint = view.look_again(path)
         if checkpoint is None:
-            raise ObjectMissingError(f"there is no checkpoint {path} in {run.url}", key=path)
-        return quarantine_checkpoint(run, load_history(run), checkpoint, reason=reason, suspect=suspect)
+            raise ObjectMissingError(f"there is no checkpoint {path} in {view.run.url}", key=path)
+        view.refresh(checkpoint.series)
+        return quarantine_checkpoint(view, checkpoint, reason=reason, suspect=suspect)
 
 
-def quarantine_checkpoint(
-    run: Run, history: History, checkpoint: Checkpoint, *, reason: str, suspect: bool = True
-) -> Key:
+def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str, suspect: bool = True) -> CheckpointId:
     """The same for a caller that holds the lock. The mark is written first: a crash before the move is mended by
     `finish_quarantines`. The next save of that step is a new generation, even with equal bytes."""
-    series, step = checkpoint.series, checkpoint.step
-    key = history.current_if_readable(series, step, checkpoint.path) or (step, history.next_generation(series, step))
+    run, history = view.run, view.history
+    id = view.current_if_readable(checkpoint) or history.next_id(checkpoint.series, checkpoint.step)
     if suspect:
-        mark_suspect(run, history, series, key, reason)
+        mark_suspect(view, id, reason)
     mark = Quarantined(
-        series=series,
-        step=step,
-        generation=key[1],
+        series=id.series,
+        step=id.step,
+        generation=id.generation,
         path=checkpoint.path,
         files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),
         signature=tuple((e.key, *e.signature) for e in checkpoint.entries),
@@ -52,25 +50,27 @@ def quarantine_checkpoint(
         moved_at=utc_now(),
     )
     mark_quarantined(run, mark)
-    history.quarantined.setdefault(series, set()).add(key)
+    history.quarantined.setdefault(id.series, set()).add(id)
     _move(run, mark)
     mark_moved(run, mark)
-    return key
+    view.look_again(checkpoint.path)
+    return id
 
 
-def move_aside(run: Run, checkpoint: Checkpoint, key: Key) -> None:
+def move_aside(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> None:
     """Move damaged bytes out of the way of a whole copy of the same generation. The generation itself is not
     quarantined: the copy takes its place. For a caller that holds the lock."""
-    folder = f"{QUARANTINE}/{series_folder(checkpoint.series)}/{record_name(*key)}.damaged-{uuid.uuid4().hex[:8]}"
+    folder = f"{QUARANTINE}/{id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
     _move_files(run, checkpoint.path, (*checkpoint.files, *(e.key for e in checkpoint.irregular)), folder)
 
 
-def finish_quarantines(run: Run, history: History) -> None:
+def finish_quarantines(view: RunView) -> None:
     """Finish moves that a crash cut short. Only what is still byte for byte where and as it was marked is moved: a
     new save under the same name has other times and inodes."""
-    for series, keys in history.quarantined.items():
-        for key in keys:
-            mark = read_quarantined(run, series, *key)
+    run = view.run
+    for ids in view.history.quarantined.values():
+        for id in ids:
+            mark = read_quarantined(run, id)
             if mark is None or was_moved(run, mark):
                 continue
             if _still_in_place(run, mark):
@@ -78,20 +78,20 @@ def finish_quarantines(run: Run, history: History) -> None:
             mark_moved(run, mark)
 
 
-def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str) -> None:
+def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
     """SUSPECT for a generation that is GOOD or has no verdict; worse verdicts stand. Where only the place is damaged,
     the suspicion is of the content, which may still lie in a kept copy."""
-    before = history.verdict(series, key)
+    before = view.history.verdict(id)
     damaged = before is not None and before.place_damaged and before.content is Outcome.GOOD
     if before is not None and before.outcome is not Outcome.GOOD and not damaged:
         return
     finding = Finding(check="incident", severity=Severity.SICKNESS, message=reason)
-    append_verdict(
-        run,
+    name = append_verdict(
+        view.run,
         Verdict(
-            series=series,
-            step=key[0],
-            generation=key[1],
+            series=id.series,
+            step=id.step,
+            generation=id.generation,
             outcome=before.outcome if before and damaged else Outcome.SUSPECT,
             findings=(*(before.findings if before else ()), finding),
             checked_at=utc_now(),
@@ -101,7 +101,7 @@ def mark_suspect(run: Run, history: History, series: str, key: Key, reason: str)
             content=Outcome.SUSPECT if damaged else None,
         ),
     )
-    history.forget_verdicts(load_history(run).names)
+    view.history.note_verdict(id.series, name)
 
 
 def _still_in_place(run: Run, mark: Quarantined) -> bool:

@@ -259,3 +259,12 @@ def _history_of(run: Run, found: StepRecords, *series: str) -> History:
 def load_history(run: Run) -> History:
     """Read the names of the ledger and of the quarantine."""
     return History(run=run, names=ledger_names(run), quarantined=quarantined_generations(run))
+
+
+def history_of_series(run: Run, series: str) -> History:
+    """The same of one series alone: what it costs does not depend on the others."""
+    return History(
+        run=run,
+        names={series: series_names(run, series)},
+        quarantined={series: quarantined_of_series(run, series)},
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ckptguard.layouts import Checkpoint
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.verdict import Finding, Outcome, Severity, target_outcome
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings, target_outcome
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,20 +45,34 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return target_outcome(c.outcome for c in self.checkpoints)
 
 
-def pending(checkpoint: Checkpoint, why: str) -> Checked:
-    """No verdict could be given, and why."""
+def checked(
+    checkpoint: Checkpoint,
+    id: CheckpointId | None,
+    outcome: Outcome,
+    *,
+    sealed: Manifest | None,
+    seconds: float | None,
+    findings: Sequence[Finding],
+) -> Checked:
+    """What was found of a checkpoint; `sealed` is the manifest that it has now."""
     return Checked(
         path=checkpoint.path,
         series=checkpoint.series,
         layout=checkpoint.layout,
         step=checkpoint.step,
-        id=None,
-        outcome=Outcome.PENDING,
-        digest_origin=None,
+        id=id,
+        outcome=outcome,
+        digest_origin=sealed.digest_origin if sealed else None,
         bytes=checkpoint.bytes,
-        seconds=None,
-        findings=(Finding(check="reading", severity=Severity.NOTICE, message=why),),
+        seconds=None if seconds is None else round(seconds, 3),
+        findings=limit_findings(findings),
     )
+
+
+def pending(checkpoint: Checkpoint, why: str) -> Checked:
+    """No verdict could be given, and why."""
+    finding = Finding(check="reading", severity=Severity.NOTICE, message=why)
+    return checked(checkpoint, None, Outcome.PENDING, sealed=None, seconds=None, findings=[finding])
 
 
 def relative_to(checked: Checked, prefix: str) -> Checked:

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
-from ckptguard.errors import (
-    BusyError,
-    ChangedWhileReadError,
-    CouldNotTellError,
-    ObjectMissingError,
-    ResavingError,
-)
+from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import read_kept
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.run import Run
 from ckptguard.records.run_settings import allowed_nonfinite
-from ckptguard.runs.file_signatures import Seen, signature_seen
-from ckptguard.runs.history import History, Key, load_history
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.runs.results import Checked
+from ckptguard.runs.file_signatures import signature_seen
+from ckptguard.runs.history import History
+from ckptguard.runs.results import Checked, checked
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Scan
-from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest, identity
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
-from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.verify.collect_evidence import Known, collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.verify.compare_copy import copy_differs
-from ckptguard.verify.damage_or_resave import Change, classify_change
-from ckptguard.verify.recorded_md5 import md5_is_recorded
+from ckptguard.verify.damage_or_resave import Change, Past, classify_change
 from ckptguard.verify.seal import seal_observed
 from ckptguard.version import __version__
 
@@ -49,164 +41,162 @@ class Resave(enum.Enum):
     GIVE_UP = "give up"  # INCOMPLETE, until it completes after all
 
 
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint is verified. `record`: the verdict goes into the ledger. `md5`: MD5 is taken too, unless the
+    settings leave it out where it is on record. `resealed`: what lies there is a new generation, whatever the manifest
+    says. `reference`: the schema to match, in place of the run's own. `notes` go into the verdict."""
+
+    record: bool = True
+    md5: bool = True
+    resealed: bool = False
+    resave: Resave = Resave.JUDGE
+    reference: Manifest | None = None
+    notes: tuple[Finding, ...] = ()
+
+
+FULLY = Verification()
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
+_OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
 
 def verify_checkpoint(
-    run: Run,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    *,
-    scanner: Scanner = scan_files,
-    record: bool = True,
-    md5: bool = True,
-    resealed: bool = False,
-    resave: Resave = Resave.JUDGE,
-    reference: Manifest | None = None,
-    notes: tuple[Finding, ...] = (),
-    progress: Progress | None = None,
+    view: RunView, checkpoint: Checkpoint, how: Verification = FULLY, *, work: Work = PLAIN
 ) -> Checked:
-    """Verify a checkpoint in place, now, and record the verdict unless `record` is false; `notes` go into it.
+    """Verify a checkpoint in place, now, and record the verdict.
 
-    The caller has seen to it that the files are quiet. `resealed` takes what lies there as a new generation, whatever
-    the manifest says. `resave` says what to do about a re-save that is only half done. `md5`: take MD5 too, unless
-    the settings leave it out where it is on record.
+    The caller has seen to it that the files are quiet. The checkpoint's own files are listed again after they were
+    read, and the names of its series' records before the verdict; nothing else of the run is read again.
 
     Raises CouldNotTellError and its kinds when there can be no verdict: a file changed or vanished while it was read,
     storage failed, the scanning process died.
     """
-    if md5 and settings.digest == "blake3" and not resealed:
-        md5 = not md5_is_recorded(run, checkpoint)
-    options = ScanOptions(md5=md5)
-    scan = scan_checkpoint(run.storage, checkpoint, options, scanner=scanner, progress=progress)
-    now = find_checkpoint(run, checkpoint.path)
+    md5 = how.md5
+    if md5 and view.settings.digest == "blake3" and not how.resealed:
+        md5 = not md5_is_recorded(view, checkpoint)
+    how = msgspec.structs.replace(how, md5=md5)
+    scan = scan_checkpoint(view.run.storage, checkpoint, ScanOptions(md5=md5), work)
+    now = view.look_again(checkpoint.path)
     if now is None or now.signature != checkpoint.signature:
         raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
     for _ in range(_RACES):
-        history = load_history(run)
+        view.refresh(checkpoint.series)
         try:
-            return _judge_and_record(
-                run,
-                history,
-                checkpoint,
-                scan,
-                settings,
-                scanner=scanner,
-                record=record,
-                md5=md5,
-                resealed=resealed,
-                resave=resave,
-                user_reference=reference,
-                notes=notes,
-            )
+            return _judge_and_record(view, checkpoint, scan, how, work)
         except BusyError:
             continue
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
 
 
-def _judge_and_record(
-    run: Run,
-    history: History,
-    checkpoint: Checkpoint,
-    scan: Scan,
-    settings: Settings,
-    *,
-    scanner: Scanner,
-    record: bool,
-    md5: bool,
-    resealed: bool,
-    resave: Resave,
-    user_reference: Manifest | None,
-    notes: tuple[Finding, ...],
-) -> Checked:
-    series, step = checkpoint.series, checkpoint.step
-    key = None if resealed else history.current(series, step, checkpoint.path)
-    sealed = history.manifest(series, key) if key else None
+def md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
+    """Whether an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them.
+
+    A manifest that its writer sealed has no MD5 of its own: there the verdict of an earlier pass says that it was
+    taken. Files that came later do not count.
+    """
+    id = view.current(checkpoint)
+    sealed = view.history.manifest(id) if id is not None else None
+    if id is None or sealed is None:
+        return False
+    present = {entry.key: entry.signature for entry in checkpoint.entries}
+    if any(present.get(f.path) != (f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files):
+        return False
+    verdict = view.history.verdict(id)
+    return all(f.md5 for f in sealed.files) or (verdict is not None and "md5" in verdict.digests)
+
+
+def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, work: Work) -> Checked:
+    run, history = view.run, view.history
     layout = LAYOUTS[checkpoint.layout]
+    id = None if how.resealed else view.current(checkpoint)
+    sealed = history.manifest(id) if id is not None else None
     change = Change.SAME
-    if key is not None and sealed is not None:
-        found = {f.entry.key: f for f in scan.files}
-        first = collect_evidence(run.storage, checkpoint, scan, sealed=sealed)
-        change = classify_change(
-            sealed,
-            found,
-            whole=not any(f.structure.problems for f in scan.files) and not any(g.fatal for g in first.gaps),
-            last_written=layout.last_written(sealed.path),
-            ever_good=history.was_good(series, key),
-            sealed_by_writer=layout.sealed_by_writer,
-            other_contents=_other_contents(history, series, key),
-            facts=_facts(history, series, key),
-        )
-        if change is Change.RESAVING and resave is Resave.WAIT:
+    if id is not None and sealed is not None:
+        change = _change(view, checkpoint, scan, sealed)
+        if change is Change.RESAVING and how.resave is Resave.WAIT:
             raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
         if change is Change.RESAVED:
-            key, sealed = None, None
-    if key is None:
-        key = (step, history.next_generation(series, step))
-    chosen = (user_reference, None) if user_reference else history.reference(series, *key)
-    evidence = collect_evidence(
-        run.storage,
-        checkpoint,
-        scan,
-        sealed=sealed,
-        reference=chosen[0] if chosen else None,
-        reference_facts=chosen[1].facts if chosen and chosen[1] else None,
-        previous=history.previous(series, step),
-        allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(run)),
-        trust_globals=settings.trust_globals,
-    )
+            id, sealed = None, None
+    if id is None:
+        id = history.next_id(checkpoint.series, checkpoint.step)
+    evidence = collect_evidence(run.storage, checkpoint, scan, _known(view, id, sealed, how.reference))
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
         findings.append(_never_committed())
-    before = history.verdict(series, key)
-    findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, key)), *notes]
+    before = history.verdict(id)
+    findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, id)), *how.notes]
     outcome = judge(findings, sealed=sealed is not None)
-    if change is Change.RESAVING and resave is Resave.GIVE_UP:
+    if change is Change.RESAVING and how.resave is Resave.GIVE_UP:
         outcome = Outcome.INCOMPLETE
     damaged = sealed is not None and change is not Change.SAME
-    if record:
+    if how.record:
         commits = sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer
         if commits:
-            sealed = seal_observed(run, evidence, key[1])
-        _record(
-            run,
-            history,
-            evidence,
-            key,
-            outcome,
-            limit_findings(findings),
-            before,
-            scan.seconds,
-            md5=md5,
-            damaged=damaged,
+            sealed = seal_observed(run, evidence, id)
+        verdict = Verdict(
+            series=id.series,
+            step=id.step,
+            generation=id.generation,
+            outcome=outcome,
+            findings=limit_findings(findings),
+            checked_at=utc_now(),
+            version=__version__,
+            digests=("blake3", "md5") if how.md5 else ("blake3",),
+            seconds=round(scan.seconds, 3),
+            facts=facts_of(evidence),
+            place_damaged=damaged,
             seen=signature_seen(checkpoint, sealed) if sealed is not None and outcome is Outcome.GOOD else (),
+            read_back="bytes",
+            content=sealed_outcome(before) if damaged and before is not None else None,
         )
+        if not _says_nothing_new(history, verdict, before):
+            history.note_verdict(id.series, append_verdict(run, verdict))
         if damaged and sealed is not None:
-            _confirm_kept(run, series, key, sealed, scanner)
-    return Checked(
-        path=checkpoint.path,
-        series=series,
-        layout=checkpoint.layout,
-        step=step,
-        id=checkpoint_id(*key) if record or sealed else None,
-        outcome=outcome,
-        digest_origin=sealed.digest_origin if sealed else None,
-        bytes=checkpoint.bytes,
-        seconds=round(scan.seconds, 3),
-        findings=limit_findings(findings),
+            _confirm_kept(view, sealed, work)
+    known = id if how.record or sealed else None
+    return checked(checkpoint, known, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
+
+
+def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> Change:
+    """How what was read differs from what was sealed."""
+    history, layout = view.history, LAYOUTS[checkpoint.layout]
+    gaps = collect_evidence(view.run.storage, checkpoint, scan, Known(sealed=sealed)).gaps
+    return classify_change(
+        sealed,
+        {f.entry.key: f for f in scan.files},
+        Past(
+            ever_good=history.was_good(sealed.id),
+            facts=_facts(history, sealed.id),
+            other_contents=lambda: _other_contents(history, sealed.id),
+        ),
+        whole=not any(f.structure.problems for f in scan.files) and not any(g.fatal for g in gaps),
+        last_written=layout.last_written(sealed.path),
+        sealed_by_writer=layout.sealed_by_writer,
     )
 
 
-def _facts(history: History, series: str, key: Key) -> Facts:
-    verdict = history.verdict(series, key)
+def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> Known:
+    """What the run's records and settings say of a checkpoint."""
+    history, settings = view.history, view.settings
+    manifest, verdict = (reference, None) if reference is not None else history.reference(id) or (None, None)
+    return Known(
+        sealed=sealed,
+        reference=(manifest, verdict.facts if verdict is not None else None) if manifest is not None else None,
+        previous=history.previous(id.series, id.step),
+        allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
+        trust_globals=settings.trust_globals,
+    )
+
+
+def _facts(history: History, id: CheckpointId) -> Facts:
+    verdict = history.verdict(id)
     return verdict.facts if verdict is not None and not verdict.place_damaged else Facts()
 
 
-def _other_contents(history: History, series: str, key: Key) -> list[Manifest]:
-    others = sorted(
-        (k for k in history.sealed(series) if k[0] != key[0]), key=lambda k: abs((k[0] or 0) - (key[0] or 0))
-    )
-    manifests = (history.manifest(series, k) for k in others[:20])
+def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
+    """The manifests of the nearest other steps."""
+    others = (other for other in history.sealed(id.series) if other.step != id.step)
+    nearest = sorted(others, key=lambda other: abs((other.step or 0) - (id.step or 0)))[:_OTHERS]
+    manifests = (history.manifest(other) for other in nearest)
     return [m for m in manifests if m is not None]
 
 
@@ -240,77 +230,42 @@ def _cleared(verdict: Verdict) -> list[Finding]:
     return [f for f in verdict.findings if is_clearance(f)]
 
 
-def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, key: Key) -> Iterator[Verdict | None]:
+def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: CheckpointId) -> Iterator[Verdict | None]:
     """SUSPECT follows the bytes: of a checkpoint that was moved back from quarantine, or resealed without having been
     saved again. A save of its own (other times and inodes) is not suspect, even with equal bytes."""
     checkpoint = evidence.checkpoint
     present = {e.key: e.signature for e in checkpoint.entries}
-    for generation in history.generations(checkpoint.series, checkpoint.step):
-        earlier = (checkpoint.step, generation)
-        manifest = history.manifest(checkpoint.series, earlier)
-        if earlier == key or manifest is None or manifest.path != checkpoint.path:
+    for earlier in history.generations(checkpoint.series, checkpoint.step):
+        manifest = history.manifest(earlier)
+        if earlier == id or manifest is None or manifest.path != checkpoint.path:
             continue
         written = {f.path: (f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files}
         if written == present and identity(manifest.files) == identity(manifest_files(evidence)):
-            yield history.verdict(checkpoint.series, earlier)
+            yield history.verdict(earlier)
 
 
-def _record(
-    run: Run,
-    history: History,
-    evidence: Evidence,
-    key: Key,
-    outcome: Outcome,
-    findings: tuple[Finding, ...],
-    before: Verdict | None,
-    seconds: float,
-    *,
-    md5: bool,
-    damaged: bool,
-    seen: tuple[Seen, ...],
-) -> None:
-    """Append the verdict; a re-check that changes nothing, also not how the storage describes the files, appends
-    nothing."""
-    weighty = [f for f in findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
-    standing = history.standings(evidence.checkpoint.series).get(key)
+def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
+    """Whether the ledger says all of this already: outcome, what weighs, and how the storage describes the files."""
+    standing = history.standings(verdict.series).get(verdict.id)
     torn = standing is not None and (before is None or standing.outcome is not before.outcome)
-    if before is not None and before.outcome is outcome and not torn:
-        known = [f for f in before.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
-        if {_essence(f) for f in known} == {_essence(f) for f in weighty} and seen in (
-            (),
-            before.seen,
-        ):
-            return
-    verdict = Verdict(
-        series=evidence.checkpoint.series,
-        step=key[0],
-        generation=key[1],
-        outcome=outcome,
-        findings=findings,
-        checked_at=utc_now(),
-        version=__version__,
-        digests=("blake3", "md5") if md5 else ("blake3",),
-        seconds=round(seconds, 3),
-        facts=facts_of(evidence),
-        place_damaged=damaged,
-        seen=seen,
-        read_back="bytes",
-        content=sealed_outcome(before) if damaged and before is not None else None,
-    )
-    append_verdict(run, verdict)
+    if before is None or before.outcome is not verdict.outcome or torn:
+        return False
+    return _weighty(before) == _weighty(verdict) and verdict.seen in ((), before.seen)
 
 
-def _essence(finding: Finding) -> tuple[object, ...]:
-    return (finding.check, finding.severity, finding.file, finding.tensor)
+def _weighty(verdict: Verdict) -> set[tuple[object, ...]]:
+    heavy = (f for f in verdict.findings if f.severity in (Severity.ERROR, Severity.SICKNESS))
+    return {(f.check, f.severity, f.file, f.tensor) for f in heavy}
 
 
-def _confirm_kept(run: Run, series: str, key: Key, manifest: Manifest, scanner: Scanner) -> None:
+def _confirm_kept(view: RunView, manifest: Manifest, work: Work) -> None:
     """The bytes in place were damaged: the kept copy counts only if its own bytes are right (a hard link shares the
     damage, a copy does not)."""
-    copy = read_kept(run, series, *key)
+    run = view.run
+    copy = read_kept(run, manifest.id)
     if copy is not None:
         try:
-            wrong = copy_differs(run.records, copy.folder + "/", manifest, scanner=scanner)
+            wrong = copy_differs(run.records, copy.folder + "/", manifest, scanner=work.scanner)
         except ObjectMissingError:
             wrong = "gone"
         if wrong:

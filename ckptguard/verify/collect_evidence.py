@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from ckptguard.checks import Evidence
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
 from ckptguard.formats import Structure, tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import assign_roles
-from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_files
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import Scanner, ScanOptions, digest_places, scan_files
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
@@ -39,11 +42,9 @@ def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Sca
     return None
 
 
-def scan_checkpoint(
-    storage: Storage, checkpoint: Checkpoint, options: ScanOptions, *, scanner: Scanner, progress: Progress | None
-) -> Scan:
+def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN) -> Scan:
     """Scan all regular files of a checkpoint. Raises what the scanner raises."""
-    return scanner(storage, checkpoint.files, options, progress)
+    return work.scanner(storage, checkpoint.files, options, work.progress)
 
 
 def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
@@ -78,39 +79,41 @@ def misplaced_digests(
     return placed
 
 
-def collect_evidence(
-    storage: Storage,
-    checkpoint: Checkpoint,
-    scan: Scan,
-    *,
-    sealed: Manifest | None = None,
-    reference: Manifest | None = None,
-    reference_facts: Facts | None = None,
-    previous: tuple[Manifest, Facts | None] | None = None,
-    in_run: bool = True,
-    allow_nonfinite: tuple[str, ...] = (),
-    trust_globals: tuple[str, ...] = (),
-    expected_sums: Mapping[str, tuple[str, str]] | None = None,
-) -> Evidence:
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a checkpoint besides its bytes. `reference` and `previous` come with the facts of their
+    verdicts, `expected_sums` are (algorithm, checksum) by file."""
+
+    sealed: Manifest | None = None
+    reference: tuple[Manifest, Facts | None] | None = None
+    previous: tuple[Manifest, Facts | None] | None = None
+    in_run: bool = True
+    allow_nonfinite: tuple[str, ...] = ()
+    trust_globals: tuple[str, ...] = ()
+    expected_sums: Mapping[str, tuple[str, str]] = {}
+
+
+def collect_evidence(storage: Storage, checkpoint: Checkpoint, scan: Scan, known: Known | None = None) -> Evidence:
     """Everything the checks need, gathered once."""
+    known = known or Known()
     found = {f.entry.key: f for f in scan.files}
-    known = frozenset(g for f in reference.files for g in f.globals) if reference else None
+    reference, reference_facts = known.reference or (None, None)
+    previous, previous_facts = known.previous or (None, None)
     return Evidence(
         checkpoint=checkpoint,
         scan=scan,
         roles=roles_of(scan.files),
         gaps=gaps_of(checkpoint, scan.files),
-        sealed=sealed,
+        sealed=known.sealed,
         reference=reference,
         reference_facts=reference_facts,
-        previous=previous[0] if previous else None,
-        previous_facts=previous[1] if previous else None,
-        placed_digests=misplaced_digests(storage, sealed, found),
-        in_run=in_run,
-        known_globals=known,
-        allow_nonfinite=allow_nonfinite,
-        trust_globals=trust_globals,
-        expected_sums=expected_sums or {},
+        previous=previous,
+        previous_facts=previous_facts,
+        placed_digests=misplaced_digests(storage, known.sealed, found),
+        in_run=known.in_run,
+        known_globals=frozenset(g for f in reference.files for g in f.globals) if reference else None,
+        allow_nonfinite=known.allow_nonfinite,
+        trust_globals=known.trust_globals,
+        expected_sums=known.expected_sums,
     )
 
 

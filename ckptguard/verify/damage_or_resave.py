@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from ckptguard.checks.digests import same_content
 from ckptguard.runs.file_signatures import is_new
@@ -18,6 +20,15 @@ _ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what
 _GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
 
 
+class Past(msgspec.Struct, frozen=True, kw_only=True):
+    """What was known of a generation before its files differed: whether it was ever GOOD, the facts of its verdict, and
+    the manifests of other steps, which are read only when they are asked for."""
+
+    ever_good: bool
+    facts: Facts = _NO_FACTS
+    other_contents: Callable[[], Sequence[Manifest]] = tuple
+
+
 class Change(enum.Enum):
     """How the content found differs from the content sealed."""
 
@@ -30,24 +41,26 @@ class Change(enum.Enum):
 def classify_change(
     sealed: Manifest,
     found: Mapping[str, ScannedFile],
+    past: Past,
     *,
     whole: bool,
     last_written: str,
-    ever_good: bool,
     sealed_by_writer: bool,
-    other_contents: Sequence[Manifest] = (),
-    facts: Facts = _NO_FACTS,
 ) -> Change:
     """Compare the files found (by key) with the manifest.
 
-    A re-save is: every file with tensors and the layout's last-written file are there and new, the structure is
-    `whole`, more than one tensor differs, no file has the content of another step (`other_contents`: a stale copy is
-    damage), none has the old content still (a run that was copied has new times everywhere) unless other steps have
-    it too or it was written along with the others (frozen weights), and something vouches for a writer: a container
-    with checksums of its own (a torch archive) that holds two or more other tensors, or else three and at least half of
-    the float tensors differ and none of these looks wiped or scrambled (all one value where it was not, by `facts`; or
-    grown beyond what an update does). A generation that never was GOOD has nothing to lose: there new files and a
-    whole structure suffice. Our own layout never writes over a name, so there every change is damage.
+    It is a re-save if all of these hold:
+    - Every file with tensors and the layout's last-written file are there and new, and the structure is `whole`.
+    - More than one tensor differs.
+    - No file has the content of another step of the `past`: a stale copy is damage.
+    - No file has its old content still, for a run that was copied has new times everywhere. Excepted are contents that
+      other steps have too, and files that were written along with the others (frozen weights).
+    - Something vouches for a writer. Either a container with checksums of its own (a torch archive) holds two or more
+      other tensors. Or three and at least half of the float tensors differ, and none of them looks wiped or scrambled:
+      all one value where the facts of the `past` say otherwise, or grown beyond what an update does.
+
+    A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. Our own layout
+    never writes over a name, so there every change is damage.
     """
     if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
         return Change.SAME
@@ -59,20 +72,21 @@ def classify_change(
     if not any(f.path in entries for f in new):
         return Change.DAMAGED  # files are gone, and nothing is being written
     if len(new) == len(must_be_new):
-        if not whole or (ever_good and any(f.spans and f.path not in found for f in sealed.files)):
+        if not whole or (past.ever_good and any(f.spans and f.path not in found for f in sealed.files)):
             return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in new) else Change.DAMAGED
-        if not ever_good:
+        if not past.ever_good:
             return Change.RESAVED
-        if _holds_stale_file(sealed.files, found, other_contents):
+        others = past.other_contents()
+        if _holds_stale_file(sealed.files, found, others):
             return Change.DAMAGED
-        if _holds_old_file(sealed.files, found, other_contents):
+        if _holds_old_file(sealed.files, found, others):
             changed = [f for f in new if f.path not in found or not same_content(f, found[f.path])]
             return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in changed) else Change.DAMAGED
         if _differing(sealed.files, found)[0] > 1 and _vouched(sealed.files, found):
             return Change.RESAVED
         # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed.
         many = _differing(sealed.files, found)[0] > 2 and _most_tensors_differ(sealed.files, found)
-        plausible = many and not _looks_harmed(sealed.files, found, facts)
+        plausible = many and not _looks_harmed(sealed.files, found, past.facts)
         return Change.RESAVED if plausible else Change.DAMAGED
     if new and all(_looks_rewritten(f, found.get(f.path)) for f in new):
         return Change.RESAVING

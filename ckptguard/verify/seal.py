@@ -11,8 +11,8 @@ from ckptguard.records.clock import utc_now
 from ckptguard.records.manifests import write_manifest
 from ckptguard.records.metrics import MOST_METRICS, is_metric_name, read_metrics
 from ckptguard.records.run import Run
-from ckptguard.runs.history import load_history
-from ckptguard.values.ids import series_of
+from ckptguard.runs.history import history_of_series
+from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.manifest import File, Manifest, split_metrics
 from ckptguard.verify.collect_evidence import manifest_files
 from ckptguard.version import __version__
@@ -20,18 +20,18 @@ from ckptguard.version import __version__
 _LOGGED = "log_history.-1."  # of trainer_state.json
 
 
-def seal_observed(run: Run, evidence: Evidence, generation: int) -> Manifest:
+def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
     """Seal a checkpoint from what was read back from storage, with the metrics that were given when it was saved, or
     else that a Trainer logged last. BusyError if another process sealed it first."""
     checkpoint = evidence.checkpoint
-    metrics = read_metrics(run, checkpoint.series, checkpoint.step, generation)
+    metrics = read_metrics(run, id)
     finite, words = split_metrics(logged_metrics(evidence) if metrics is None else metrics)
     manifest = Manifest(
-        series=checkpoint.series,
+        series=id.series,
         path=checkpoint.path,
         layout=checkpoint.layout,
-        step=checkpoint.step,
-        generation=generation,
+        step=id.step,
+        generation=id.generation,
         digest_origin="observer",
         sealed_at=utc_now(),
         version=__version__,
@@ -64,7 +64,7 @@ def seal_written(
         path=path,
         layout=layout,
         step=step,
-        generation=load_history(run).next_generation(series, step),
+        generation=history_of_series(run, series).next_id(series, step).generation,
         digest_origin="writer",
         sealed_at=utc_now(),
         version=__version__,

@@ -16,22 +16,21 @@ from ckptguard.formats import FORMATS
 from ckptguard.formats.opaque import FORMAT as OPAQUE_FILE
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_snapshot import HubFacts
-from ckptguard.records.run import Run
-from ckptguard.runs.history import load_history
 from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.runs.results import Checked, Report, pending, relative_to
+from ckptguard.runs.results import Checked, Report, checked, pending, relative_to
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target
-from ckptguard.scan import Progress, Scan, Scanner, ScanOptions
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import Scan, ScanOptions
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import Entry
 from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import judge, limit_findings
+from ckptguard.values.verdict import judge
 from ckptguard.verify.checksum_files import CheckSums
-from ckptguard.verify.collect_evidence import collect_evidence, scan_checkpoint
+from ckptguard.verify.collect_evidence import Known, collect_evidence, scan_checkpoint
 
 
 class Blob(NamedTuple):
@@ -47,19 +46,24 @@ ScannedBlobs = dict[Blob, ScannedFile]
 _EXPLAINED_BESIDE = {row.name for row in FORMATS if row.read_beside is not None}  # not by their own bytes alone
 
 
+class Against(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stray checkpoint is held against, if anything: stated checksums, and the schema of another one."""
+
+    sums: CheckSums | None = None
+    reference: Manifest | None = None
+
+
 def verify_strays(
     target: Target,
     checkpoints: Sequence[Checkpoint],
     settings: Settings,
+    against: Against,
     *,
-    sums: CheckSums | None,
-    reference: Manifest | None,
     wait: float,
-    scanner: Scanner,
-    progress: Progress | None,
+    work: Work = PLAIN,
 ) -> Report:
     """Judge each at first sight and record nothing. SettingsError for a checksum file and several checkpoints."""
-    if sums is not None and len(checkpoints) != 1:
+    if against.sums is not None and len(checkpoints) != 1:
         raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
     results, unsure = [], bool(target.unread)
     blobs: ScannedBlobs = {}
@@ -68,15 +72,13 @@ def verify_strays(
         quiet = wait_until_quiet(checkpoint, relist, settle=settings.settle, limit=wait)
         try:
             if quiet is None:
-                checked = pending(checkpoint, "it is still being written")
+                found = pending(checkpoint, "it is still being written")
             else:
-                checked = _judged(
-                    target, quiet, settings, blobs, sums=sums, reference=reference, scanner=scanner, progress=progress
-                )
+                found = _judged(target, quiet, settings, blobs, against, work)
         except CouldNotTellError as error:
             unsure = unsure or not isinstance(error, ChangedWhileReadError)
-            checked = pending(quiet or checkpoint, error.message)
-        results.append(relative_to(checked, target.prefix))
+            found = pending(quiet or checkpoint, error.message)
+        results.append(relative_to(found, target.prefix))
     notes = tuple(f"{name} is a link out of the cache and was not followed: name it itself" for name in target.unread)
     return Report(target=target.url, kind=target.kind, checkpoints=tuple(results), notes=notes, could_not_tell=unsure)
 
@@ -86,8 +88,8 @@ def _relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
     try:
         if isinstance(target.storage, HubCacheStorage):
             return hub_checkpoint(target.storage, checkpoint.path)
-        if target.run is not None:
-            return find_checkpoint(target.run, checkpoint.path)
+        if target.view is not None:
+            return target.view.look_again(checkpoint.path)
         if checkpoint.layout == "file":
             return msgspec.structs.replace(checkpoint, entries=(target.storage.stat(checkpoint.path),))
         entries = target.storage.list(checkpoint.path, recursive=True, enter=enter)
@@ -101,13 +103,11 @@ def _judged(
     checkpoint: Checkpoint,
     settings: Settings,
     blobs: ScannedBlobs,
-    *,
-    sums: CheckSums | None,
-    reference: Manifest | None,
-    scanner: Scanner,
-    progress: Progress | None,
+    against: Against,
+    work: Work,
 ) -> Checked:
     started = time.monotonic()
+    sums = against.sums
     expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
     algorithms = tuple(sorted({algorithm for algorithm, _ in expected.values()} - {"md5"}))
     stated = "md5" in {algorithm for algorithm, _ in expected.values()}
@@ -116,40 +116,26 @@ def _judged(
     if isinstance(target.storage, HubCacheStorage):
         facts = hub_facts(target.storage, checkpoint)
         options = msgspec.structs.replace(options, md5=stated)
-        scan = _scan_by_digest(target, checkpoint, options, facts, blobs, scanner, progress)
+        scan = _scan_by_digest(target, checkpoint, options, facts, blobs, work)
         checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
     else:
-        scan = scan_checkpoint(target.storage, checkpoint, options, scanner=scanner, progress=progress)
+        scan = scan_checkpoint(target.storage, checkpoint, options, work)
         if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE_FILE.name:
             raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
-    sealed = _sealed_in(target.run, checkpoint) if target.run is not None else None
-    evidence = collect_evidence(
-        target.storage,
-        checkpoint,
-        scan,
-        sealed=sealed,
-        reference=reference,
-        in_run=target.run is not None,
+    known = Known(
+        sealed=_sealed_in(target.view, checkpoint) if target.view is not None else None,
+        reference=(against.reference, None) if against.reference is not None else None,
+        in_run=target.view is not None,
         allow_nonfinite=settings.allow_nonfinite,
         trust_globals=settings.trust_globals,
         expected_sums=expected,
     )
-    found = run_checks(evidence)
+    findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
     if facts is not None:
-        found += check_hub_cache(scan, facts)
-    findings = limit_findings(found)
-    return Checked(
-        path=checkpoint.path,
-        series=checkpoint.series,
-        layout=checkpoint.layout,
-        step=checkpoint.step,
-        id=None,
-        outcome=judge(findings, sealed=sealed is not None),
-        digest_origin=sealed.digest_origin if sealed else None,
-        bytes=checkpoint.bytes,
-        seconds=round(time.monotonic() - started, 3),
-        findings=findings,
-    )
+        findings += check_hub_cache(scan, facts)
+    outcome = judge(findings, sealed=known.sealed is not None)
+    seconds = time.monotonic() - started
+    return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
 
 
 def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
@@ -165,8 +151,7 @@ def _scan_by_digest(
     options: ScanOptions,
     facts: HubFacts,
     blobs: ScannedBlobs,
-    scanner: Scanner,
-    progress: Progress | None,
+    work: Work,
 ) -> Scan:
     """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
     snapshot has under the same name, and that were not touched since, were read for that one."""
@@ -185,15 +170,15 @@ def _scan_by_digest(
     scans = []
     for algorithm, keys in groups.items():
         sums = dict.fromkeys((*options.sums, *((algorithm,) if algorithm else ())))
-        scans.append(scanner(target.storage, keys, msgspec.structs.replace(options, sums=tuple(sums)), progress))
+        wanted = msgspec.structs.replace(options, sums=tuple(sums))
+        scans.append(work.scanner(target.storage, keys, wanted, work.progress))
     read = [f for scan in scans for f in scan.files]
     files = sorted([*known, *read], key=lambda f: f.entry.key)
     blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
     return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
 
 
-def _sealed_in(run: Run, checkpoint: Checkpoint) -> Manifest | None:
+def _sealed_in(view: RunView, checkpoint: Checkpoint) -> Manifest | None:
     """The manifest with which a run's own records say that this place must agree."""
-    history = load_history(run)
-    key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
-    return history.manifest(checkpoint.series, key) if key is not None else None
+    id = view.current(checkpoint)
+    return view.history.manifest(id) if id is not None else None

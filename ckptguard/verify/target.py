@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
+
+import msgspec
+
 from ckptguard.errors import (
     ChangedWhileReadError,
     CouldNotTellError,
@@ -12,93 +17,95 @@ from ckptguard.errors import (
 )
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.run_settings import allow_nonfinite
-from ckptguard.runs.listing import find_checkpoint, list_checkpoints
 from ckptguard.runs.pointers import pointer_notes
 from ckptguard.runs.results import Checked, Report, pending, relative_to
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target, resolve_target
-from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.checksum_files import read_check_sums
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
-from ckptguard.verify.stray import verify_strays
+from ckptguard.verify.stray import Against, verify_strays
 
 DEFAULT_WAIT = 120.0  # seconds to wait for a save that is still being written
 
 
-def verify_target(
-    target: str,
-    settings: Settings,
-    *,
-    step: int | None = None,
-    newest: int | None = None,
-    record: bool = True,
-    check_sums: str | None = None,
-    reference: str | None = None,
-    wait: float | None = None,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
-) -> Report:
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a target is verified, and against what.
+
+    `step` and `newest` choose among a run's checkpoints. `check_sums` is a checksum file. `reference` is a checkpoint
+    whose keys, shapes and dtypes must match. `wait` are seconds to wait for files that are still being written.
+    `record`: a run's verdicts go into its ledger.
+    """
+
+    step: int | None = None
+    newest: int | None = None
+    record: bool = True
+    check_sums: str | None = None
+    reference: str | None = None
+    wait: float = DEFAULT_WAIT
+
+
+ALL = Selection()
+
+
+def verify_target(target: str, settings: Settings, what: Selection = ALL, *, work: Work = PLAIN) -> Report:
     """Verify a file, a checkpoint or a run. A run's verdicts are recorded; a stray target writes nothing.
 
-    `step` and `newest` choose among a run's checkpoints, `check_sums` is a checksum file, `reference` a checkpoint
-    whose keys, shapes and dtypes must match, `wait` the seconds to wait for files that are still being written.
     NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
-    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
-    sums = read_check_sums(check_sums) if check_sums else None
-    schema = read_reference(reference, settings, scanner) if reference else None
-    wait = DEFAULT_WAIT if wait is None else wait
-    if resolved.run is None or sums is not None:
-        strays = _strays(resolved, step, newest, target)
-        return verify_strays(
-            resolved, strays, settings, sums=sums, reference=schema, wait=wait, scanner=scanner, progress=progress
-        )
-    chosen = [resolved.checkpoint] if resolved.checkpoint else list_checkpoints(resolved.run)
-    if resolved.checkpoint is None:
-        chosen = _select(chosen, step, newest, target)
+    resolved = resolve_target(target, settings)
+    sums = read_check_sums(what.check_sums) if what.check_sums else None
+    schema = read_reference(what.reference, settings, work) if what.reference else None
+    if resolved.view is None or sums is not None:
+        strays = _strays(resolved, what, target)
+        against = Against(sums=sums, reference=schema)
+        return verify_strays(resolved, strays, settings, against, wait=what.wait, work=work)
+    return _verify_in_run(resolved, resolved.view, what, schema, work)
+
+
+def _verify_in_run(target: Target, view: RunView, what: Selection, schema: Manifest | None, work: Work) -> Report:
+    """Verify checkpoints of a run with records: one after the other, through one view."""
+    one = target.checkpoint
+    chosen = [one] if one is not None else _select(view.checkpoints, what, target.url)
     notes: list[str] = []
-    if record and settings.allow_nonfinite:
+    if what.record and view.settings.allow_nonfinite:
         try:
-            allow_nonfinite(resolved.run, settings.allow_nonfinite)
+            allow_nonfinite(view.run, view.settings.allow_nonfinite)
         except CouldNotTellError as error:
             notes.append(f"the pattern could not be kept in the run's settings: {error.message}")
     results = []
-    could_not_tell = unrecorded = False
+    could_not_tell = False
+    how = Verification(record=what.record, reference=schema)
     for checkpoint in chosen:
-        checked, trouble, unsure = _in_run(
-            resolved,
-            checkpoint,
-            settings,
-            record=record and not unrecorded,
-            reference=schema,
-            wait=wait,
-            scanner=scanner,
-            progress=progress,
-        )
-        results.append(relative_to(checked, resolved.prefix) if resolved.checkpoint else checked)
-        notes += trouble
+        found, trouble, unsure = _in_run(view, checkpoint, how, what.wait, work)
+        results.append(relative_to(found, target.prefix) if one is not None else found)
+        if trouble:
+            notes.append(trouble)
+            how = msgspec.structs.replace(how, record=False)  # the next one could not be recorded either
         could_not_tell = could_not_tell or unsure
-        unrecorded = unrecorded or bool(trouble)
-    if resolved.checkpoint is None:
-        notes += pointer_notes(resolved.run, list_checkpoints(resolved.run), {c.path: c.outcome for c in results})
+    if one is None:
+        view.forget()  # pointers are held against what is there at the end
+        notes += pointer_notes(view, {c.path: c.outcome for c in results})
     return Report(
-        target=resolved.url,
-        kind=resolved.kind,
+        target=target.url,
+        kind=target.kind,
         checkpoints=tuple(results),
         notes=tuple(dict.fromkeys(notes)),
         could_not_tell=could_not_tell,
     )
 
 
-def read_reference(url: str, settings: Settings, scanner: Scanner = scan_files) -> Manifest:
+def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest:
     """The schema of another checkpoint, as a manifest that is never written."""
-    target = resolve_target(url, records=settings.records, patterns=settings.patterns)
+    target = resolve_target(url, settings)
     if target.checkpoint is None:
         raise SettingsError(f"the reference {url} is a run", hint="name one of its checkpoints")
-    scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), scanner=scanner, progress=None)
+    scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), Work(scanner=work.scanner))
     evidence = collect_evidence(target.storage, target.checkpoint, scan)
     if any(f.structure.problems for f in scan.files):
         raise SettingsError(f"the reference {url} is damaged itself", hint=f"ckptguard verify {url}")
@@ -116,63 +123,47 @@ def read_reference(url: str, settings: Settings, scanner: Scanner = scan_files) 
     )
 
 
-def _select(found: list[Checkpoint], step: int | None, newest: int | None, target: str) -> list[Checkpoint]:
-    if step is not None:
-        found = [c for c in found if c.step == step]
+def _select(found: Iterable[Checkpoint], what: Selection, target: str) -> list[Checkpoint]:
+    if what.step is not None:
+        found = [c for c in found if c.step == what.step]
         if not found:
-            raise NotFoundError(f"there is no checkpoint of step {step} in {target}")
+            raise NotFoundError(f"there is no checkpoint of step {what.step} in {target}")
     ordered = sorted(found, key=lambda c: (c.step is None, c.step or 0, c.path))
-    if newest is not None:
+    if what.newest is not None:
         numbered = [c for c in ordered if c.step is not None]
-        return numbered[-newest:] if newest > 0 else []
+        return numbered[-what.newest :] if what.newest > 0 else []
     return ordered
 
 
-def _strays(resolved: Target, step: int | None, newest: int | None, target: str) -> list[Checkpoint]:
+def _strays(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
     """What to judge at first sight, without records."""
     if resolved.checkpoint is not None:
         return [resolved.checkpoint]
-    if resolved.run is not None:
-        return _select(list_checkpoints(resolved.run), step, newest, target)
-    if step is not None or newest is not None:
+    if resolved.view is not None:
+        return _select(resolved.view.checkpoints, what, target)
+    if what.step is not None or what.newest is not None:
         raise SettingsError("the snapshots of a hub cache have no steps to choose by", hint="name one of them")
     return list(resolved.snapshots)
 
 
 def _in_run(
-    target: Target,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    *,
-    record: bool,
-    reference: Manifest | None,
-    wait: float,
-    scanner: Scanner,
-    progress: Progress | None,
-) -> tuple[Checked, list[str], bool]:
-    """(result, notes, could not tell)."""
-    run = target.run
-    assert run is not None
+    view: RunView, checkpoint: Checkpoint, how: Verification, wait: float, work: Work
+) -> tuple[Checked, str | None, bool]:
+    """(result, why it could not be recorded, could not tell)."""
     quiet: Checkpoint | None = checkpoint
     if not LAYOUTS[checkpoint.layout].sealed_by_writer:  # such a layout is finished by its writer's seal, not by time
-        quiet = wait_until_quiet(
-            checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=wait
-        )
+        look = functools.partial(view.look_again, checkpoint.path)
+        quiet = wait_until_quiet(checkpoint, look, settle=view.settings.settle, limit=wait)
     if quiet is None:
-        return pending(checkpoint, "it is still being written"), [], False
+        return pending(checkpoint, "it is still being written"), None, False
     try:
         try:
-            checked = verify_checkpoint(
-                run, quiet, settings, scanner=scanner, record=record, reference=reference, progress=progress
-            )
-            return checked, [], False
+            return verify_checkpoint(view, quiet, how, work=work), None, False
         except (DeniedError, StorageFullError) as error:
             # Reading works and recording does not: a read-only run, or one on a full disk, still gets its answer.
-            checked = verify_checkpoint(
-                run, quiet, settings, scanner=scanner, record=False, reference=reference, progress=progress
-            )
-            return checked, [f"verdicts could not be recorded: {error.message}"], False
+            found = verify_checkpoint(view, quiet, msgspec.structs.replace(how, record=False), work=work)
+            return found, f"verdicts could not be recorded: {error.message}", False
     except ChangedWhileReadError as error:
-        return pending(quiet, error.message), [], False
+        return pending(quiet, error.message), None, False
     except CouldNotTellError as error:
-        return pending(quiet, error.message), [], True
+        return pending(quiet, error.message), None, True

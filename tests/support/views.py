@@ -1,0 +1,14 @@
+"""Views of runs, as tests need them: fresh ones, with quick settings."""
+
+from __future__ import annotations
+
+from ckptguard.records.run import Run, open_run
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.settings import Settings
+
+_QUICK = Settings(settle=0.0, scan_interval=1.0)  # files written a moment ago count as quiet
+
+
+def look(run: Run | str, settings: Settings = _QUICK) -> RunView:
+    """What lies there and what the records say, as of now; of a run or of a path."""
+    return RunView(run if isinstance(run, Run) else open_run(run, settings), settings)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from ckptguard.decisions.known_good import Standing, verdict_name
 from ckptguard.records.run import Run, open_run
 from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 
 _QUICK = Settings(settle=0.0, scan_interval=1.0)  # files written a moment ago count as quiet
 
@@ -12,3 +15,8 @@ _QUICK = Settings(settle=0.0, scan_interval=1.0)  # files written a moment ago c
 def look(run: Run | str, settings: Settings = _QUICK) -> RunView:
     """What lies there and what the records say, as of now; of a run or of a path."""
     return RunView(run if isinstance(run, Run) else open_run(run, settings), settings)
+
+
+def entry_name(step: int | None, generation: int, number: int, outcome: Outcome) -> str:
+    """The name of a ledger entry."""
+    return verdict_name(Standing(id=CheckpointId("", step, generation), number=number, outcome=outcome))

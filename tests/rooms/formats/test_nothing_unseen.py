@@ -20,7 +20,7 @@ from ckptguard.formats.pickle.machine import BUDGET, read_pickle
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 NAN = float("nan")
 WORDS = ["scaler", "best_head", "data", "metrics", "config", "scheduler", "amp", "callbacks", "numpy", "cuda_rng"]
@@ -201,7 +201,7 @@ def test_verdicts_on_what_roles_and_forms_hid(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.randn(3, 3)}, "m": np.longdouble("nan")}, tmp_path / "long.pt")
     found = {}
     for name in ("flat.pt", "long.pt"):
-        report = verify_target(str(tmp_path / name), Settings(settle=0), record=False)
+        report = verify_target(str(tmp_path / name), Settings(settle=0), Selection(record=False))
         [checked] = report.checkpoints
         found[name] = {(f.severity, f.tensor) for f in checked.findings if f.check == "finite"}
     assert found == {

@@ -23,7 +23,7 @@ from ckptguard.scan import ScannedFile
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 NAN, INF = math.nan, math.inf
 
@@ -329,7 +329,7 @@ def test_archives_as_checkpoints(tmp_path: Path, deflated: bool) -> None:
         (tmp_path / f"step_{step}.npz").write_bytes(npz({"w": weights, "b": np.ones(3)}, deflated=deflated))
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "data.npy").write_bytes(npy(np.array([NAN])))
-    found = verify_target(str(tmp_path), Settings(settle=0.0), record=False)
+    found = verify_target(str(tmp_path), Settings(settle=0.0), Selection(record=False))
     assert [(c.path, c.step, c.outcome.value) for c in found.checkpoints] == [
         ("step_100.npz", 100, "good"),
         ("step_200.npz", 200, "bad"),

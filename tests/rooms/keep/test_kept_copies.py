@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import torch
 from support.runs import QUICK, state_dict, write_torch
+from support.views import look
 
 from ckptguard.inspect.list_states import survey
 from ckptguard.keep.copies import keep_checkpoint
@@ -16,21 +17,20 @@ from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import list_checkpoints
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.sealed_content import kept_matches
-from ckptguard.upkeep.reconcile import Watch, reconcile
-from ckptguard.values.ids import series_of
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId, series_of
 
 
 def test_a_link_that_was_written_through_is_no_copy(root, run):
     """A trainer that saves into the same file changes a hard link too: it no longer counts, and is not kept."""
     torch.save(state_dict(1), root / "net-1.pt")
-    reconcile(run, QUICK.changed(keep="link"), Watch())
-    copy = read_kept(run, series_of("net-1.pt"), 1, 1)
+    reconcile(look(run, QUICK.changed(keep="link")), PassNotes())
+    copy = read_kept(run, CheckpointId(series_of("net-1.pt"), 1, 1))
     if copy.how != "link":
         pytest.skip("this file system makes no hard link here")
-    manifest = load_history(run).manifest(copy.series, (1, 1))
+    manifest = load_history(run).manifest(CheckpointId(copy.series, 1, 1))
     assert kept_matches(run, copy, manifest)
     content = state_dict(2)
     before = (root / "net-1.pt").stat().st_ino
@@ -52,9 +52,11 @@ def test_a_link_that_was_written_through_is_no_copy(root, run):
 def test_the_setting_says_how(root, run, keep, name, expected):
     """A link where that is safe or asked for, bytes of its own, or none at all."""
     torch.save(state_dict(1), root / name)
-    [checkpoint] = list_checkpoints(run)
+    [checkpoint] = look(run).checkpoints
     with run_lock(run):
-        copy = keep_checkpoint(run, checkpoint, 1, QUICK.changed(keep=keep))
+        copy = keep_checkpoint(
+            look(run, QUICK.changed(keep=keep)), checkpoint, CheckpointId(checkpoint.series, checkpoint.step, 1)
+        )
     assert (copy and copy.how) in expected
     if copy is not None:
         kept, original = root / "_ckptguard" / copy.key(name), root / name
@@ -67,9 +69,11 @@ def test_the_setting_says_how(root, run, keep, name, expected):
 def test_a_link_on_a_server_that_does_not_count_names(root, run, monkeypatch):
     """It costs nothing while the checkpoint's own file is the same, and its size when that is another, or gone."""
     torch.save(state_dict(1), root / "net-1.pt")
-    [checkpoint] = list_checkpoints(run)
+    [checkpoint] = look(run).checkpoints
     with run_lock(run):
-        copy = keep_checkpoint(run, checkpoint, 1, QUICK.changed(keep="link"))
+        copy = keep_checkpoint(
+            look(run, QUICK.changed(keep="link")), checkpoint, CheckpointId(checkpoint.series, checkpoint.step, 1)
+        )
     copy = msgspec.structs.replace(copy, how="link")
     os.utime(root / "_ckptguard" / copy.key("net-1.pt"), ns=(0, (root / "net-1.pt").stat().st_mtime_ns))
     monkeypatch.setattr(type(run.records), "root", None)
@@ -93,9 +97,9 @@ def test_on_an_object_store_the_copy_is_the_stores_own(tmp_path, monkeypatch):
     real = type(memory).cp_file
     monkeypatch.setattr(type(memory), "cp_file", lambda *a, **k: (copied.append(a[1]), real(*a, **k))[1])
     run = open_run(url)
-    reconcile(run, QUICK, Watch(), assume_quiet=True)
+    reconcile(look(run), PassNotes(), assume_quiet=True)
     assert [path.rpartition("/")[2] for path in copied] == ["net-100.pt"]
-    [state] = survey(run)
+    [state] = survey(look(run))
     assert (state.kept, state.kept_how, state.kept_bytes) == (True, "copy", len(content))
     run.storage.remove("net-100.pt")
     assert find_known_good(run).kept

@@ -4,13 +4,14 @@ import json
 
 import pytest
 from support.runs import QUICK, write_torch
+from support.views import entry_name, look
 
-from ckptguard.decisions.known_good import verdict_name
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError, RecordsError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import verify_target
 
@@ -33,18 +34,23 @@ def damage(path, offset):
 @pytest.mark.parametrize("offset", [3, 40, -4])
 def test_a_flipped_bit_in_one_record_never_takes_the_run_down(root, three, folder, offset):
     """Every other checkpoint is still known, verified and kept."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     damage(next(p for p in records(root, folder).iterdir() if p.name.startswith("000000000300.1.")), offset)
     write_torch(root, 400, seed=4)
-    done = reconcile(three, QUICK, Watch())
+    done = reconcile(look(three), PassNotes())
     assert [c.step for c in done.checked if c.step == 400] == [400]
-    assert find_known_good(three).id == "400.1"
-    assert {s.path for s in survey(three) if s.in_place} >= {"net-100.pt", "net-200.pt", "net-300.pt", "net-400.pt"}
+    assert str(find_known_good(three).id) == "400.1"
+    assert {s.path for s in survey(look(three)) if s.in_place} >= {
+        "net-100.pt",
+        "net-200.pt",
+        "net-300.pt",
+        "net-400.pt",
+    }
 
 
 def test_a_damaged_manifest_is_no_licence_for_the_bytes(root, three):
     """Bytes that cannot be compared are pending, never a new generation."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     (records(root, "manifests") / "000000000300.1.json").write_text('{"format": 1}')
     with open(root / "net-300.pt", "r+b") as file:
         file.seek(20000)
@@ -53,15 +59,15 @@ def test_a_damaged_manifest_is_no_licence_for_the_bytes(root, three):
     found = {c.step: c.outcome for c in report.checkpoints}
     assert found == {100: Outcome.GOOD, 200: Outcome.GOOD, 300: Outcome.PENDING}
     assert report.could_not_tell
-    assert find_known_good(three).id == "200.1"
+    assert str(find_known_good(three).id) == "200.1"
 
 
 def test_a_manifest_of_another_checkpoint_is_refused(root, three):
     """A record that speaks of something else than its name is damaged."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     folder = records(root, "manifests")
     (folder / "000000000300.1.json").write_bytes((folder / "000000000200.1.json").read_bytes())
-    assert find_known_good(three).id == "200.1"
+    assert str(find_known_good(three).id) == "200.1"
 
 
 @pytest.mark.parametrize(
@@ -76,19 +82,19 @@ def test_a_manifest_of_another_checkpoint_is_refused(root, three):
 )
 def test_a_kept_mark_cannot_lead_anywhere(root, three, change):
     """A mark with foreign paths or names is none; the run is looked after as ever."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     mark = records(root, "kept") / "000000000300.1.json"
     mark.write_text(json.dumps(json.loads(mark.read_text()) | change))
     (root / "net-300.pt").unlink()
-    assert find_known_good(three).id == "200.1"
-    reconcile(three, QUICK, Watch())
+    assert str(find_known_good(three).id) == "200.1"
+    reconcile(look(three), PassNotes())
 
 
 @pytest.mark.parametrize("path", ["../victim", "_ckptguard", "/etc", "net-300.pt\0"])
 def test_a_quarantine_mark_moves_nothing_foreign(root, three, tmp_path, path):
     """A forged mark neither moves files outside nor stops the pass."""
     (tmp_path / "victim").write_text("mine")
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     folder = root / "_ckptguard" / "quarantine" / SERIES
     folder.mkdir(parents=True)
     info = (tmp_path / "victim").stat()
@@ -103,7 +109,7 @@ def test_a_quarantine_mark_moves_nothing_foreign(root, three, tmp_path, path):
         "moved_at": "",
     }
     (folder / "000000000300.9.json").write_text(json.dumps(forged))
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     assert (tmp_path / "victim").read_text() == "mine"
     assert (root / "net-300.pt").exists()
 
@@ -120,12 +126,12 @@ def test_records_are_not_written_through_a_link(root, tmp_path):
 
 def test_an_empty_worse_entry_neither_counts_nor_stays_in_the_way(root, three):
     """GOOD, then a torn BAD: still known-good, and a re-check sets the ledger right."""
-    reconcile(three, QUICK, Watch())
-    (records(root, "ledger") / verdict_name(300, 1, 2, Outcome.BAD)).write_bytes(b"")
-    assert find_known_good(three).id == "300.1"
-    (records(root, "ledger") / verdict_name(300, 1, 3, Outcome.BAD)).write_bytes(b"torn")
+    reconcile(look(three), PassNotes())
+    (records(root, "ledger") / entry_name(300, 1, 2, Outcome.BAD)).write_bytes(b"")
+    assert str(find_known_good(three).id) == "300.1"
+    (records(root, "ledger") / entry_name(300, 1, 3, Outcome.BAD)).write_bytes(b"torn")
     verify_target(str(root), QUICK)
-    assert find_known_good(three).id == "300.1"
+    assert str(find_known_good(three).id) == "300.1"
 
 
 def test_an_empty_better_entry_lifts_nothing(root, three):
@@ -133,15 +139,14 @@ def test_an_empty_better_entry_lifts_nothing(root, three):
     from ckptguard.errors import RefusedError
     from ckptguard.keep.quarantine import mark_suspect
     from ckptguard.recover.restore import restore
-    from ckptguard.runs.history import load_history
 
-    reconcile(three, QUICK, Watch())
-    mark_suspect(three, load_history(three), SERIES, (300, 1), "sick soon after")
+    reconcile(look(three), PassNotes())
+    mark_suspect(look(three), CheckpointId(SERIES, 300, 1), "sick soon after")
     for number, content in ((3, b""), (4, b"torn")):
-        (records(root, "ledger") / verdict_name(300, 1, number, Outcome.GOOD)).write_bytes(content)
-        assert find_known_good(three).id == "200.1"
+        (records(root, "ledger") / entry_name(300, 1, number, Outcome.GOOD)).write_bytes(content)
+        assert str(find_known_good(three).id) == "200.1"
         with pytest.raises(RefusedError):
-            restore(three, QUICK, str(root.parent / "out"), step=300)
+            restore(look(three), str(root.parent / "out"), step=300)
 
 
 def test_a_newer_format_of_one_record_is_could_not_tell():

@@ -4,9 +4,9 @@ import os
 import threading
 
 import pytest
-from support.runs import QUICK, write_torch
+from support.runs import write_torch
+from support.views import entry_name, look
 
-from ckptguard.decisions.known_good import verdict_name
 from ckptguard.errors import RecordsError, SettingsError
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.ledger import ledger_names
@@ -14,8 +14,9 @@ from ckptguard.records.lineage import begin_lineage
 from ckptguard.records.run import create_record, has_records, list_records, open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 
@@ -27,11 +28,11 @@ def ledger(root):
 
 def test_an_empty_or_torn_entry_does_not_exist(root, three):
     """A ledger entry without content neither counts nor hides the one before."""
-    reconcile(three, QUICK, Watch())
-    (ledger(root) / verdict_name(300, 1, 2, Outcome.BAD)).write_bytes(b"")
-    assert load_history(three).verdict("net-#.pt", (300, 1)).outcome is Outcome.GOOD
-    (ledger(root) / verdict_name(300, 1, 3, Outcome.GOOD)).write_bytes(b'{"format": 1')
-    assert load_history(three).verdict("net-#.pt", (300, 1)).outcome is Outcome.GOOD
+    reconcile(look(three), PassNotes())
+    (ledger(root) / entry_name(300, 1, 2, Outcome.BAD)).write_bytes(b"")
+    assert load_history(three).verdict(CheckpointId("net-#.pt", 300, 1)).outcome is Outcome.GOOD
+    (ledger(root) / entry_name(300, 1, 3, Outcome.GOOD)).write_bytes(b'{"format": 1')
+    assert load_history(three).verdict(CheckpointId("net-#.pt", 300, 1)).outcome is Outcome.GOOD
 
 
 def test_records_elsewhere_are_those_of_one_run(root, tmp_path):
@@ -40,15 +41,18 @@ def test_records_elsewhere_are_those_of_one_run(root, tmp_path):
     for seed, place in enumerate(places.values()):
         write_torch(place, 300, seed=seed)
     records = str(tmp_path / "records")
-    one = open_run(str(places["one"]), records=records)
-    reconcile(one, QUICK, Watch())
+    one = open_run(str(places["one"]), Settings(records=records))
+    reconcile(look(one), PassNotes())
     with pytest.raises(SettingsError, match="those of another run"):
-        open_run(str(places["other"]), records=records)
+        open_run(str(places["other"]), Settings(records=records))
     (tmp_path / "link").symlink_to(places["one"])
-    assert find_known_good(open_run(str(tmp_path / "link"), records=records)).id == "300.1"
+    assert str(find_known_good(open_run(str(tmp_path / "link"), Settings(records=records))).id) == "300.1"
     places["one"].rename(tmp_path / "moved")
     (tmp_path / "link").unlink()
-    assert find_known_good(open_run(str(tmp_path / "moved"), records=records)).path == f"{tmp_path}/moved/net-300.pt"
+    assert (
+        find_known_good(open_run(str(tmp_path / "moved"), Settings(records=records))).path
+        == f"{tmp_path}/moved/net-300.pt"
+    )
 
 
 def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
@@ -56,20 +60,20 @@ def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
     records, places = str(tmp_path / "records"), [tmp_path / "one", tmp_path / os.fsdecode(b"other\xff")]
     for place in places:
         place.mkdir()
-    one, other = (open_run(str(place), records=records) for place in places)
+    one, other = (open_run(str(place), Settings(records=records)) for place in places)
     create_record(one, "ledger/a.json", b"{}")
     for _ in range(2):
         with pytest.raises(SettingsError, match="those of another run"):
             create_record(other, "ledger/b.json", b"{}")
     assert list_records(one, "ledger") == ["a.json"]
-    create_record(open_run(str(places[1]), records=str(tmp_path / "of its own")), "ledger/b.json", b"{}")
-    assert has_records(open_run(str(places[1]), records=str(tmp_path / "of its own")))
+    create_record(open_run(str(places[1]), Settings(records=str(tmp_path / "of its own"))), "ledger/b.json", b"{}")
+    assert has_records(open_run(str(places[1]), Settings(records=str(tmp_path / "of its own"))))
     assert begin_lineage(open_run(str(places[1]))).begun == f"{tmp_path}/other\\udcff"
 
 
 def test_a_newer_format_is_refused_with_a_sentence(root, three):
     """Records of a newer major are not guessed at."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     (root / "_ckptguard" / "format.json").write_text('{"format": 2}')
     with pytest.raises(RecordsError, match="format 2"):
         open_run(str(root))
@@ -77,38 +81,38 @@ def test_a_newer_format_is_refused_with_a_sentence(root, three):
 
 def test_a_moved_run_keeps_its_verdicts(root, three, tmp_path):
     """Records hold paths relative to the run."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     root.rename(tmp_path / "moved")
     moved = open_run(str(tmp_path / "moved"))
     assert find_known_good(moved).path == str(tmp_path / "moved" / "net-300.pt")
-    assert reconcile(moved, QUICK, Watch()).pending == ()
+    assert reconcile(look(moved), PassNotes()).pending == ()
 
 
 def test_many_verifiers_at_once_leave_one_manifest_and_one_verdict(root, run):
     """Threads that verify the same new checkpoint agree on one generation."""
     write_torch(root, 100, seed=1)
-    checkpoint = find_checkpoint(run, "net-100.pt")
+    checkpoint = look(run).checkpoint("net-100.pt")
     results = []
     threads = [
-        threading.Thread(target=lambda: results.append(verify_checkpoint(run, checkpoint, QUICK))) for _ in range(6)
+        threading.Thread(target=lambda: results.append(verify_checkpoint(look(run), checkpoint))) for _ in range(6)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {(r.id, r.outcome) for r in results} == {("100.1", Outcome.GOOD)}
+    assert {(str(r.id), r.outcome) for r in results} == {("100.1", Outcome.GOOD)}
     assert len(list((root / "_ckptguard" / "manifests" / "net-#.pt").iterdir())) == 1
 
 
 def test_records_elsewhere_leave_the_run_untouched(root, three, tmp_path):
     """records = URL: verdicts and copies go there, and nothing of ours lies in the run."""
     elsewhere = tmp_path / "records"
-    own = open_run(str(root), records=str(elsewhere))
-    reconcile(own, QUICK, Watch())
+    own = open_run(str(root), Settings(records=str(elsewhere)))
+    reconcile(look(own), PassNotes())
     assert sorted(p.name for p in root.iterdir()) == ["net-100.pt", "net-200.pt", "net-300.pt"]
     (root / "net-300.pt").unlink()
     answer = find_known_good(own)
-    assert (answer.id, answer.kept) == ("300.1", True)
+    assert (str(answer.id), answer.kept) == ("300.1", True)
     assert answer.path.startswith(str(elsewhere))
 
 
@@ -135,11 +139,11 @@ def test_a_run_in_memory(tmp_path):
         memory.pipe_file(f"/runs/records-test/{name}", (tmp_path / name).read_bytes())
     try:
         run = open_run("memory://runs/records-test")
-        done = reconcile(run, QUICK, Watch())
+        done = reconcile(look(run), PassNotes())
         assert [c.outcome for c in done.checked] == [Outcome.GOOD, Outcome.GOOD], done
         memory.rm("/runs/records-test/net-200.pt")
         answer = find_known_good(run)
-        assert (answer.id, answer.kept) == ("200.1", True)
+        assert (str(answer.id), answer.kept) == ("200.1", True)
         assert memory.cat_file(answer.path) == (tmp_path / "net-200.pt").read_bytes()
         assert set(ledger_names(run)) == {"net-#.pt"}
     finally:

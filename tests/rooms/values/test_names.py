@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptguard.values.ids import (
-    checkpoint_id,
+    CheckpointId,
     escape,
     is_safe_path,
     is_temporary,
     parse_id,
-    record_name,
     series_folder,
     series_from_folder,
     series_of,
@@ -20,8 +19,8 @@ from ckptguard.values.ids import (
 @given(st.one_of(st.none(), st.integers(0, 10**12 - 1)), st.integers(1, 10**6))
 def test_both_forms_of_an_id_parse_to_the_same(step, generation):
     """The form for people and the form of records mean the same generation."""
-    assert parse_id(checkpoint_id(step, generation)) == (step, generation)
-    assert parse_id(record_name(step, generation)) == (step, generation)
+    id = CheckpointId("net-#.pt", step, generation)
+    assert parse_id("net-#.pt", str(id)) == parse_id("net-#.pt", id.record_name) == id
 
 
 @given(st.text(min_size=1, max_size=40).filter(lambda t: t.isprintable()))

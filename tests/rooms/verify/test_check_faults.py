@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import QUICK, save_file
+from support.runs import save_file
+from support.views import look
 
 from ckptguard.errors import RefusedError
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.run import Run, open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.runs.results import Checked
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verify.accept import accept
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.clear import clear
 
 State = dict[str, Any]
@@ -57,9 +58,9 @@ def save(run: Run, step: int, state: State) -> str:
 
 def verify(run: Run, path: str, **more: Any) -> Checked:
     """The verdict on what lies there now."""
-    checkpoint = find_checkpoint(run, path)
+    checkpoint = look(run).checkpoint(path)
     assert checkpoint is not None
-    return verify_checkpoint(run, checkpoint, QUICK, **more)
+    return verify_checkpoint(look(run), checkpoint, Verification(**more))
 
 
 def of(checked: Checked, check: str) -> list[Finding]:
@@ -90,17 +91,17 @@ def test_stale_twice_in_a_row_is_suspect_until_it_is_cleared(run: Run) -> None:
     path = save(run, 3, stuck(3))
     second = verify(run, path)
     assert (second.outcome, [f.severity for f in of(second, "stale")]) == (Outcome.SUSPECT, [Severity.SICKNESS])
-    assert find_known_good(run).id == "2.1"
+    assert str(find_known_good(run).id) == "2.1"
     names = load_history(run).names
     assert verify(run, path).outcome is Outcome.SUSPECT
     assert load_history(run).names == names
 
-    clear(run, path, reason="a pause on purpose")
+    clear(look(run), path, reason="a pause on purpose")
     for _ in range(2):
         assert verify(run, path).outcome is Outcome.GOOD
-    assert find_known_good(run).id == "3.1"
+    assert str(find_known_good(run).id) == "3.1"
     with pytest.raises(RefusedError):
-        clear(run, path, reason="again")
+        clear(look(run), path, reason="again")
     whole = (Path(run.url) / path).read_bytes()
     (Path(run.url) / path).write_bytes(whole[:-9])
     assert verify(run, path).outcome is Outcome.BAD
@@ -110,8 +111,8 @@ def test_suspicion_stays_when_its_evidence_is_gone(run: Run) -> None:
     """What it was compared with was put aside meanwhile."""
     for step in (1, 2, 3):
         verify(run, save(run, step, stuck(step)))
-    quarantine(run, "net-2.pt", reason="test", suspect=False)
-    quarantine(run, "net-1.pt", reason="test", suspect=False)
+    quarantine(look(run), "net-2.pt", reason="test", suspect=False)
+    quarantine(look(run), "net-1.pt", reason="test", suspect=False)
     again = verify(run, "net-3.pt")
     assert again.outcome is Outcome.SUSPECT
     assert [f.severity for f in of(again, "stale")] == [Severity.SICKNESS]
@@ -121,13 +122,13 @@ def test_a_new_incident_suspects_a_cleared_checkpoint_again(run: Run) -> None:
     """A clearance lifts what is known, not what comes."""
     for step in (1, 2, 3):
         verify(run, save(run, step, stuck(step)))
-    clear(run, "net-3.pt", reason="fine")
+    clear(look(run), "net-3.pt", reason="fine")
     data = (Path(run.url) / "net-3.pt").read_bytes()
-    key = quarantine(run, "net-3.pt", reason="loss is nan")
-    standing = load_history(run).standings("net-#.pt")[key]
+    id = quarantine(look(run), "net-3.pt", reason="loss is nan")
+    standing = load_history(run).standings("net-#.pt")[id]
     assert standing.outcome is Outcome.SUSPECT
     (Path(run.url) / "net-3.pt").write_bytes(data)
-    assert verify(run, "net-3.pt").id == "3.2"
+    assert str(verify(run, "net-3.pt").id) == "3.2"
 
 
 @pytest.mark.parametrize("evidence", ["skipped", "scaler", "gradient"])
@@ -167,7 +168,7 @@ def test_a_rollback_does_not_count_as_the_step_before(run: Run) -> None:
     """What was put aside is not what training went on from."""
     verify(run, save(run, 1, both(1, 1)))
     verify(run, save(run, 2, both(2, 2)))
-    quarantine(run, "net-2.pt", reason="loss is nan")
+    quarantine(look(run), "net-2.pt", reason="loss is nan")
     checked = verify(run, save(run, 3, both(2, 2)))
     assert of(checked, "stale") == []
 
@@ -202,7 +203,7 @@ def test_frozen_layers_are_bad_until_they_are_accepted(run: Run) -> None:
     checked = verify(run, path)
     assert checked.outcome is Outcome.BAD
     assert "ckptguard accept RUN --step N" in of(checked, "schema")[0].message
-    accept(run, QUICK, 2)
+    accept(look(run), 2)
     assert verify(run, path).outcome is Outcome.GOOD
     assert verify(run, save(run, 3, {"model": weights(3), "optimizer": moments(3, count=1)})).outcome is Outcome.GOOD
 
@@ -258,7 +259,7 @@ def test_settings_in_a_namespace_are_no_alarm(run: Run) -> None:
 def test_records_of_an_older_version_decide_as_before(run: Run) -> None:
     """A verdict without the newer facts is no second time."""
     verify(run, save(run, 1, both(1, 1)))
-    verdict = load_history(run).verdict("net-#.pt", (1, 1))
+    verdict = load_history(run).verdict(CheckpointId("net-#.pt", 1, 1))
     assert verdict is not None
     assert (verdict.facts.stale, verdict.facts.skipped_steps) == (False, None)
     assert open_run(run.url).url == run.url

@@ -7,11 +7,12 @@ import os
 import pytest
 from click.testing import CliRunner
 from support.runs import QUICK, write_torch
+from support.views import look
 
 from ckptguard.cli.entry import commands
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run
-from ckptguard.runs.listing import find_checkpoint
+from ckptguard.runs.work import Work
 from ckptguard.scan import Scan, ScanOptions, files, scan_files
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
@@ -38,7 +39,7 @@ def scanner() -> Watched:
 
 def there(run: Run, path: str = "net-100.pt") -> Checkpoint:
     """The checkpoint as it lies there now."""
-    found = find_checkpoint(run, path)
+    found = look(run).checkpoint(path)
     assert found is not None
     return found
 
@@ -59,9 +60,9 @@ def test_md5_is_taken_once(root, run, scanner):
     """The first verification takes it whatever is set; later ones leave it out and keep what is on record."""
     write_torch(root, 100, seed=1)
     for _ in range(2):
-        assert verify_checkpoint(run, there(run), BLAKE3, scanner=scanner).outcome is Outcome.GOOD
+        assert verify_checkpoint(look(run, BLAKE3), there(run), work=Work(scanner=scanner)).outcome is Outcome.GOOD
     assert scanner.md5 == [True, False]
-    verify_checkpoint(run, there(run), QUICK, scanner=scanner)
+    verify_checkpoint(look(run), there(run), work=Work(scanner=scanner))
     assert scanner.md5[-1] is True
     (recorded,) = manifests(root).values()
     assert all(recorded)
@@ -72,7 +73,7 @@ def test_damage_is_found_by_blake3_alone_and_the_verdict_says_so(root, run, scan
     """A flipped bit with equal size, time and inode; MD5 is on record and not taken again."""
     path = root / "net-100.pt"
     write_torch(root, 100, seed=1)
-    verify_checkpoint(run, there(run), BLAKE3)
+    verify_checkpoint(look(run, BLAKE3), there(run))
     info = path.stat()
     with path.open("r+b") as file:
         file.seek(info.st_size // 2)
@@ -80,7 +81,7 @@ def test_damage_is_found_by_blake3_alone_and_the_verdict_says_so(root, run, scan
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
     os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-    assert verify_checkpoint(run, there(run), BLAKE3, scanner=scanner).outcome is Outcome.BAD
+    assert verify_checkpoint(look(run, BLAKE3), there(run), work=Work(scanner=scanner)).outcome is Outcome.BAD
     assert scanner.md5 == [False]
     assert digests(root) == [["blake3", "md5"], ["blake3"]]
 
@@ -88,10 +89,10 @@ def test_damage_is_found_by_blake3_alone_and_the_verdict_says_so(root, run, scan
 def test_a_save_of_its_own_gets_its_own_md5(root, run, scanner):
     """A checkpoint that was saved again is a new generation, with its MD5 on record too."""
     write_torch(root, 100, seed=1)
-    verify_checkpoint(run, there(run), BLAKE3)
+    verify_checkpoint(look(run, BLAKE3), there(run))
     (root / "net-100.pt").unlink()
     write_torch(root, 100, seed=2)
-    assert verify_checkpoint(run, there(run), BLAKE3, scanner=scanner).id == "100.2"
+    assert str(verify_checkpoint(look(run, BLAKE3), there(run), work=Work(scanner=scanner)).id) == "100.2"
     assert scanner.md5 == [True]
     assert [all(md5s) for md5s in manifests(root).values()] == [True, True]
 

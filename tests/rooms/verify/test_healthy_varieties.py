@@ -11,7 +11,7 @@ from support.layouts import moments, scheduler, trainer_files, weights
 from support.runs import QUICK, save_file
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def accelerate_beside(place: Path, step: int) -> None:
@@ -102,7 +102,7 @@ def test_it_is_good_without_a_warning(write, tmp_path):
     for step in (10, 20, 30):
         write(tmp_path / "run", step)
     for _ in range(2):
-        report = verify_target(str(tmp_path / "run"), QUICK, wait=0)
+        report = verify_target(str(tmp_path / "run"), QUICK, Selection(wait=0))
         heavy = [f for c in report.checkpoints for f in c.findings if f.severity is not Severity.NOTICE]
         assert (report.outcome, heavy) == (Outcome.GOOD, [])
         assert {c.step for c in report.checkpoints} >= {10, 20, 30}
@@ -112,14 +112,14 @@ def test_a_hooked_save_that_ended_early_is_incomplete(tmp_path):
     """The weights are in their folder and the optimizer is there, but what Accelerate writes last is not."""
     saved_by_a_hook(tmp_path / "run", 10)
     (tmp_path / "run/checkpoint-10/random_states_0.pkl").unlink()
-    assert verify_target(str(tmp_path / "run"), QUICK, wait=0).outcome is Outcome.INCOMPLETE
+    assert verify_target(str(tmp_path / "run"), QUICK, Selection(wait=0)).outcome is Outcome.INCOMPLETE
 
 
 def test_a_trainer_starts_anew_without_its_scheduler(tmp_path):
     """It loads the optimizer's state only if both files are there."""
     projector_only(tmp_path / "run", 10)
     (tmp_path / "run/checkpoint-10/scheduler.pt").unlink()
-    report = verify_target(str(tmp_path / "run"), QUICK, wait=0)
+    report = verify_target(str(tmp_path / "run"), QUICK, Selection(wait=0))
     assert report.outcome is Outcome.INCOMPLETE
     assert [f.file for f in report.checkpoints[0].findings if f.severity is Severity.ERROR] == [
         "checkpoint-10/scheduler.pt"

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from support.layouts import LAYOUT_OF, LAYOUT_WRITERS
 from support.runs import QUICK
+from support.views import look
 
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def content(folder: Path, top: str) -> dict[str, bytes]:
@@ -36,7 +36,7 @@ def test_a_clean_run_is_good_and_goes_back(kind, tmp_path):
     root = tmp_path / "run"
     paths = [LAYOUT_WRITERS[kind](root, step, step) for step in (100, 200, 300)]
     run = open_run(str(root))
-    done = reconcile(run, QUICK, Watch())
+    done = reconcile(look(run), PassNotes())
     assert [(c.path, c.layout, c.step) for c in done.checked] == [
         (path, LAYOUT_OF[kind], step) for path, step in zip(paths, (100, 200, 300), strict=True)
     ]
@@ -45,7 +45,7 @@ def test_a_clean_run_is_good_and_goes_back(kind, tmp_path):
         assert (checked.outcome, heavy) == (Outcome.GOOD, [])
     before = content(root, paths[2])
     assert before
-    restored = restore(run, QUICK, str(tmp_path / "out"))
+    restored = restore(look(run), str(tmp_path / "out"))
     assert content(tmp_path / "out", os.path.basename(restored.path)) == before
     if (root / paths[2]).is_dir():
         shutil.rmtree(root / paths[2])
@@ -53,7 +53,7 @@ def test_a_clean_run_is_good_and_goes_back(kind, tmp_path):
         for name in before:
             (root / name).unlink()
     assert find_known_good(run).kept
-    back = roll_back(run, QUICK, reason="test", check_writing=False)
+    back = roll_back(look(run), GoBack(reason="test", check_writing=False))
     assert (back.known_good.step, back.put_back) == (300, True)
     assert content(root, paths[2]) == before
 
@@ -65,18 +65,18 @@ def test_a_step_saved_again_is_a_new_generation(kind, tmp_path):
     for step in (100, 200):
         path = LAYOUT_WRITERS[kind](root, step, step)
     run = open_run(str(root))
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     LAYOUT_WRITERS[kind](tmp_path / "again", 200, 999)
     shutil.copytree(tmp_path / "again", root, dirs_exist_ok=True, copy_function=shutil.copyfile)
-    checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK)
-    assert (checked.id, checked.outcome) == ("200.2", Outcome.GOOD), checked.findings
+    checked = verify_checkpoint(look(run), look(run).checkpoint(path))
+    assert (str(checked.id), checked.outcome) == ("200.2", Outcome.GOOD), checked.findings
 
 
 def test_a_first_save_killed_before_its_metadata_is_incomplete(tmp_path):
     """Nothing explains the files yet: INCOMPLETE, not BAD."""
     path = LAYOUT_WRITERS["dcp"](tmp_path, 100, 1)
     (tmp_path / path / ".metadata").unlink()
-    report = verify_target(str(tmp_path / path), QUICK, wait=0)
+    report = verify_target(str(tmp_path / path), QUICK, Selection(wait=0))
     assert report.outcome is Outcome.INCOMPLETE
 
 
@@ -85,7 +85,7 @@ def test_metadata_that_is_a_link_is_bad(tmp_path):
     path = LAYOUT_WRITERS["dcp"](tmp_path, 100, 1)
     (tmp_path / path / ".metadata").rename(tmp_path / "elsewhere")
     (tmp_path / path / ".metadata").symlink_to(tmp_path / "elsewhere")
-    report = verify_target(str(tmp_path / path), QUICK, wait=0)
+    report = verify_target(str(tmp_path / path), QUICK, Selection(wait=0))
     assert report.outcome is Outcome.BAD
 
 
@@ -99,7 +99,7 @@ def test_a_copied_run_saved_again_in_part_is_not_good(kind, old, times, tmp_path
     root = tmp_path / "run"
     for step in (100, 200):
         path = LAYOUT_WRITERS[kind](root, step, step)
-    reconcile(open_run(str(root)), QUICK, Watch())
+    reconcile(look(open_run(str(root))), PassNotes())
     LAYOUT_WRITERS[kind](tmp_path / "again", 200, 999)
     copy = tmp_path / "copy"
     shutil.copytree(root, copy, copy_function=shutil.copy2 if times == "kept" else shutil.copyfile)
@@ -109,8 +109,8 @@ def test_a_copied_run_saved_again_in_part_is_not_good(kind, old, times, tmp_path
     for place in set((copy / path).iterdir()) - {left_out}:
         shutil.copyfile(tmp_path / "again" / path / place.name, place)
     run = open_run(str(copy))
-    checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK)
-    assert (checked.id, checked.outcome) == ("200.1", Outcome.BAD), checked.findings
+    checked = verify_checkpoint(look(run), look(run).checkpoint(path))
+    assert (str(checked.id), checked.outcome) == ("200.1", Outcome.BAD), checked.findings
 
 
 def test_frozen_weights_saved_again_are_no_damage(tmp_path):
@@ -121,9 +121,9 @@ def test_frozen_weights_saved_again_are_no_damage(tmp_path):
         shutil.copyfile(root / "checkpoint-100/model.safetensors", tmp_path / "frozen")
         shutil.copyfile(tmp_path / "frozen", root / path / "vision_tower.safetensors")
     run = open_run(str(root))
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     LAYOUT_WRITERS["trainer"](tmp_path / "again", 200, 999)
     shutil.copyfile(tmp_path / "frozen", tmp_path / "again" / path / "vision_tower.safetensors")
     shutil.copytree(tmp_path / "again", root, dirs_exist_ok=True, copy_function=shutil.copyfile)
-    checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK)
-    assert (checked.id, checked.outcome) == ("200.2", Outcome.GOOD), checked.findings
+    checked = verify_checkpoint(look(run), look(run).checkpoint(path))
+    assert (str(checked.id), checked.outcome) == ("200.2", Outcome.GOOD), checked.findings

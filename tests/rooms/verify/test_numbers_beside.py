@@ -13,7 +13,7 @@ from support.runs import QUICK, save_file
 
 from ckptguard.runs.results import Checked
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 NAN = float("nan")
 
@@ -21,7 +21,7 @@ NAN = float("nan")
 def judged(run: Path, state: object, name: str = "ckpt-100.pt") -> Checked:
     """A file of it, judged at first sight."""
     torch.save(state, run / name)
-    (checked,) = verify_target(str(run), QUICK, wait=0, record=False).checkpoints
+    (checked,) = verify_target(str(run), QUICK, Selection(wait=0, record=False)).checkpoints
     return checked
 
 
@@ -83,7 +83,7 @@ def test_a_file_in_the_state_is_told_of(kind, protocol, tmp_path):
     """Nobody looks into it, and that is said."""
     state = {"model": {**weights(1), "_extra_state": packed_states()[kind]}}
     torch.save(state, tmp_path / "ckpt-100.pt", pickle_protocol=protocol)
-    (checked,) = verify_target(str(tmp_path), QUICK, wait=0, record=False).checkpoints
+    (checked,) = verify_target(str(tmp_path), QUICK, Selection(wait=0, record=False)).checkpoints
     assert {s for s, name in heavy(checked) if name and name.startswith("model._extra_state")} == {Severity.WARNING}
 
 
@@ -102,7 +102,7 @@ def test_files_of_settings_and_counters_are_no_alarm(tmp_path):
         torch.save({"step": step, "seen": [1, 2]}, tmp_path / f"meta_{step}.pt")
         torch.save({"lr": 0.1}, tmp_path / f"args_{step}.pt")
     (tmp_path / "tokens.bin").write_bytes(bytes(range(256)) * 8)
-    report = verify_target(str(tmp_path), QUICK, wait=0)
+    report = verify_target(str(tmp_path), QUICK, Selection(wait=0))
     assert {c.path: c.outcome for c in report.checkpoints if c.outcome is not Outcome.GOOD} == {}
 
 
@@ -119,13 +119,13 @@ def test_an_archive_of_arrays_without_arrays_is_no_checkpoint(tmp_path):
     """Whatever else it holds, and whatever it is called."""
     with zipfile.ZipFile(tmp_path / "weights.npz", "w") as archive:
         archive.writestr("notes.txt", "no array")
-    assert verify_target(str(tmp_path / "weights.npz"), QUICK, wait=0).outcome is Outcome.INCOMPLETE
+    assert verify_target(str(tmp_path / "weights.npz"), QUICK, Selection(wait=0)).outcome is Outcome.INCOMPLETE
 
 
 def test_garbage_named_as_a_step_is_no_checkpoint(tmp_path):
     """A .bin of any name may be of another kind; one that states a step was to be a checkpoint."""
     (tmp_path / "epoch_5.bin").write_bytes(bytes(range(1, 256)) * 8)
-    assert verify_target(str(tmp_path), QUICK, wait=0).outcome is Outcome.INCOMPLETE
+    assert verify_target(str(tmp_path), QUICK, Selection(wait=0)).outcome is Outcome.INCOMPLETE
 
 
 def test_moments_that_are_zero_are_no_unwritten_tail(tmp_path):
@@ -137,5 +137,5 @@ def test_moments_that_are_zero_are_no_unwritten_tail(tmp_path):
         trainer_files(place, step, step)
         zeros = {"z.exp_avg": torch.zeros(24, 16), "a.exp_avg": torch.full((24, 16), float(step))}
         safetensors.torch.save_file(zeros, place / "optimizer.safetensors")
-    report = verify_target(str(tmp_path), QUICK, wait=0)
+    report = verify_target(str(tmp_path), QUICK, Selection(wait=0))
     assert [heavy(c) for c in report.checkpoints] == [[], []]

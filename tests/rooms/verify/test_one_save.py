@@ -9,7 +9,7 @@ from support.runs import QUICK
 
 from ckptguard.runs.results import Checked
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def save(run: Path, step: int, ranks: int, *, stage: int = 2, name: str = "tag", into: int = 0) -> Path:
@@ -34,7 +34,7 @@ def save(run: Path, step: int, ranks: int, *, stage: int = 2, name: str = "tag",
 
 def judged(run: Path) -> Checked:
     """At first sight."""
-    (checked,) = verify_target(str(run), QUICK, wait=0, record=False).checkpoints
+    (checked,) = verify_target(str(run), QUICK, Selection(wait=0, record=False)).checkpoints
     return checked
 
 

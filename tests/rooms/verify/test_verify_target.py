@@ -8,8 +8,9 @@ import torch
 from support.runs import QUICK, state_dict, write_safetensors, write_sharded, write_torch
 
 from ckptguard.errors import NotFoundError, SettingsError
+from ckptguard.runs.work import Work
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def test_a_stray_file_is_judged_and_nothing_is_written(tmp_path):
@@ -38,15 +39,15 @@ def test_a_run_is_recorded_and_a_checkpoint_of_it_too(tmp_path):
         write_torch(tmp_path, step, seed=step)
     report = verify_target(str(tmp_path), QUICK)
     assert (report.kind, report.outcome) == ("run", Outcome.GOOD)
-    assert [c.id for c in report.checkpoints] == ["100.1", "200.1"]
+    assert [str(c.id) for c in report.checkpoints] == ["100.1", "200.1"]
     one = verify_target(str(tmp_path / "net-200.pt"), QUICK)
-    assert (one.kind, one.checkpoints[0].id, one.checkpoints[0].path) == ("file", "200.1", "net-200.pt")
+    assert (one.kind, str(one.checkpoints[0].id), one.checkpoints[0].path) == ("file", "200.1", "net-200.pt")
 
 
 def test_no_record_writes_nothing(tmp_path):
     """--no-record leaves a run without a trace."""
     write_torch(tmp_path, 100, seed=1)
-    assert verify_target(str(tmp_path), QUICK, record=False).outcome is Outcome.GOOD
+    assert verify_target(str(tmp_path), QUICK, Selection(record=False)).outcome is Outcome.GOOD
     assert os.listdir(tmp_path) == ["net-100.pt"]
 
 
@@ -54,10 +55,10 @@ def test_choosing_by_step_and_newest(tmp_path):
     """--step and --newest choose; an absent step is not found."""
     for step in (100, 200, 300):
         write_torch(tmp_path, step, seed=step)
-    assert [c.step for c in verify_target(str(tmp_path), QUICK, step=200).checkpoints] == [200]
-    assert [c.step for c in verify_target(str(tmp_path), QUICK, newest=2).checkpoints] == [200, 300]
+    assert [c.step for c in verify_target(str(tmp_path), QUICK, Selection(step=200)).checkpoints] == [200]
+    assert [c.step for c in verify_target(str(tmp_path), QUICK, Selection(newest=2)).checkpoints] == [200, 300]
     with pytest.raises(NotFoundError):
-        verify_target(str(tmp_path), QUICK, step=7)
+        verify_target(str(tmp_path), QUICK, Selection(step=7))
 
 
 def test_nothing_there(tmp_path):
@@ -97,18 +98,18 @@ def test_checksum_files(tmp_path, style, algorithm):
         lines.append(f"SHA256 ({name}) = {digest}" if style == "bsd" else f"{digest}  {name}")
     sums = tmp_path / "SUMS"
     sums.write_text("\n".join(lines) + "\n")
-    assert verify_target(str(folder), QUICK, check_sums=str(sums)).outcome is Outcome.GOOD
+    assert verify_target(str(folder), QUICK, Selection(check_sums=str(sums))).outcome is Outcome.GOOD
     names = sorted(os.listdir(folder))
     zeros = "0" * len(lines[1].split()[0 if style != "bsd" else -1])
     lines[1] = f"SHA256 ({names[1]}) = {zeros}" if style == "bsd" else f"{zeros}  {names[1]}"
     sums.write_text("\n".join([*lines, f"{zeros}  absent.bin"]) + "\n")
-    report = verify_target(str(folder), QUICK, check_sums=str(sums))
+    report = verify_target(str(folder), QUICK, Selection(check_sums=str(sums)))
     assert report.outcome is Outcome.BAD
     named = {f.file for f in report.checkpoints[0].findings if f.check == "digests"}
     assert named == {names[1], "absent.bin"}
     sums.write_text("no sums here\n")
     with pytest.raises(SettingsError):
-        verify_target(str(folder), QUICK, check_sums=str(sums))
+        verify_target(str(folder), QUICK, Selection(check_sums=str(sums)))
 
 
 def test_a_reference_decides_about_keys(tmp_path):
@@ -117,7 +118,7 @@ def test_a_reference_decides_about_keys(tmp_path):
     state = state_dict(2)
     state["layers.0.query.weight"] = state["layers.0.query.weight"].double()
     torch.save(state, tmp_path / "net-2.pt")
-    report = verify_target(str(tmp_path / "net-2.pt"), QUICK, reference=str(tmp_path / "net-1.pt"))
+    report = verify_target(str(tmp_path / "net-2.pt"), QUICK, Selection(reference=str(tmp_path / "net-1.pt")))
     assert report.outcome is Outcome.BAD
     assert [f.tensor for f in report.checkpoints[0].findings if f.check == "schema"] == ["layers.0.query.weight"]
 
@@ -126,7 +127,7 @@ def test_a_prefix_change_is_one_finding(tmp_path):
     """module. before every name is said once."""
     write_torch(tmp_path, 1, seed=1)
     torch.save({f"module.{k}": v for k, v in state_dict(2).items()}, tmp_path / "net-2.pt")
-    report = verify_target(str(tmp_path / "net-2.pt"), QUICK, reference=str(tmp_path / "net-1.pt"))
+    report = verify_target(str(tmp_path / "net-2.pt"), QUICK, Selection(reference=str(tmp_path / "net-1.pt")))
     found = [f.message for f in report.checkpoints[0].findings if f.check == "schema"]
     assert len(found) == 1
     assert '"module."' in found[0]
@@ -153,6 +154,6 @@ def test_unreadable_is_pending_and_could_not_tell(tmp_path):
         raise DeniedError("permission denied", key=keys[0])
 
     for target in (tmp_path, tmp_path / "net-1.pt"):
-        report = verify_target(str(target), QUICK, scanner=denied)
+        report = verify_target(str(target), QUICK, work=Work(scanner=denied))
         assert report.outcome is Outcome.PENDING
         assert report.could_not_tell

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
 from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.run import Run, create_record, has_content, list_records, read_record, record_names
 from ckptguard.values.ids import CheckpointId, series_folder, series_from_folder
 from ckptguard.values.verdict import Verdict, decode_verdict, encode_verdict
 
@@ -23,9 +23,13 @@ def ledger_names(run: Run) -> dict[str, list[str]]:
     return by_series
 
 
-def series_names(run: Run, series: str) -> list[str]:
-    """The names of one series' entries."""
-    return list_records(run, f"{FOLDER}/{series_folder(series)}", with_content=True)
+def series_names(run: Run, series: str, *, known: Collection[str] = ()) -> list[str]:
+    """The names of one series' entries. Those that are `known` to have content are not asked for it again."""
+    folder = f"{FOLDER}/{series_folder(series)}"
+    if not known:
+        return list_records(run, folder, with_content=True)
+    names = record_names(run, folder)
+    return [name for name in names if name in known or has_content(run, f"{folder}/{name}")]
 
 
 def read_verdict(run: Run, standing: Standing) -> Verdict | None:
@@ -57,11 +61,14 @@ def append_verdict(run: Run, verdict: Verdict) -> str:
 
     A racer that adds one with the same number and another outcome does no harm: the worst counts.
     """
-    current = standings(verdict.series, series_names(run, verdict.series)).get(verdict.id)
+    folder = f"{FOLDER}/{series_folder(verdict.series)}"
+    own = (name for name in record_names(run, folder) if name.startswith(f"{verdict.id.record_name}."))
+    written = [name for name in own if has_content(run, f"{folder}/{name}")]
+    current = standings(verdict.series, written).get(verdict.id)
     number = current.number + 1 if current else 1
     name = verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))
     try:
-        create_record(run, f"{FOLDER}/{series_folder(verdict.series)}/{name}", encode_verdict(verdict))
+        create_record(run, f"{folder}/{name}", encode_verdict(verdict))
     except ObjectExistsError:
         pass  # a racer came to the same outcome under the same number
     return name

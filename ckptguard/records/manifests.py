@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptguard.errors import BusyError, ObjectExistsError, RecordsError
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.run import Run, create_record, read_record, record_names
 from ckptguard.values.ids import CheckpointId, parse_id, series_folder
 from ckptguard.values.manifest import Manifest, decode_manifest, encode_manifest
 
@@ -38,8 +38,17 @@ def read_manifest(run: Run, id: CheckpointId) -> Manifest | None:
     return manifest
 
 
+def manifest_names(run: Run, series: str) -> list[str]:
+    """The names of a series' manifests, in no promised order."""
+    return record_names(run, f"{FOLDER}/{series_folder(series)}")
+
+
+def sealed_id(series: str, name: str) -> CheckpointId | None:
+    """The generation whose manifest has this name; None if it is no manifest's."""
+    return parse_id(series, name.removesuffix(".json")) if name.endswith(".json") else None
+
+
 def sealed_generations(run: Run, series: str) -> list[CheckpointId]:
     """Every generation of a series that has a manifest, in no promised order."""
-    names = list_records(run, f"{FOLDER}/{series_folder(series)}")
-    ids = (parse_id(series, name.removesuffix(".json")) for name in names if name.endswith(".json"))
-    return [i for i in ids if i is not None]
+    ids = (sealed_id(series, name) for name in manifest_names(run, series))
+    return [id for id in ids if id is not None]

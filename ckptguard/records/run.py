@@ -183,6 +183,24 @@ def list_records(run: Run, folder: str, *, recursive: bool = False, with_content
     return [e.key.removeprefix(folder + "/") for e in wanted if not recursive or e.kind == "file"]
 
 
+def record_names(run: Run, folder: str) -> list[str]:
+    """Names of all records below a folder, relative to it, by one listing of names; none where there is no such folder.
+    Whether one is empty is not known."""
+    try:
+        return [key.removeprefix(folder + "/") for key in run.records.names(folder)]
+    except ObjectMissingError:
+        return []
+
+
+def has_content(run: Run, key: str) -> bool:
+    """Whether a record is there and not empty: only a broken write leaves empty ones."""
+    try:
+        entry = run.records.stat(key)
+    except ObjectMissingError:
+        return False
+    return entry.kind == "file" and entry.size > 0
+
+
 def _check_format(run: Run) -> None:
     text = read_record(run, FORMAT_KEY)
     if text is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ckptguard.decisions.known_good import (
     Standing,
@@ -15,7 +17,7 @@ from ckptguard.decisions.known_good import (
 )
 from ckptguard.errors import RecordsError
 from ckptguard.records.ledger import latest_verdict, ledger_names, series_names
-from ckptguard.records.manifests import read_manifest, sealed_generations
+from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id
 from ckptguard.records.names_by_step import ListedSteps, StepRecords, list_steps
 from ckptguard.records.quarantine import quarantined_generations, quarantined_of_series, read_quarantined
 from ckptguard.records.run import Run
@@ -36,11 +38,12 @@ class History:
     """
 
     run: Run
-    names: dict[str, list[str]]
+    names: dict[str, dict[str, None]]
     quarantined: dict[str, set[CheckpointId]]
     _sealed: dict[str, dict[CheckpointId, None]] = field(default_factory=dict)
+    _manifest_names: dict[str, set[str]] = field(default_factory=dict)
     _standings: dict[str, dict[CheckpointId, Standing]] = field(default_factory=dict)
-    _by_step: dict[str, dict[int | None, set[CheckpointId]]] = field(default_factory=dict)
+    _ordered: dict[str, list[CheckpointId]] = field(default_factory=dict)
     _manifests: dict[CheckpointId, Manifest | None] = field(default_factory=dict)
     _verdicts: dict[CheckpointId, Verdict | None] = field(default_factory=dict)
     _names_of: dict[str, dict[CheckpointId, list[str]]] = field(default_factory=dict)
@@ -60,8 +63,31 @@ class History:
     def sealed(self, series: str) -> KeysView[CheckpointId]:
         """The generations of a series that have a manifest."""
         if series not in self._sealed:
-            self._sealed[series] = dict.fromkeys(sealed_generations(self.run, series))
+            self._sealed[series] = {}
+            self._note_manifests(series)
         return self._sealed[series].keys()
+
+    def _note_manifests(self, series: str) -> None:
+        """List the names of a series' manifests, and take over what is new among them."""
+        names, known = set(manifest_names(self.run, series)), self._manifest_names.get(series, set())
+        self._manifest_names[series] = names
+        if not known <= names:  # some are gone, which nobody of ours does: begin anew
+            self._sealed[series] = {}
+            self._ordered.pop(series, None)
+            known = set()
+        for name in names - known:
+            id = sealed_id(series, name)
+            if id is not None:
+                self._sealed[series][id] = None
+                self._manifests.pop(id, None)
+                self._note_order(id)
+
+    def _note_order(self, id: CheckpointId) -> None:
+        ordered = self._ordered.get(id.series)
+        if ordered is not None:
+            place = bisect_left(ordered, id.order, key=_order)
+            if ordered[place : place + 1] != [id]:
+                ordered.insert(place, id)
 
     def is_quarantined(self, id: CheckpointId) -> bool:
         """Whether a generation was moved aside."""
@@ -92,30 +118,27 @@ class History:
 
     def refresh(self, series: str) -> None:
         """List the names of one series again: its verdicts, manifests and marks of quarantine."""
-        names = series_names(self.run, series)
-        known = set(self.names.get(series, ()))
-        fresh = [name for name in names if name not in known]
-        if len(known) + len(fresh) != len(names):  # entries are gone, which nobody of ours does: begin anew
-            self.names[series] = []
-            for remembered in (self._standings, self._names_of, self._ever_good, self._by_step):
+        known = self.names.setdefault(series, {})
+        names = series_names(self.run, series, known=known)
+        if not known.keys() <= set(names):  # entries are gone, which nobody of ours does: begin anew
+            self.names[series] = known = {}
+            for remembered in (self._standings, self._names_of, self._ever_good, self._ordered):
                 remembered.pop(series, None)
             self._verdicts = {id: verdict for id, verdict in self._verdicts.items() if id.series != series}
-            fresh = names
-        for name in fresh:
-            self.note_verdict(series, name)
-        sealed = sealed_generations(self.run, series)
-        if self._sealed.get(series, {}).keys() != set(sealed):
-            self._sealed[series] = dict.fromkeys(sealed)
-            self._by_step.pop(series, None)
-            self._manifests = {id: m for id, m in self._manifests.items() if id.series != series or m is not None}
+        for name in names:
+            if name not in known:
+                self.note_verdict(series, name)
+        if series in self._sealed:
+            self._note_manifests(series)
         self.quarantined[series] = quarantined_of_series(self.run, series)
 
     def note_verdict(self, series: str, name: str) -> None:
         """Take over one more ledger name, such as that of a verdict that was just written."""
         entry = parse_verdict_name(series, name)
-        if name in self.names.setdefault(series, []) or entry is None:
+        names = self.names.setdefault(series, {})
+        if name in names or entry is None:
             return
-        self.names[series].append(name)
+        names[name] = None
         self._verdicts.pop(entry.id, None)
         if series in self._standings:
             self._standings[series][entry.id] = weightier(self._standings[series].get(entry.id), entry)
@@ -123,8 +146,7 @@ class History:
             self._names_of[series].setdefault(entry.id, []).append(name)
         if series in self._ever_good and entry.outcome is Outcome.GOOD:
             self._ever_good[series].add(entry.id)
-        if series in self._by_step:
-            self._by_step[series].setdefault(entry.id.step, set()).add(entry.id)
+        self._note_order(entry.id)
 
     def _entries(self, series: str) -> dict[CheckpointId, list[str]]:
         """The ledger names of a series by generation."""
@@ -132,20 +154,32 @@ class History:
             self._names_of[series] = by_generation(series, self.names.get(series, ()))
         return self._names_of[series]
 
+    def ordered(self, series: str) -> list[CheckpointId]:
+        """Every generation of a series that has a manifest or a verdict, in the order of training."""
+        if series not in self._ordered:
+            self._ordered[series] = sorted({*self.sealed(series), *self.standings(series)}, key=_order)
+        return self._ordered[series]
+
     def generations(self, series: str, step: int | None) -> list[CheckpointId]:
         """Every generation of a step that any record knows, ascending."""
-        if series not in self._by_step:
-            by_step: dict[int | None, set[CheckpointId]] = {}
-            for id in (*self.sealed(series), *self.standings(series)):
-                by_step.setdefault(id.step, set()).add(id)
-            self._by_step[series] = by_step
-        aside = {id for id in self.quarantined.get(series, ()) if id.step == step}
-        return sorted(self._by_step[series].get(step, set()) | aside, key=lambda id: id.generation)
+        known = self.ordered(series)
+        first = bisect_left(known, CheckpointId(series, step, 0).order, key=_order)
+        found = set()
+        for id in islice(known, first, None):
+            if id.step != step:
+                break
+            found.add(id)
+        found |= {id for id in self.quarantined.get(series, ()) if id.step == step}
+        return sorted(found, key=_order)
 
-    def current(self, series: str, step: int | None, path: str) -> CheckpointId | None:
+    def current(
+        self, series: str, step: int | None, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
+    ) -> CheckpointId | None:
         """The generation whose content should lie in place under `path`: the newest one that was sealed for this
         path and not quarantined, unless a newer one of this path was quarantined. None at first sight.
 
+        `path_of` says for which path a generation was sealed, where its caller knows that without the manifest; None
+        from it stands for a manifest that cannot be read.
         RecordsError if a manifest that may be the one cannot be read: what lies there is then not taken for new.
         """
         for id in reversed(self.generations(series, step)):
@@ -154,22 +188,28 @@ class History:
                 return None
             if aside or id not in self.sealed(series):
                 continue
-            manifest = self.manifest(id)
-            if manifest is None:
+            sealed_for = (path_of or self._sealed_path)(id)
+            if sealed_for is None:
                 raise RecordsError(
                     f"the manifest of {id} of {series} is damaged: {path} cannot be compared with it",
                     hint="ckptguard reseal, if what lies there is known to be right",
                 )
-            if manifest.path == path:
+            if sealed_for == path:
                 return id
         return None
 
-    def current_if_readable(self, series: str, step: int | None, path: str) -> CheckpointId | None:
+    def current_if_readable(
+        self, series: str, step: int | None, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
+    ) -> CheckpointId | None:
         """The same where it only is for showing or choosing: None also if a manifest cannot be read."""
         try:
-            return self.current(series, step, path)
+            return self.current(series, step, path, path_of=path_of)
         except RecordsError:
             return None
+
+    def _sealed_path(self, id: CheckpointId) -> str | None:
+        manifest = self.manifest(id)
+        return manifest.path if manifest is not None else None
 
     def _quarantined_path(self, id: CheckpointId) -> str | None:
         mark = read_quarantined(self.run, id)
@@ -198,27 +238,38 @@ class History:
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None
-        good = {k for k, s in self.standings(id.series).items() if s.outcome is Outcome.GOOD} | accepted
-        good.discard(id)
-        if id.step is None:
-            order = sorted((k for k in good if k.step is None), key=lambda k: -k.generation)
-        else:
-            lower = sorted((k for k in good if k.step is not None and k.order < id.order), key=_order, reverse=True)
-            higher = sorted((k for k in good if k.step is not None and k.order > id.order), key=_order)
-            order = [*lower, *higher]
-        for other in order:
-            manifest = self.manifest(other)
-            if manifest is not None:
-                return manifest, self.verdict(other)
+        for other in self._nearest(id):
+            standing = self.standings(id.series).get(other)
+            if other in accepted or (standing is not None and standing.outcome is Outcome.GOOD):
+                manifest = self.manifest(other)
+                if manifest is not None:
+                    return manifest, self.verdict(other)
         return None
+
+    def _nearest(self, id: CheckpointId) -> Iterator[CheckpointId]:
+        """The other generations of a series: lower ones, the nearest first, then higher ones. Of a step without number
+        only such ones, the newest first."""
+        known = self.ordered(id.series)
+        if id.step is None:
+            unnumbered = known[: bisect_left(known, (0, 0), key=_order)]
+            yield from (other for other in reversed(unnumbered) if other != id)
+            return
+        place = bisect_left(known, id.order, key=_order)
+        yield from (known[n] for n in range(place - 1, -1, -1) if known[n].step is not None)
+        yield from (other for other in islice(known, place, None) if other != id)
 
     def previous(self, series: str, step: int | None) -> tuple[Manifest, Facts | None] | None:
         """The nearest lower step of the series that training went on from, and what its verdict knows: BAD ones too,
         but none that a rollback put aside. None for a step without number."""
         if step is None:
             return None
-        lower = [k for k in self.sealed(series) if k.step is not None and k.step < step and not self.is_quarantined(k)]
-        for id in sorted(lower, key=_order, reverse=True):
+        known = self.ordered(series)
+        for place in range(bisect_left(known, (step, 0), key=_order) - 1, -1, -1):
+            id = known[place]
+            if id.step is None:
+                break
+            if id not in self.sealed(series) or self.is_quarantined(id):
+                continue
             manifest = self.manifest(id)
             if manifest is not None:
                 verdict = self.verdict(id)
@@ -249,7 +300,7 @@ def _history_of(run: Run, found: StepRecords, *series: str) -> History:
     every = {*found.names, *found.sealed, *found.quarantined, *series}
     return History(
         run=run,
-        names=found.names,
+        names={series: dict.fromkeys(names) for series, names in found.names.items()},
         quarantined=found.quarantined,
         _sealed={name: dict.fromkeys(found.sealed.get(name, ())) for name in every},
         _kept=found.kept,
@@ -258,13 +309,14 @@ def _history_of(run: Run, found: StepRecords, *series: str) -> History:
 
 def load_history(run: Run) -> History:
     """Read the names of the ledger and of the quarantine."""
-    return History(run=run, names=ledger_names(run), quarantined=quarantined_generations(run))
+    names = {series: dict.fromkeys(names) for series, names in ledger_names(run).items()}
+    return History(run=run, names=names, quarantined=quarantined_generations(run))
 
 
 def history_of_series(run: Run, series: str) -> History:
     """The same of one series alone: what it costs does not depend on the others."""
     return History(
         run=run,
-        names={series: series_names(run, series)},
+        names={series: dict.fromkeys(series_names(run, series))},
         quarantined={series: quarantined_of_series(run, series)},
     )

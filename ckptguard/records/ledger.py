@@ -62,8 +62,9 @@ def append_verdict(run: Run, verdict: Verdict) -> str:
     A racer that adds one with the same number and another outcome does no harm: the worst counts.
     """
     folder = f"{FOLDER}/{series_folder(verdict.series)}"
-    own = (name for name in record_names(run, folder) if name.startswith(f"{verdict.id.record_name}."))
-    written = [name for name in own if has_content(run, f"{folder}/{name}")]
+    own = f"{verdict.id.record_name}."
+    names = [name for name in record_names(run, folder) if name.startswith(own)]
+    written = [name for name in names if has_content(run, f"{folder}/{name}")]
     current = standings(verdict.series, written).get(verdict.id)
     number = current.number + 1 if current else 1
     name = verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))

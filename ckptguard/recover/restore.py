@@ -8,6 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,32 +17,24 @@ from ckptguard.errors import (
     CkptguardError,
     CouldNotTellError,
     DeniedError,
-    NoKnownGoodError,
-    NotFoundError,
     ObjectMissingError,
-    RefusedError,
     SettingsError,
     StorageFullError,
 )
 from ckptguard.layouts import tops
-from ckptguard.records.kept import read_kept
-from ckptguard.records.pins import InUse
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
-from ckptguard.records.trash import list_trashed, trash_folder
 from ckptguard.recover.fetch_files import fetch_files
-from ckptguard.replicas.find_replicas import has_newest, known_bad, open_replicas
-from ckptguard.runs.find_known_good import known_good_candidates, none_found
+from ckptguard.recover.restorable import Place, Restorable
+from ckptguard.runs.candidates import Taken, first_of
 from ckptguard.runs.free_space import need_room
-from ckptguard.runs.history import History, Key, load_history
-from ckptguard.runs.listing import find_checkpoint, list_checkpoints
-from ckptguard.scan import Progress, Scanner, scan_files
-from ckptguard.storage import Storage, open_storage
-from ckptguard.values.ids import checkpoint_id, record_name, series_folder
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import Progress
+from ckptguard.storage import open_storage
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.compare_copy import copy_differs
 
 _log = logging.getLogger("ckptguard")
@@ -52,231 +45,110 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     replica that it came from."""
 
     path: str
-    id: str
-    series: str
-    step: int | None
+    id: CheckpointId
     bytes: int
     kept: bool
     outcome: Outcome
     source: str
 
+    @property
+    def series(self) -> str:
+        """The series that it belongs to."""
+        return self.id.series
 
-class _Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the files of a manifest may be read."""
-
-    storage_is_run: bool
-    prefix: str
-    kept: bool
+    @property
+    def step(self) -> int | None:
+        """The step that it was saved at."""
+        return self.id.step
 
 
-def restore(
-    run: Run,
-    settings: Settings,
-    dest: str,
-    *,
-    step: int | None = None,
-    force: bool = False,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
-) -> Restored:
+def restore(view: RunView, dest: str, *, step: int | None = None, force: bool = False, work: Work = PLAIN) -> Restored:
     """Copy the known-good checkpoint (or that of `step`) to ``DEST/<original name>``, and read it back.
 
-    DEST must be absent or empty (SettingsError). A checkpoint without a verdict is verified first. One that is not
-    GOOD, or whose bytes are no longer those that were sealed, is RefusedError without `force`. Whatever fails, DEST
-    is left as it was; where too little space is free (StorageFullError) nothing is written. The nearest whole copy is
-    taken: in place, kept, then in the settings' replicas. Without `step` an older good one stands in for what turns out
-    damaged or unreadable, and a warning says so. Damage in place is recorded.
+    A checkpoint without a verdict is verified first. The nearest whole copy is taken: in place, kept, then in the
+    settings' replicas. Without `step` an older good one stands in for what turns out damaged or unreadable, and a
+    warning says so. Damage in place is recorded. Whatever fails, DEST is left as it was.
+
+    Raises:
+        SettingsError: DEST is neither absent nor empty, or lies in the run.
+        RefusedError: it is not GOOD, or its bytes are no longer those that were sealed; never with `force`.
+        StorageFullError: too little space is free. Nothing was written.
+        NoKnownGoodError: there is nothing good.
+        NotFoundError: there is nothing of this step.
+        CouldNotTellError: what was left could not be read.
     """
     if "://" in dest:
         raise SettingsError("DEST must be a local folder")
     dest = os.path.abspath(os.path.expanduser(dest))
-    root = run.storage.root
+    root = view.run.storage.root
     if root is not None and os.path.commonpath([os.path.realpath(dest), os.path.realpath(root)]) == os.path.realpath(
         root
     ):
         raise SettingsError(f"{dest} lies inside the run", hint="restore elsewhere, or use ckptguard rollback")
     _refuse_unless_empty(dest)
-    return _restore(run, settings, dest, step, force=force, scanner=scanner, progress=progress)
+    with contextlib.ExitStack() as held:
+        offers = Restorable(view, step, force=force, work=work, held=held)
+        restoring = _Restoring(dest, force, view.settings.on_full == "wait", work)
+        taken: Taken[Place, Restored | CkptguardError] = first_of(offers, restoring.attempt, otherwise=offers.none_left)
+    if isinstance(taken.result, CkptguardError):
+        raise taken.result
+    return taken.result
 
 
-def _restore(
-    run: Run,
-    settings: Settings,
-    dest: str,
-    step: int | None,
-    *,
-    force: bool,
-    scanner: Scanner,
-    progress: Progress | None,
-) -> Restored:
-    wrong = "no whole copy of it is there"
-    name, unsure = "", None
-    for choice in _choices_anywhere(run, settings, step, force=force, scanner=scanner):
-        if name:
-            _log.warning("%s could not be restored: %s; trying %s", name, wrong, _name(choice))
-        name, tried = _name(choice), set[_Source]()
-        with InUse(choice.run, "restore") as in_use:
-            in_use.pin(choice.series, choice.key)
-            room = open_storage(dest, must_exist=False)
-            need_room(room, choice.manifest.bytes, f"step {choice.key[0]}", wait=settings.on_full == "wait")
-            # Where it lies is looked up after it was pinned, and again: what moved it meanwhile moves it no more.
-            while source := next((s for s in _sources(choice, force=force) if s not in tried), None):
-                tried.add(source)
-                try:
-                    restored, wrong = _restore_from(
-                        choice, source, dest, force=force, scanner=scanner, progress=progress
-                    )
-                except CouldNotTellError as error:
-                    if isinstance(error, StorageFullError) or getattr(error, "key", "").startswith(dest):
-                        raise
-                    restored, wrong, unsure = None, error.message, error
-                if restored is not None:
-                    return restored
-                if source.storage_is_run:
-                    _record_damage(choice, settings, scanner)
-    if unsure is not None:
-        raise unsure
-    raise RefusedError(
-        f"{name} is damaged: {wrong}",
-        outcome=Outcome.BAD.value,
-        hint="restore another step, or use --force for the damaged bytes",
-    )
+@dataclass
+class _Restoring:
+    """Tries one place after the other. `wait`: for room in DEST."""
 
+    dest: str
+    force: bool
+    wait: bool
+    work: Work
+    _failed: tuple[str, str] | None = None  # what was tried last, and what was wrong with it
 
-def _name(choice: _Choice) -> str:
-    return f"{checkpoint_id(*choice.key)} of {choice.series} in {choice.run.url}"
+    def attempt(self, place: Place) -> Restored | CkptguardError | str:
+        """What was restored, or what is wrong with this place. Trouble with DEST is an error, and ends it all."""
+        if self._failed is not None and self._failed[0] != place.name:
+            _log.warning("%s could not be restored: %s; trying %s", *self._failed, place.name)
+        try:
+            room = open_storage(self.dest, must_exist=False)
+            need_room(room, place.manifest.bytes, f"step {place.id.step}", wait=self.wait)
+            done = self._restore_from(place)
+        except CouldNotTellError as error:
+            if isinstance(error, StorageFullError) or getattr(error, "key", "").startswith(self.dest):
+                return error
+            self._note(place, error.message)
+            raise
+        if isinstance(done, str):
+            self._note(place, done)
+        return done
 
+    def _restore_from(self, place: Place) -> Restored | str:
+        try:
+            with _staging(self.dest) as temporary:
+                _copy(place, temporary, self.work.progress)
+                wrong = copy_differs(open_storage(temporary), "", place.manifest, scanner=self.work.scanner)
+                if wrong is not None and not self.force:
+                    return wrong
+                return Restored(
+                    path=_publish(temporary, self.dest, place.manifest, place.view.run),
+                    id=place.id,
+                    bytes=place.manifest.bytes,
+                    kept=place.is_kept,
+                    outcome=place.outcome,
+                    source=place.view.run.url,
+                )
+        except (ObjectMissingError, ChangedWhileReadError) as error:
+            return error.message
 
-def _record_damage(choice: _Choice, settings: Settings, scanner: Scanner) -> None:
-    """What lies in place was not what was sealed: it is read once more, and gets its verdict."""
-    with contextlib.suppress(CouldNotTellError):
-        checkpoint = find_checkpoint(choice.run, choice.manifest.path)
-        if checkpoint is not None:
-            verify_checkpoint(choice.run, checkpoint, settings, scanner=scanner, md5=False)
-
-
-def _restore_from(
-    choice: _Choice, source: _Source, dest: str, *, force: bool, scanner: Scanner, progress: Progress | None
-) -> tuple[Restored | None, str]:
-    """One copy, or what is wrong with it."""
-    storage = choice.run.storage if source.storage_is_run else choice.run.records
-    try:
-        with _staging(dest) as temporary:
-            _copy(storage, source.prefix, choice.manifest, temporary, progress)
-            difference = copy_differs(open_storage(temporary), "", choice.manifest, scanner=scanner)
-            if difference is not None and not force:
-                return None, difference
-            return Restored(
-                path=_publish(temporary, dest, choice.manifest, choice.run),
-                id=checkpoint_id(*choice.key),
-                series=choice.series,
-                step=choice.key[0],
-                bytes=choice.manifest.bytes,
-                kept=source.kept,
-                outcome=choice.outcome,
-                source=choice.run.url,
-            ), ""
-    except (ObjectMissingError, ChangedWhileReadError) as error:
-        return None, error.message
-
-
-class _Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation that may be restored, and the run or replica that holds it."""
-
-    run: Run
-    series: str
-    key: Key
-    manifest: Manifest
-    outcome: Outcome
-
-
-def _choices_anywhere(
-    run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner
-) -> Iterator[_Choice]:
-    """What to try, newest first, and each in the run before its replicas; those are asked only when they are needed."""
-    own, failed = _unless_none(run, settings, step, force=force, scanner=scanner)
-    history = load_history(run)
-    if own and (step is not None or not settings.replicas or has_newest(history, own[0].series, own[0].key)):
-        yield own.pop(0)
-    elsewhere: list[_Choice] = []
-    for replica in open_replicas(run, settings):
-        found, _ = _unless_none(replica, settings, step, force=False, scanner=scanner)
-        elsewhere += [c for c in found if c.outcome is Outcome.GOOD and not known_bad(history, c.series, c.key)]
-    if failed is not None and not elsewhere:
-        raise failed
-    yield from sorted([*own, *elsewhere], key=lambda c: (c.key[0] or 0, c.key[1]), reverse=True)
-
-
-def _unless_none(
-    run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner
-) -> tuple[list[_Choice], CkptguardError | None]:
-    try:
-        return _choices(run, settings, step, force=force, scanner=scanner), None
-    except (NoKnownGoodError, NotFoundError, RefusedError, CouldNotTellError) as error:
-        return [], error
-
-
-def _choices(run: Run, settings: Settings, step: int | None, *, force: bool, scanner: Scanner) -> list[_Choice]:
-    """What to try, in order: without `step` every known-good checkpoint, newest first, for the newest may have been
-    damaged since its verdict."""
-    history = load_history(run)
-    good = [
-        _choice(history, c.answer.series, c.key, c.manifest, Outcome.GOOD)
-        for c in known_good_candidates(run, history)
-        if step is None or c.key[0] == step
-    ]
-    if step is None and not good:
-        raise none_found(run, None)
-    if good:
-        return good
-    for checkpoint in list_checkpoints(run):
-        known = history.current_if_readable(checkpoint.series, step, checkpoint.path)
-        if checkpoint.step == step and (known is None or history.verdict(checkpoint.series, known) is None):
-            verify_checkpoint(run, checkpoint, settings, scanner=scanner)
-    history = load_history(run)
-    options = []
-    for series in history.names:
-        for key in history.standings(series):
-            verdict = history.verdict(series, key) if key[0] == step else None
-            if verdict is not None:
-                options.append((verdict.outcome is Outcome.GOOD, key[1], series, verdict))
-    for _, generation, series, verdict in sorted(options, key=lambda o: (o[0], o[1]), reverse=True):
-        key = (step, generation)
-        manifest = history.manifest(series, key)
-        if manifest is None:
-            continue
-        if verdict.outcome is not Outcome.GOOD and not force:
-            reason = verdict.findings[0].message if verdict.findings else "its verdict says so"
-            raise RefusedError(
-                f"{checkpoint_id(*key)} of {series} is {verdict.outcome.value}: {reason}",
-                outcome=verdict.outcome.value,
-                hint="restore another step, or use --force",
-            )
-        return [_choice(history, series, key, manifest, verdict.outcome)]
-    raise NotFoundError(f"{run.url} has no checkpoint of step {step} that could be restored")
-
-
-def _choice(history: History, series: str, key: Key, manifest: Manifest, outcome: Outcome) -> _Choice:
-    return _Choice(run=history.run, series=series, key=key, manifest=manifest, outcome=outcome)
-
-
-def _sources(choice: _Choice, *, force: bool) -> list[_Source]:
-    """Where it lies now."""
-    run, series, key = choice.run, choice.series, choice.key
-    history, sources = load_history(run), []
-    in_place = history.current_if_readable(series, key[0], choice.manifest.path) == key
-    if in_place and find_checkpoint(run, choice.manifest.path) is not None:
-        sources.append(_Source(storage_is_run=True, prefix="", kept=False))
-    copy = read_kept(run, series, *key)
-    if copy is not None:
-        sources.append(_Source(storage_is_run=False, prefix=copy.folder + "/", kept=True))
-    if key in history.quarantined.get(series, ()):
-        folder = f"{QUARANTINE}/{series_folder(series)}/{record_name(*key)}/"
-        sources.append(_Source(storage_is_run=False, prefix=folder, kept=False))
-    if (series, *key) in list_trashed(run):
-        sources.append(_Source(storage_is_run=False, prefix=trash_folder(series, *key) + "/", kept=False))
-    # With force the damaged bytes themselves may be what is wanted, but a whole copy comes first.
-    return sources if not force else sorted(sources, key=lambda s: not s.kept)
+    def _note(self, place: Place, wrong: str) -> None:
+        """What lies in place was not what was sealed: it is read once more, and gets its verdict."""
+        self._failed = (place.name, wrong)
+        if place.is_in_place:
+            with contextlib.suppress(CouldNotTellError):
+                checkpoint = place.view.look_again(place.manifest.path)
+                if checkpoint is not None:
+                    how, work = Verification(md5=False), Work(scanner=self.work.scanner)
+                    verify_checkpoint(place.view, checkpoint, how, work=work)
 
 
 def _refuse_unless_empty(dest: str) -> None:
@@ -317,9 +189,10 @@ def _staging(dest: str) -> Iterator[str]:
                     os.rmdir(empty)
 
 
-def _copy(storage: Storage, prefix: str, manifest: Manifest, temporary: str, progress: Progress | None) -> None:
-    wanted = [(prefix + file.path, os.path.join(temporary, *file.path.split("/"))) for file in manifest.files]
-    fetch_files(storage, wanted, progress)
+def _copy(place: Place, temporary: str, progress: Progress | None) -> None:
+    files = place.manifest.files
+    wanted = [(place.prefix + file.path, os.path.join(temporary, *file.path.split("/"))) for file in files]
+    fetch_files(place.storage, wanted, progress)
 
 
 def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:

@@ -8,26 +8,27 @@ from ckptguard.errors import ObjectMissingError, SettingsError
 from ckptguard.layouts import tops
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept
 from ckptguard.records.run import Run
-from ckptguard.runs.history import load_history
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_view import RunView
 
 
-def put_back_pending(run: Run, *, series: str, before_step: int | None = None) -> list[str]:
+def put_back_pending(view: RunView, *, series: str, before_step: int | None = None) -> list[str]:
     """Copy kept copies without a verdict back to their places, where those are empty; returns the places.
 
     For a trainer's rotation may have left nothing else. They are pending there like any other save.
     """
+    run = view.run
     try:
         storage, run_prefix, records_prefix = run.shared()
     except SettingsError:
         return []
     places = []
     with run_lock(run):
-        known = load_history(run).standings(series)
-        for found, step, generation in list_kept(run):
-            copy = read_kept(run, series, step, generation) if found == series else None
-            wanted = step is not None and (before_step is None or step < before_step)
-            if copy is None or not wanted or (step, generation) in known or not _is_free(run, copy):
+        view.refresh(series)
+        for id in list_kept(run):
+            wanted = id.series == series and id.step is not None and (before_step is None or id.step < before_step)
+            copy = read_kept(run, id) if wanted and not view.history.has_verdict(id) else None
+            if copy is None or not _is_free(run, copy):
                 continue
             temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
             try:
@@ -39,6 +40,8 @@ def put_back_pending(run: Run, *, series: str, before_step: int | None = None) -
                 places.append(copy.path)
             finally:
                 run.storage.remove(temporary)
+    for path in places:
+        view.look_again(path)
     return places
 
 

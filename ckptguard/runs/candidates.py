@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from ckptguard.decisions.candidates import Skipped, next_choice, places_of, used_up
-from ckptguard.errors import CouldNotTellError
-from ckptguard.runs.find_known_good import ANY, Candidate, Wanted, known_good_candidates, none_found
+from ckptguard.decisions.candidates import Choice, Search, Skipped, places_of
+from ckptguard.errors import CkptguardError, CouldNotTellError, StoppedError
+from ckptguard.runs.find_known_good import (
+    ANY,
+    Candidate,
+    Wanted,
+    candidate_of,
+    known_good_candidates,
+    none_found,
+)
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId
 
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
 T = TypeVar("T")
 
 
@@ -22,6 +31,67 @@ class Chosen(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     candidate: Candidate
     result: T
     skipped: tuple[Skipped, ...]
+
+
+class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
+    """What `first_of` took: what was offered, what the attempt gave, and the search that led there."""
+
+    offered: C
+    result: T
+    search: Search
+
+
+class Offers(Protocol[C_co]):
+    """Where the checkpoints come from that `first_of` tries."""
+
+    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+        """The best checkpoint that is not refused; None if there is none left."""
+
+    def places(self, id: CheckpointId) -> Iterable[tuple[Choice, C_co]]:
+        """Where it lies now, in the order in which its places are tried. It is asked again after each that failed."""
+
+
+def first_of(
+    offers: Offers[C],
+    attempt: Callable[[C], T | str],
+    *,
+    refused: frozenset[CheckpointId] = frozenset(),
+    when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
+    otherwise: Callable[[Search], CkptguardError],
+) -> Taken[C, T]:
+    """Call `attempt` with one place after the other of the best checkpoint, then of the next, until one succeeds.
+
+    `attempt` returns its result, or a sentence that says what is wrong, or raises CouldNotTellError, after which the
+    search goes on. After the last place of a checkpoint `when_refused` is called with all ids that count no more.
+
+    Raises:
+        CouldNotTellError: none succeeded, and the last that could not be read may be good.
+        StoppedError: the attempt was called off.
+        CkptguardError: what `otherwise` says, where none succeeded and all could be read.
+    """
+    search = Search(refused=refused)
+    errors: dict[Choice, CouldNotTellError] = {}
+    while (id := offers.best(search.refused)) is not None:
+        while True:
+            seen: dict[Choice, C] = {}
+            choice = search.next_of(_noted(offers.places(id), seen))
+            if choice is None:
+                break
+            try:
+                result = attempt(seen[choice])
+            except StoppedError:
+                raise
+            except CouldNotTellError as error:
+                errors[choice] = error
+                search = search.skip(choice, error.message, unsure=True)
+            else:
+                if not isinstance(result, str):
+                    return Taken(offered=seen[choice], result=result, search=search)
+                search = search.skip(choice, result)
+        search = search.refuse(id)
+        if when_refused is not None:
+            when_refused(search.refused)
+    raise errors[search.unsure.choice] if search.unsure is not None else otherwise(search)
 
 
 def first_whole(
@@ -34,37 +104,50 @@ def first_whole(
     """Call `attempt` with the known-good checkpoints, best first, until one succeeds.
 
     `attempt` verifies, loads or sends one candidate. It returns its result, or a sentence that says what is wrong with
-    the bytes, or raises CouldNotTellError, which says nothing about them: then an older one is taken and nothing is
-    recorded. `candidate.in_place` tells it which place to take; a candidate that has a kept copy too is offered again
-    with `in_place` false. When both were refused, `when_refused` is called with all ids that count no more.
+    the bytes, or raises CouldNotTellError, which says nothing about them and of which nothing is recorded.
+    `candidate.in_place` tells it which place to take. A candidate that has a kept copy too is offered again with
+    `in_place` false, then an older one. Where it lies is looked up anew after each attempt. When no place of it is
+    left, `when_refused` is called with all ids that count no more.
 
     Raises:
         CouldNotTellError: none succeeded, and the last that could not be read may be good.
+        StoppedError: the attempt was called off.
         NoKnownGoodError: none succeeded.
     """
-    skipped: list[Skipped] = []
-    refused = wanted.exclude
-    unsure: CouldNotTellError | None = None
-    while True:
-        left = msgspec.structs.replace(wanted, exclude=refused)
-        candidate = next(known_good_candidates(view, left), None)
-        if candidate is None:
-            raise unsure if unsure is not None else none_found(view.run, wanted.before_step)
-        places = places_of(candidate.id, in_place=candidate.in_place, has_copy=candidate.copy is not None)
-        choice = next_choice(places, skipped)
-        if choice is not None:
-            offered = msgspec.structs.replace(candidate, in_place=choice.in_place)
-            try:
-                result = attempt(offered)
-            except CouldNotTellError as error:
-                unsure = error
-                skipped.append(Skipped(choice=choice, why=error.message, unsure=True))
-            else:
-                if not isinstance(result, str):
-                    return Chosen(candidate=offered, result=result, skipped=tuple(skipped))
-                skipped.append(Skipped(choice=choice, why=result))
-            view.refresh(candidate.id.series)
-        if used_up(candidate.id, places, skipped):
-            refused |= {candidate.id}
-            if when_refused is not None:
-                when_refused(refused)
+    taken = first_of(
+        _OfView(view, wanted),
+        attempt,
+        refused=wanted.exclude,
+        when_refused=when_refused,
+        otherwise=lambda search: none_found(view.run, wanted.before_step),
+    )
+    return Chosen(candidate=taken.offered, result=taken.result, skipped=taken.search.skipped)
+
+
+class _OfView:
+    """The known-good checkpoints of a run, in place and as kept copies."""
+
+    def __init__(self, view: RunView, wanted: Wanted) -> None:
+        self._view, self._wanted = view, wanted
+        self._found: Candidate | None = None  # just now, by `best`
+
+    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+        wanted = msgspec.structs.replace(self._wanted, exclude=refused)
+        self._found = next(known_good_candidates(self._view, wanted), None)
+        return None if self._found is None else self._found.id
+
+    def places(self, id: CheckpointId) -> list[tuple[Choice, Candidate]]:
+        found, self._found = self._found, None
+        if found is None:  # it was tried, and what came of that is in the records
+            self._view.refresh(id.series)
+            found = candidate_of(self._view.history, id)
+        if found is None:
+            return []
+        choices = places_of(id, in_place=found.in_place, has_copy=found.copy is not None)
+        return [(choice, msgspec.structs.replace(found, in_place=choice.in_place)) for choice in choices]
+
+
+def _noted(places: Iterable[tuple[Choice, C]], seen: dict[Choice, C]) -> Iterable[Choice]:
+    for choice, offered in places:
+        seen[choice] = offered
+        yield choice

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckptguard.decisions.candidates import IN_PLACE, KEPT
 from ckptguard.decisions.known_good import choose_known_good
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError, ObjectMissingError
 from ckptguard.records.kept import KeptCopy, read_kept
@@ -16,13 +18,15 @@ from ckptguard.records.names_by_step import ListedSteps
 from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
 from ckptguard.runs.history import History, histories_by_step, load_history
-from ckptguard.runs.run_view import RunView
-from ckptguard.runs.sealed_content import is_good, kept_matches
+from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 
-IN_PLACE, KEPT, REPLICA = "in place", "kept", "replica"
+if TYPE_CHECKING:
+    from ckptguard.runs.run_view import RunView  # it lists, and an answer from the records needs none of that
+
+REPLICA = "replica"
 
 
 class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +65,23 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.answer.id
 
 
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a known-good checkpoint lies, and what to say of it."""
+
+    answer: KnownGood
+    in_place: bool
+    copy: KeptCopy | None
+
+
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which known-good checkpoints may be taken: those before a step (exclusive), of one series, but for some."""
+    """Which known-good checkpoints may be taken: those before a step (exclusive), of one series, but for some.
+    `step` asks for those of one step, `only` for one checkpoint and no other."""
 
     before_step: int | None = None
     series: str | None = None
     exclude: frozenset[CheckpointId] = frozenset()
+    step: int | None = None
+    only: CheckpointId | None = None
 
 
 ANY = Wanted()
@@ -136,36 +151,53 @@ def candidates_in(history: History, wanted: Wanted = ANY, *, copies: Copies = Co
 
 def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[CheckpointId]:
     """The ids that may be known-good by the names of the records, best first. Nothing is read."""
-    names = history.names if wanted.series is None else {wanted.series: history.names.get(wanted.series, [])}
-    return [s.id for s in choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude)]
+    series = wanted.series if wanted.only is None else wanted.only.series
+    names = history.names if series is None else {series: history.names.get(series, {})}
+    found = (s.id for s in choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude))
+    return [id for id in found if wanted.step in (None, id.step) and wanted.only in (None, id)]
 
 
 def candidate_of(history: History, id: CheckpointId, *, copies: Copies = Copies.ALL) -> Candidate | None:
     """The checkpoint, if it is good and present. CouldNotTellError if that cannot be told."""
-    run = history.run
     if not is_good(history, id):
         return None
     verdict, manifest = history.verdict(id), history.manifest(id)
     if verdict is None or manifest is None:
         return None
+    found = presence_of(history, id, verdict, manifest, copies=copies)
+    if found is None:
+        return None
+    return Candidate(answer=found.answer, manifest=manifest, in_place=found.in_place, copy=found.copy)
+
+
+def presence_of(
+    history: History,
+    id: CheckpointId,
+    verdict: Judged,
+    sealed: Sealed,
+    *,
+    copies: Copies = Copies.ALL,
+    path_of: Callable[[CheckpointId], str | None] | None = None,
+) -> Presence | None:
+    """Where a checkpoint lies whose sealed bytes are good; None if it is gone. `path_of` as for `History.current`."""
+    run = history.run
     damaged = verdict.outcome is not Outcome.GOOD
     in_place = (
         not damaged
-        and history.current_if_readable(id.series, id.step, manifest.path) == id
-        and all(_has_size(run, f.path, f.size) for f in manifest.files)
+        and history.current_if_readable(id.series, id.step, sealed.path, path_of=path_of) == id
+        and all(_has_size(run, f.path, f.size) for f in sealed.files)
     )
     asked = history.may_be_kept(id) and (copies is Copies.ALL or not in_place)
     copy = read_kept(run, id) if asked else None
-    if copy is not None and not kept_matches(run, copy, manifest):
+    if copy is not None and not kept_matches(run, copy, sealed):
         copy = None
-    if not in_place and copy is None:
-        return None
     if in_place:
-        path, reason = run.usable(manifest.path), f"verified {verdict.checked_at}, in place"
-    else:
-        assert copy is not None
+        path, reason = run.usable(sealed.path), f"verified {verdict.checked_at}, in place"
+    elif copy is not None:
         why = "its place is damaged" if damaged else "it is no longer in place"
         path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, this is the kept copy"
+    else:
+        return None
     answer = KnownGood(
         path=path,
         id=id,
@@ -174,7 +206,7 @@ def candidate_of(history: History, id: CheckpointId, *, copies: Copies = Copies.
         reason=reason,
         place=IN_PLACE if in_place else KEPT,
     )
-    return Candidate(answer=answer, manifest=manifest, in_place=in_place, copy=copy)
+    return Presence(answer=answer, in_place=in_place, copy=copy)
 
 
 def _has_size(run: Run, key: str, size: int) -> bool:

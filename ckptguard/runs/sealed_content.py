@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
 from ckptguard.runs.history import History
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Outcome, Verdict
+from ckptguard.values.verdict import Outcome
+
+
+class SealedFile(Protocol):
+    """What storage said of a file when it was sealed."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def mtime_ns(self) -> int | None: ...
+    @property
+    def inode(self) -> int | None: ...
+    @property
+    def etag(self) -> str | None: ...
+
+
+class Sealed(Protocol):
+    """A manifest, or as much of one as tells where its files are."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def files(self) -> Sequence[SealedFile]: ...
+
+
+class Judged(Protocol):
+    """A verdict, or as much of one as tells what it is about."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def checked_at(self) -> str: ...
+    @property
+    def place_damaged(self) -> bool: ...
+    @property
+    def content(self) -> Outcome | None: ...
 
 
 def is_good(history: History, id: CheckpointId) -> bool:
@@ -22,7 +59,7 @@ def is_good(history: History, id: CheckpointId) -> bool:
     return verdict is not None and sealed_outcome(verdict) is Outcome.GOOD
 
 
-def sealed_outcome(verdict: Verdict) -> Outcome | None:
+def sealed_outcome(verdict: Judged) -> Outcome | None:
     """What the verdict says of the sealed bytes, wherever they lie: of a damaged place, the outcome before."""
     return verdict.content if verdict.place_damaged else verdict.outcome
 
@@ -33,7 +70,7 @@ def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry
     return {file: by_key[copy.key(file)] for file in copy.files if copy.key(file) in by_key}
 
 
-def made_of_sealed(copy: KeptCopy, manifest: Manifest) -> bool:
+def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
     """Whether a kept copy was made of the files that were sealed. Of a save that raced with it, it is another's."""
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     for file in manifest.files:
@@ -43,7 +80,7 @@ def made_of_sealed(copy: KeptCopy, manifest: Manifest) -> bool:
     return True
 
 
-def kept_matches(run: Run, copy: KeptCopy, manifest: Manifest) -> bool:
+def kept_matches(run: Run, copy: KeptCopy, manifest: Sealed) -> bool:
     """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
     yet that its bytes are right). A hard link that was written through since has another time."""
     if not made_of_sealed(copy, manifest):

@@ -1,0 +1,252 @@
+"""Restorable: which checkpoints may be restored, and where each of them lies now, in the run and in its replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import msgspec
+
+from ckptguard.decisions.candidates import IN_PLACE, KEPT, Choice, Search
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError
+from ckptguard.records.kept import read_kept
+from ckptguard.records.pins import InUse
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.trash import list_trashed, trash_folder
+from ckptguard.replicas.find_replicas import has_newest, known_bad, open_replicas
+from ckptguard.runs.find_known_good import Wanted, candidate_of, known_good_candidates, none_found
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
+from ckptguard.storage import Storage
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
+
+_log = logging.getLogger("ckptguard")
+_QUARANTINED, _TRASHED = "quarantine", "trash"
+_NONE_HERE = (NoKnownGoodError, NotFoundError, RefusedError, CouldNotTellError)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the files of a manifest may be read: in `storage`, under `prefix` and their paths."""
+
+    view: RunView
+    id: CheckpointId
+    manifest: Manifest
+    outcome: Outcome
+    where: str
+    storage: Storage
+    prefix: str
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, as people are told of it."""
+        return _name(self.id, self.view.run.url)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether these are the files that training sees."""
+        return self.where == IN_PLACE
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether these are the files of the kept copy."""
+        return self.where == KEPT
+
+
+class Restorable:
+    """What may be restored of a run: its known-good checkpoints, or what there is of one step; newest first.
+
+    A checkpoint's places in replicas come after those in the run; replicas are opened only when they are needed. What
+    is offered stays pinned until `held` ends.
+    """
+
+    def __init__(self, view: RunView, step: int | None, *, force: bool, work: Work, held: contextlib.ExitStack) -> None:
+        self._view, self._step, self._work, self._held = view, step, work, held
+        self._own = _Places(view, step, force, work, held)
+        self._opened: list[_ReplicaPlaces] | None = None
+
+    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+        """The newest checkpoint that is not refused."""
+        own = self._own.best(refused)
+        if own is not None and not refused and (self._step is not None or self._is_newest(own)):
+            return own
+        found = [own, *(replica.best(refused) for replica in self._replicas())]
+        return max((id for id in found if id is not None), key=lambda id: id.order, default=None)
+
+    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, Place]]:
+        """Where it lies now."""
+        yield from self._own.places(id)
+        for replica in self._replicas():
+            yield from replica.places(id)
+
+    def none_left(self, search: Search) -> CkptguardError:
+        """What to say when nothing could be restored, although all could be read."""
+        if not search.refused:
+            return self._own.failed or none_found(self._view.run, None)
+        url, wrong = self._view.run.url, "no whole copy of it is there"
+        last = min(search.refused, key=lambda id: id.order)
+        if search.skipped:
+            choice, wrong = search.skipped[-1].choice, search.skipped[-1].why
+            last, url = choice.id, choice.source or url
+        return RefusedError(
+            f"{_name(last, url)} is damaged: {wrong}",
+            outcome=Outcome.BAD.value,
+            hint="restore another step, or use --force for the damaged bytes",
+        )
+
+    def _is_newest(self, id: CheckpointId) -> bool:
+        return not self._view.settings.replicas or has_newest(self._view.history, id)
+
+    def _replicas(self) -> list[_ReplicaPlaces]:
+        if self._opened is None:
+            replicas = open_replicas(self._view)
+            self._opened = [_ReplicaPlaces(r, self._step, self._work, self._held, self._view) for r in replicas]
+        return self._opened
+
+
+class _Places:
+    """A run, or a replica, as a place of checkpoints. `failed`: why nothing may be restored from it."""
+
+    def __init__(self, view: RunView, step: int | None, force: bool, work: Work, held: contextlib.ExitStack) -> None:
+        self._view, self._step, self._force, self._work = view, step, force, work
+        self._in_use = held.enter_context(InUse(view.run, "restore"))
+        self._source = ""
+        self._outcomes: dict[CheckpointId, Outcome | None] = {}  # of what was asked for; None: it does not count
+        self._of_step: dict[CheckpointId, Outcome] | None = None
+        self.failed: CkptguardError | None = None
+
+    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+        """The newest one that may be restored from here."""
+        try:
+            for id in self._ids(refused):
+                if self._counts(id):
+                    return id
+        except _NONE_HERE as error:
+            self.failed = error
+        return None
+
+    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, Place]]:
+        """Where it lies here."""
+        outcome = self._outcome(id)
+        if outcome is None:
+            return
+        self._in_use.pin(id)
+        self._view.refresh(id.series)  # what moved it before it was pinned moves it no more
+        manifest = self._view.history.manifest(id)
+        if manifest is None:
+            return
+        for where, storage, prefix in self._lies(id, manifest):
+            choice = Choice(id=id, place=where, source=self._source)
+            place = Place(
+                view=self._view,
+                id=id,
+                manifest=manifest,
+                outcome=outcome,
+                where=where,
+                storage=storage,
+                prefix=prefix,
+            )
+            yield choice, place
+
+    def _ids(self, refused: frozenset[CheckpointId]) -> Iterator[CheckpointId]:
+        """What may be restored, newest first: without a step every known-good checkpoint, for the newest may have been
+        damaged since its verdict."""
+        if self._step is not None:
+            yield from (id for id in self._named() if id not in refused)
+            return
+        for candidate in known_good_candidates(self._view, Wanted(exclude=refused)):
+            self._outcomes[candidate.id] = Outcome.GOOD
+            yield candidate.id
+
+    def _counts(self, id: CheckpointId) -> bool:
+        return self._outcome(id) is not None
+
+    def _outcome(self, id: CheckpointId) -> Outcome | None:
+        if id not in self._outcomes:
+            if self._step is not None:
+                self._outcomes[id] = self._named().get(id)
+            else:
+                self._outcomes[id] = None if candidate_of(self._view.history, id) is None else Outcome.GOOD
+        return self._outcomes[id]
+
+    def _named(self) -> dict[CheckpointId, Outcome]:
+        """What may be restored of the one step, best first, with its outcome."""
+        if self._of_step is None:
+            good = known_good_candidates(self._view, Wanted(step=self._step))
+            self._of_step = {candidate.id: Outcome.GOOD for candidate in good} or self._not_good()
+        return self._of_step
+
+    def _not_good(self) -> dict[CheckpointId, Outcome]:
+        """The best of the step that is not known-good; what has no verdict gets one."""
+        view, step = self._view, self._step
+        for checkpoint in view.checkpoints:
+            if checkpoint.step == step:
+                id = view.current_if_readable(checkpoint)
+                if id is None or view.history.verdict(id) is None:
+                    verify_checkpoint(view, checkpoint, work=Work(scanner=self._work.scanner))
+        history = view.history
+        found = []
+        for series in history.names:
+            for id in history.standings(series):
+                verdict = history.verdict(id) if id.step == step else None
+                if verdict is not None:
+                    found.append((verdict.outcome is Outcome.GOOD, id.generation, id, verdict))
+        for _, _, id, verdict in sorted(found, key=lambda one: one[:2], reverse=True):
+            if history.manifest(id) is None:
+                continue
+            if verdict.outcome is not Outcome.GOOD and not self._force:
+                reason = verdict.findings[0].message if verdict.findings else "its verdict says so"
+                raise RefusedError(
+                    f"{id} of {id.series} is {verdict.outcome.value}: {reason}",
+                    outcome=verdict.outcome.value,
+                    hint="restore another step, or use --force",
+                )
+            return {id: verdict.outcome}
+        raise NotFoundError(f"{view.run.url} has no checkpoint of step {step} that could be restored")
+
+    def _lies(self, id: CheckpointId, manifest: Manifest) -> list[tuple[str, Storage, str]]:
+        """Where it lies now: the place's name, its storage, and what precedes the files' paths there."""
+        run, history = self._view.run, self._view.history
+        found: list[tuple[str, Storage, str]] = []
+        in_place = history.current_if_readable(id.series, id.step, manifest.path) == id
+        if in_place and self._view.look_again(manifest.path) is not None:
+            found.append((IN_PLACE, run.storage, ""))
+        copy = read_kept(run, id)
+        if copy is not None:
+            found.append((KEPT, run.records, copy.folder + "/"))
+        if history.is_quarantined(id):
+            found.append((_QUARANTINED, run.records, f"{QUARANTINE}/{id.record_path}/"))
+        if id in list_trashed(run):
+            found.append((_TRASHED, run.records, trash_folder(id) + "/"))
+        # With force the damaged bytes themselves may be what is wanted, but a whole copy comes first.
+        return sorted(found, key=lambda one: one[0] != KEPT) if self._force else found
+
+
+class _ReplicaPlaces(_Places):
+    """Those of a replica: what is good there, and of which the run itself knows nothing bad."""
+
+    def __init__(
+        self, replica: RunView, step: int | None, work: Work, held: contextlib.ExitStack, own: RunView
+    ) -> None:
+        super().__init__(replica, step, False, work, held)
+        self._source, self._run = replica.run.url, own
+
+    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, Place]]:
+        """Where it lies here; nowhere if that cannot be told."""
+        try:
+            found = list(super().places(id))
+        except _NONE_HERE as error:
+            _log.warning("the replica %s cannot be used: %s", self._source, error.message)
+            return
+        yield from found
+
+    def _outcome(self, id: CheckpointId) -> Outcome | None:
+        outcome = super()._outcome(id)
+        return outcome if outcome is Outcome.GOOD and not known_bad(self._run.history, id) else None
+
+
+def _name(id: CheckpointId, url: str) -> str:
+    return f"{id} of {id.series} in {url}"

@@ -13,7 +13,7 @@ What holds for every policy:
 
 from __future__ import annotations
 
-import heapq
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -67,35 +67,18 @@ def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]
 def ages(times: Sequence[float | None], now: float | None) -> list[float | None]:
     """How old checkpoints are for sure, in seconds; `times` are when they were saved, oldest step first.
 
-    The least of: the time between it and the newest; between it and `now`; and the sum of what passed from one to the
-    next, less its greatest part, and for every time that the clock went back less one more. So a clock that jumped
-    (and back), stood still, or is wrong only here, makes nothing look older than it is. None: it cannot be told.
+    A checkpoint's age ends at the newest time, or at `now` if that is earlier; the greatest gap on the way counts as
+    nothing, for the clock may have jumped. None: its time is not known, or the times from before it on do not rise.
     """
-    newest = next((t for t in reversed(times) if t is not None), None)
-    found: list[float | None] = []
-    later: float | None = None
-    forgiven: list[float] = []  # the greatest gaps: a heap, least first
-    counted: list[float] = []  # the others: a heap of negatives, so greatest first
-    allowed, passed = 1, 0.0
-    for time in reversed(times):
-        if time is None or newest is None:
-            found.append(None)
-            continue
-        gap = 0.0 if later is None else later - time
-        later = time
-        if gap < 0:
-            allowed += 1
-            if counted:
-                gap_back = -heapq.heappop(counted)
-                passed -= gap_back
-                heapq.heappush(forgiven, gap_back)
-        heapq.heappush(forgiven, max(gap, 0.0))
-        if len(forgiven) > allowed:
-            least = heapq.heappop(forgiven)
-            passed += least
-            heapq.heappush(counted, -least)
-        found.append(max(0.0, min(passed, newest - time, math.inf if now is None else now - time)))
-    return found[::-1]
+    known = [(place, time) for place, time in enumerate(times) if time is not None]
+    unsure = max((place for (_, time), (place, later) in itertools.pairwise(known) if time > later), default=-1)
+    found: list[float | None] = [None] * len(times)
+    newest = later = known[-1][1] if known else 0.0
+    greatest = 0.0
+    for place, time in reversed([(place, time) for place, time in known if place > unsure]):
+        greatest, later = max(greatest, later - time), time
+        found[place] = max(0.0, min(newest - greatest, math.inf if now is None else now) - time)
+    return found
 
 
 def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[Decision]:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ckptguard.decisions.retention import Present, ages, decide
 from ckptguard.errors import SettingsError
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Best, Policy, parse_best, parse_span, span_text
 from ckptguard.values.verdict import Outcome
 
@@ -29,9 +30,7 @@ def runs(draw, outcomes=tuple(Outcome)):
     return [
         Present(
             path=f"{series}/{number}",
-            series=series,
-            step=step,
-            generation=generation,
+            id=CheckpointId(series, step, generation),
             outcome=draw(st.sampled_from(outcomes)),
             saved=draw(st.none() | st.floats(0, 3 * YEAR)),
             metrics=draw(metrics),
@@ -58,12 +57,12 @@ clocks = st.none() | st.floats(0, 4 * YEAR)
 
 def age(checkpoint):
     """What tells the newer one of a series."""
-    return (-1 if checkpoint.step is None else checkpoint.step, checkpoint.generation)
+    return checkpoint.id.order
 
 
 def good_of(checkpoints, series):
     """GOOD checkpoints of a series that have a step, newest first."""
-    found = [c for c in checkpoints if c.series == series and c.outcome is Outcome.GOOD and c.step is not None]
+    found = [c for c in checkpoints if c.id.series == series and c.outcome is Outcome.GOOD and c.id.step is not None]
     return sorted(found, key=age, reverse=True)
 
 
@@ -76,17 +75,17 @@ def test_what_never_may_be_removed_stays(checkpoints, policy, now):
     assert sorted(d.checkpoint.path for d in decisions) == sorted(c.path for c in checkpoints)
     assert all(d.reasons and all(d.reasons) for d in decisions)
     for removed in (d.checkpoint for d in decisions if not d.keep):
-        good = good_of(checkpoints, removed.series)
+        good = good_of(checkpoints, removed.id.series)
         assert removed not in good[: policy.keep_good]
         assert len([c for c in good if age(c) > age(removed)]) >= policy.keep_good
         assert not removed.holds
-        assert removed.step is not None
+        assert removed.id.step is not None
         assert removed.outcome is not Outcome.PENDING
         assert not policy.asks_nothing
         assert removed.outcome is not Outcome.GOOD or policy.has_rules
         assert removed.outcome is Outcome.GOOD or policy.drop_failed
-        pending = [c for c in checkpoints if c.series == removed.series and c.outcome is Outcome.PENDING]
-        assert not any(c.step is None or age(c) > age(removed) for c in pending)
+        pending = [c for c in checkpoints if c.id.series == removed.id.series and c.outcome is Outcome.PENDING]
+        assert not any(c.id.step is None or age(c) > age(removed) for c in pending)
 
 
 @given(runs(), policies, clocks)
@@ -108,8 +107,8 @@ def test_every_rule_keeps_what_it_names(checkpoints, policy, now):
         good = good_of(checkpoints, series)
         assert {c.path for c in good[: policy.keep_last or 0]} <= kept
         if policy.keep_every is not None:
-            parts = {c.step // policy.keep_every for c in good}
-            assert parts == {c.step // policy.keep_every for c in good if c.path in kept}
+            parts = {c.id.step // policy.keep_every for c in good}
+            assert parts == {c.id.step // policy.keep_every for c in good if c.path in kept}
         for best in policy.keep_best:
             values = {c.path: c.metrics.get(best.metric, math.nan) for c in good}
             finite = sorted((v for v in values.values() if math.isfinite(v)), reverse=best.way == "max")
@@ -131,15 +130,15 @@ def test_what_is_no_number_never_is_the_best(checkpoints, way, count):
 def test_a_metric_that_nobody_has_removes_nothing():
     """A mistyped name is no reason to take the best away; other rules hold as ever."""
     own = [
-        Present(path=f"{i}", series="a", step=i, generation=1, outcome=Outcome.GOOD, metrics={"eval_loss": i})
+        Present(path=f"{i}", id=CheckpointId("a", i, 1), outcome=Outcome.GOOD, metrics={"eval_loss": i})
         for i in range(9)
     ]
     typo = Best("evalloss", "min")
     assert all(d.keep for d in decide(own, Policy(keep_best=(typo,))))
-    kept = [d.checkpoint.step for d in decide(own, Policy(keep_best=(typo, Best("eval_loss", "min")))) if d.keep]
+    kept = [d.checkpoint.id.step for d in decide(own, Policy(keep_best=(typo, Best("eval_loss", "min")))) if d.keep]
     assert kept == [0, 7, 8]
-    assert [d.checkpoint.step for d in decide(own, Policy(keep_best=(typo,), keep_last=3)) if d.keep] == [6, 7, 8]
-    bare = [Present(path=f"b{i}", series="b", step=i, generation=1, outcome=Outcome.GOOD) for i in range(9)]
+    assert [d.checkpoint.id.step for d in decide(own, Policy(keep_best=(typo,), keep_last=3)) if d.keep] == [6, 7, 8]
+    bare = [Present(path=f"b{i}", id=CheckpointId("b", i, 1), outcome=Outcome.GOOD) for i in range(9)]
     kept = [d.checkpoint.path for d in decide([*own, *bare], Policy(keep_best=(Best("eval_loss", "min"),))) if d.keep]
     assert kept == ["0", "7", "8", *(c.path for c in bare)]
 
@@ -188,12 +187,12 @@ def test_a_wrong_clock_removes_nothing_early(gaps, kind, at, within):
     shown = wrong_clock(true, kind, min(at, len(true) - 1))
     *saved, now = shown
     checkpoints = [
-        Present(path=f"{i}", series="a", step=i, generation=1, outcome=Outcome.GOOD, saved=time)
+        Present(path=f"{i}", id=CheckpointId("a", i, 1), outcome=Outcome.GOOD, saved=time)
         for i, time in enumerate(saved)
     ]
     for decision in decide(checkpoints, Policy(keep_within=within, keep_good=1), now=now):
         if not decision.keep:
-            assert true[-1] - true[decision.checkpoint.step] > within - 1
+            assert true[-1] - true[decision.checkpoint.id.step] > within - 1
 
 
 @given(st.lists(st.floats(1, HOUR), min_size=1, max_size=30), st.sampled_from([-YEAR, YEAR]), st.floats(60, 20 * HOUR))
@@ -207,7 +206,7 @@ def test_our_own_clock_alone_removes_nothing_early(gaps, off, within):
 def test_a_right_clock_keeps_hardly_more_than_asked():
     """With a save an hour and a right clock, two days are 48 checkpoints, and one more for the greatest gap."""
     checkpoints = [
-        Present(path=f"{i}", series="a", step=i, generation=1, outcome=Outcome.GOOD, saved=i * HOUR) for i in range(100)
+        Present(path=f"{i}", id=CheckpointId("a", i, 1), outcome=Outcome.GOOD, saved=i * HOUR) for i in range(100)
     ]
     kept = [d for d in decide(checkpoints, Policy(keep_within=48 * HOUR), now=100 * HOUR) if d.keep]
     assert len(kept) == 50
@@ -216,13 +215,11 @@ def test_a_right_clock_keeps_hardly_more_than_asked():
 def test_many_checkpoints_are_decided_at_once():
     """Ten thousand with every rule at once; nothing is looked at again and again."""
     checkpoints = [
-        Present(
-            path=f"{i}", series="a", step=i, generation=1, outcome=Outcome.GOOD, saved=i * 60.0, metrics={"loss": -i}
-        )
+        Present(path=f"{i}", id=CheckpointId("a", i, 1), outcome=Outcome.GOOD, saved=i * 60.0, metrics={"loss": -i})
         for i in range(10_000)
     ]
     policy = Policy(keep_last=5, keep_every=1000, keep_within=600.0, keep_best=(Best("loss", "max"),))
-    kept = [d.checkpoint.step for d in decide(checkpoints, policy, now=600_000.0) if d.keep]
+    kept = [d.checkpoint.id.step for d in decide(checkpoints, policy, now=600_000.0) if d.keep]
     assert kept == [*range(0, 10_000, 1000), *range(9988, 10_000)]
 
 

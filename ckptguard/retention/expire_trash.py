@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from ckptguard.errors import ObjectMissingError
@@ -12,17 +13,17 @@ from ckptguard.records.pins import list_pins
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, list_records
 from ckptguard.records.trash import read_trash
-from ckptguard.runs.find_known_good import known_good_candidates
-from ckptguard.runs.history import History, Key, load_history
+from ckptguard.runs.find_known_good import Wanted, known_good_candidates
+from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Entry
-from ckptguard.values.ids import parse_id, series_from_folder
+from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard.values.verdict import Outcome
 
 _DAMAGED = re.compile(r"(?P<id>.+)\.damaged-[0-9a-f]{8}")
 _REPLACED = re.compile(r"tmp-replaced-[0-9a-f]{8}")
 
 
-def collect_aside(run: Run, grace: float) -> list[str]:
+def collect_aside(view: RunView, grace: float) -> list[str]:
     """Remove, after `grace` seconds, damaged bytes whose checkpoint was good again all that time, and what was put back
     from the trash when its place was taken again; returns their keys. While a checkpoint is not good its damaged bytes
     stay.
@@ -30,8 +31,8 @@ def collect_aside(run: Run, grace: float) -> list[str]:
     The time is measured by this machine's own clock from when it was first seen so, by a call of this; what it has seen
     of other machines' marks and pins is noted too. The caller holds the run's lock.
     """
-    history = load_history(run)
-    damaged = {key for key, series, id in _damaged(run) if _has_no_use(run, history, key, series, id)}
+    run = view.run
+    damaged = {key for key, id in _damaged(run) if _has_no_use(view, key, id)}
     replaced = {e.key for e in _beside(run) if _REPLACED.fullmatch(e.name)}
     removed = []
     for storage, keys in ((run.records, damaged), (run.storage, replaced)):
@@ -46,28 +47,28 @@ def collect_aside(run: Run, grace: float) -> list[str]:
     return removed
 
 
-def _damaged(run: Run) -> list[tuple[str, str, Key]]:
-    """(key, series, (step, generation)) of every folder of damaged bytes."""
+def _damaged(run: Run) -> list[tuple[str, CheckpointId]]:
+    """Every folder of damaged bytes: its key, and of which checkpoint they were."""
     found = []
     for folder in list_records(run, QUARANTINE):
         for name in list_records(run, f"{QUARANTINE}/{folder}"):
             match = _DAMAGED.fullmatch(name)
-            key = parse_id(match["id"]) if match else None
-            if key is not None:
-                found.append((f"{QUARANTINE}/{folder}/{name}", series_from_folder(folder), key))
+            id = id_from_record(folder, match["id"]) if match else None
+            if id is not None:
+                found.append((f"{QUARANTINE}/{folder}/{name}", id))
     return found
 
 
-def _has_no_use(run: Run, history: History, place: str, series: str, key: Key) -> bool:
+def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
     """Whether the checkpoint is good without these bytes, and was seen whole since they were put aside: it may be
     rotated away before their time is over."""
-    standing = history.standings(series).get(key)
-    if standing is None or standing.outcome is not Outcome.GOOD or read_set_aside(run, series, *key) is not None:
+    standing = view.history.standings(id.series).get(id)
+    if standing is None or standing.outcome is not Outcome.GOOD or read_set_aside(view.run, id) is not None:
         return False
-    if seen_for(run, place) is not None:
+    if seen_for(view.run, place) is not None:
         return True
-    before = None if key[0] is None else key[0] + 1
-    return any(c.key == key for c in known_good_candidates(run, history, series=series, before_step=before, most=2))
+    wanted = Wanted(before_step=None if id.step is None else id.step + 1, series=id.series)
+    return any(candidate.id == id for candidate in itertools.islice(known_good_candidates(view, wanted), 2))
 
 
 def _beside(run: Run) -> list[Entry]:

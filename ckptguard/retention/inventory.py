@@ -1,20 +1,21 @@
-"""Present: all that decides about what may be removed, read strictly: what cannot be read ends the whole look."""
+"""Inventory: all that decides about what may be removed, read strictly: what cannot be read ends the whole look."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
 
 from ckptguard.decisions.retention import Present
 from ckptguard.errors import RecordsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.elapsed import seconds_of
 from ckptguard.records.ledger import read_verdict
-from ckptguard.records.run import Run
 from ckptguard.records.trash import MARKED, Trashed, read_trash
 from ckptguard.runs.file_signatures import looks_unchanged
-from ckptguard.runs.history import History, Key, load_history
-from ckptguard.runs.listing import list_checkpoints
 from ckptguard.runs.removal_holds import pins_of, references_to
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome, Verdict
 
@@ -28,63 +29,94 @@ class Look:
     trash: list[Trashed]
 
 
-def look(run: Run) -> Look:
-    """Look at a run. What is in the trash is not in place, wherever its files lie.
+@dataclass
+class Remembered:
+    """What earlier looks read of each checkpoint in place, by its path, and from which files and records.
+
+    Records never change under their names, so an entry stands while files and names are the same. It only saves work.
+    """
+
+    known: dict[str, tuple[object, Present]] = field(default_factory=dict)
+
+
+def look(view: RunView, remembered: Remembered | None = None) -> Look:
+    """Look at a run. What is in the trash is not in place, wherever its files lie. Only what is not `remembered` is
+    read.
 
     CouldNotTellError if any listing fails, or any record of what is in place cannot be read.
     """
-    history = load_history(run)
-    checkpoints = list_checkpoints(run)
-    pins, references = pins_of(run), references_to(run, checkpoints)
-    trash = read_trash(run)
-    marked = {(m.series, m.step, m.generation, m.path): m.signature for m in trash if m.how == MARKED}
+    pins, references = pins_of(view.run), references_to(view)
+    trash = read_trash(view.run)
+    marked = {(mark.id, mark.path): mark.signature for mark in trash if mark.how == MARKED}
+    before = remembered.known if remembered is not None else {}
+    known: dict[str, tuple[object, Present]] = {}
     present = []
-    for checkpoint in checkpoints:
-        key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
-        manifest = history.manifest(checkpoint.series, key) if key is not None else None
-        verdict = strict_verdict(run, history, checkpoint.series, key) if key is not None else None
-        if key is None:
-            key = (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
+    for checkpoint in view.checkpoints:
+        basis = _basis(view, checkpoint)
+        found = before.get(checkpoint.path)
+        one = found[1] if found is not None and found[0] == basis else _present(view, checkpoint)
+        known[checkpoint.path] = basis, one
         signature = tuple((e.key, *e.signature) for e in checkpoint.entries)
-        if marked.get((checkpoint.series, *key, checkpoint.path)) == signature:
+        if marked.get((one.id, checkpoint.path)) == signature:
             continue
-        present.append(
-            Present(
-                path=checkpoint.path,
-                series=checkpoint.series,
-                step=checkpoint.step,
-                generation=key[1],
-                outcome=_outcome(run, history, checkpoint, key, manifest, verdict),
-                saved=seconds_of(manifest.sealed_at) if manifest is not None else None,
-                metrics=manifest.metrics if manifest is not None else {},
-                bytes=checkpoint.bytes,
-                holds=(*pins.get((checkpoint.series, key), ()), *references.get(checkpoint.path, ())),
-            )
-        )
-    return Look(present=present, checkpoints={c.path: c for c in checkpoints}, trash=trash)
+        holds = (*pins.get(one.id, ()), *references.get(checkpoint.path, ()))
+        present.append(msgspec.structs.replace(one, holds=holds))
+    if remembered is not None:
+        remembered.known = known
+    return Look(present=present, checkpoints={c.path: c for c in view.checkpoints}, trash=trash)
 
 
-def strict_verdict(run: Run, history: History, series: str, key: Key) -> Verdict | None:
+def strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
     """The newest verdict on a generation, or None if there is none. RecordsError if it cannot be read: an older one
     may say something else."""
-    standing = history.standings(series).get(key)
+    standing = view.history.standings(id.series).get(id)
     if standing is None:
         return None
-    verdict = read_verdict(run, series, standing)
+    verdict = read_verdict(view.run, standing)
     if verdict is None:
         raise RecordsError(
-            f"the verdict {standing.number} on {standing.id} of {series} cannot be read",
+            f"the verdict {standing.number} on {id} of {id.series} cannot be read",
             hint="verify that checkpoint again: a newer verdict takes its place",
         )
     return verdict
 
 
+def _basis(view: RunView, checkpoint: Checkpoint) -> object:
+    """All that `_present` depends on, without reading a record: the files, and the names of the records of its step."""
+    history = view.history
+    standings, sealed = history.standings(checkpoint.series), history.sealed(checkpoint.series)
+    return (
+        checkpoint.signature,
+        [
+            (id, id in sealed, history.is_quarantined(id), standings.get(id))
+            for id in history.generations(checkpoint.series, checkpoint.step)
+        ],
+    )
+
+
+def _present(view: RunView, checkpoint: Checkpoint) -> Present:
+    """What is in place under a path, without what holds it."""
+    id = view.current(checkpoint)
+    manifest = view.history.manifest(id) if id is not None else None
+    verdict = strict_verdict(view, id) if id is not None else None
+    if id is None:
+        id = view.history.next_id(checkpoint.series, checkpoint.step)
+    return Present(
+        path=checkpoint.path,
+        id=id,
+        outcome=_outcome(view, checkpoint, id, manifest, verdict),
+        saved=seconds_of(manifest.sealed_at) if manifest is not None else None,
+        metrics=manifest.metrics if manifest is not None else {},
+        bytes=checkpoint.bytes,
+    )
+
+
 def _outcome(
-    run: Run, history: History, checkpoint: Checkpoint, key: Key, manifest: Manifest | None, verdict: Verdict | None
+    view: RunView, checkpoint: Checkpoint, id: CheckpointId, manifest: Manifest | None, verdict: Verdict | None
 ) -> Outcome:
     """What is known of the very files that are in place: a verdict on others that lay there before is none."""
     if verdict is None and manifest is None:
-        unsealed = strict_verdict(run, history, checkpoint.series, key)  # INCOMPLETE so far
+        unsealed = strict_verdict(view, id)  # INCOMPLETE so far
         return unsealed.outcome if unsealed is not None else Outcome.PENDING
     if verdict is None or manifest is None:
         return Outcome.PENDING

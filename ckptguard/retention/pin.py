@@ -7,29 +7,25 @@ import datetime
 from ckptguard.errors import NotFoundError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.pins import PINNED, Pin, list_pins, pin_checkpoint, release_pin
-from ckptguard.records.run import Run
-from ckptguard.runs.history import Key, load_history
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId
 
 
-def pin(run: Run, checkpoint: Checkpoint, *, note: str = "", lasts: datetime.timedelta | None = None) -> Pin:
+def pin(view: RunView, checkpoint: Checkpoint, *, note: str = "", lasts: datetime.timedelta | None = None) -> Pin:
     """Pin what lies in place. RecordsError if it cannot be told which generation that is."""
-    return pin_checkpoint(run, checkpoint.series, _key(run, checkpoint), lasts=lasts, note=note)
+    return pin_checkpoint(view.run, _id(view, checkpoint), lasts=lasts, note=note)
 
 
-def unpin(run: Run, checkpoint: Checkpoint) -> list[Pin]:
+def unpin(view: RunView, checkpoint: Checkpoint) -> list[Pin]:
     """Release every pin that somebody asked for; what is in use stays so. NotFoundError if there is none."""
-    key = _key(run, checkpoint)
-    found = [
-        p for p in list_pins(run) if (p.series, (p.step, p.generation), p.reason) == (checkpoint.series, key, PINNED)
-    ]
+    id = _id(view, checkpoint)
+    found = [p for p in list_pins(view.run) if (p.id, p.reason) == (id, PINNED)]
     if not found:
         raise NotFoundError(f"{checkpoint.path} is not pinned")
     for one in found:
-        release_pin(run, one)
+        release_pin(view.run, one)
     return found
 
 
-def _key(run: Run, checkpoint: Checkpoint) -> Key:
-    history = load_history(run)
-    current = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
-    return current or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
+def _id(view: RunView, checkpoint: Checkpoint) -> CheckpointId:
+    return view.current(checkpoint) or view.history.next_id(checkpoint.series, checkpoint.step)

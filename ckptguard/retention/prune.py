@@ -13,13 +13,12 @@ from ckptguard.records.elapsed import this_moment
 from ckptguard.records.run import Run
 from ckptguard.records.trash import Trashed, list_trashed, read_trash
 from ckptguard.retention.expire_trash import collect_aside
-from ckptguard.retention.inventory import Look, look, strict_verdict
+from ckptguard.retention.inventory import Look, Remembered, look, strict_verdict
 from ckptguard.retention.trash import delete_for_good, in_trash_for, settle_trash, throw_away
-from ckptguard.runs.history import Key, load_history
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of
+from ckptguard.runs.run_view import RunView
 from ckptguard.values.retention_policy import Policy, parse_span
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 
@@ -36,28 +35,39 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
     could_not_tell: tuple[str, ...] = ()
 
 
-def prune(run: Run, policy: Policy, *, grace: float, dry_run: bool = False) -> Pruned:
+def prune(
+    view: RunView, policy: Policy, *, grace: float, dry_run: bool = False, remembered: Remembered | None = None
+) -> Pruned:
     """Put what the policy does not keep into the trash, and remove for good what lies there for longer than `grace`
-    seconds. The decision is taken under the run's lock, right before.
+    seconds.
 
-    CouldNotTellError, and nothing is removed, if any listing fails or any record of what is in place cannot be read;
-    BusyError if another process holds the run. Trouble with one checkpoint ends the work and is told in the answer.
+    The decision is taken under the run's lock, right before, by a new look at the run; what is `remembered` of records
+    is not read again. With `dry_run` the view is looked at as it is.
+
+    Raises:
+        CouldNotTellError: a listing failed, or a record of what is in place cannot be read. Nothing is removed.
+        BusyError: another process holds the run.
+    Trouble with one checkpoint ends the work and is told in the answer.
     """
+    remembered = remembered if remembered is not None else Remembered()
     if dry_run:
-        seen = look(run)
+        seen = look(view, remembered)
         decisions = decide(seen.present, policy, now=this_moment().wall)
-        removed, emptied = [d for d in decisions if not d.keep], _due(run, seen, policy, grace)
+        removed, emptied = [d for d in decisions if not d.keep], _due(view, seen, policy, grace)
         troubles: list[str] = []
         in_trash = [mark for mark in seen.trash if mark not in emptied]
     else:
-        with run_lock(run):
-            settle_trash(run)
-            seen = look(run)
+        with run_lock(view.run):
+            settle_trash(view.run)
+            view.forget()
+            seen = look(view, remembered)
             decisions = decide(seen.present, policy, now=this_moment().wall)
-            removed, troubles = _remove(run, seen, decisions, policy)
-            emptied = [] if troubles else _empty(run, policy, grace, troubles)
-            in_trash = _left_in_trash(run, troubles)
-            _collect_aside(run, grace, troubles)
+            removed, troubles = _remove(view.run, seen, decisions, policy)
+            if removed or troubles:
+                view.forget()
+            emptied = [] if troubles else _empty(view, policy, grace, remembered, troubles)
+            in_trash = _left_in_trash(view.run, troubles)
+            _collect_aside(view, grace, troubles)
     return Pruned(
         dry_run=dry_run,
         policy=policy,
@@ -69,17 +79,18 @@ def prune(run: Run, policy: Policy, *, grace: float, dry_run: bool = False) -> P
     )
 
 
-def prune_by_settings(run: Run, settings: Settings) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Prune as the settings ask, empty the trash, and remove what was put aside: the paths that were removed, and
     sentences about what went wrong. Without rules in the settings no checkpoint is removed."""
-    policy, grace = settings.retention(), parse_span(settings.trash_grace)
+    policy, grace = view.settings.retention(), parse_span(view.settings.trash_grace)
     try:
-        if policy.asks_nothing and not list_trashed(run):
+        if policy.asks_nothing and not list_trashed(view.run):
             troubles: list[str] = []
-            with run_lock(run):
-                _collect_aside(run, grace, troubles)
+            with run_lock(view.run):
+                view.refresh()
+                _collect_aside(view, grace, troubles)
             return (), tuple(troubles)
-        done = prune(run, policy, grace=grace)
+        done = prune(view, policy, grace=grace, remembered=remembered)
     except (BusyError, CouldNotTellError) as error:
         return (), (f"nothing was pruned: {error.message}",)
     return tuple(d.checkpoint.path for d in done.removed), done.could_not_tell
@@ -92,13 +103,13 @@ def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy)
     for decision in decisions:
         chosen = decision.checkpoint
         try:
-            if decision.keep or (chosen.series, (chosen.step, chosen.generation)) in pins_of(run):
+            if decision.keep or chosen.id in pins_of(run):
                 continue
             if not _still_so(run, [seen.checkpoints[chosen.path]]):
                 continue  # rotated away or saved anew meanwhile: it is decided about at the next look
-            if not _still_so(run, [seen.checkpoints[c.path] for c in floor[chosen.series]]):
+            if not _still_so(run, [seen.checkpoints[c.path] for c in floor[chosen.id.series]]):
                 return removed, [f"{chosen.path} was not removed: newer good ones changed meanwhile"]
-            if throw_away(run, seen.checkpoints[chosen.path], (chosen.step, chosen.generation)):
+            if throw_away(run, seen.checkpoints[chosen.path], chosen.id):
                 removed.append(decision)
         except CouldNotTellError as error:
             return removed, [f"{chosen.path} could not be removed: {error.message}"]
@@ -109,8 +120,8 @@ def _floor(decisions: Sequence[Decision], policy: Policy) -> dict[str, list[Pres
     """The newest good ones of each series, because of which others may go."""
     good: dict[str, list[Present]] = {}
     for checkpoint in (decision.checkpoint for decision in decisions):
-        if checkpoint.outcome is Outcome.GOOD and checkpoint.step is not None:
-            good.setdefault(checkpoint.series, []).append(checkpoint)
+        if checkpoint.outcome is Outcome.GOOD and checkpoint.id.step is not None:
+            good.setdefault(checkpoint.id.series, []).append(checkpoint)
     return {series: found[-policy.keep_good :] for series, found in good.items()}
 
 
@@ -122,24 +133,24 @@ def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
         return False
 
 
-def _empty(run: Run, policy: Policy, grace: float, troubles: list[str]) -> list[Trashed]:
+def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, troubles: list[str]) -> list[Trashed]:
     """Remove for good what is due, by a look of its own: what was removed just now counts no more."""
     gone: list[Trashed] = []
     try:
-        if list_trashed(run):
-            for mark in _due(run, look(run), policy, grace):
-                if (mark.series, (mark.step, mark.generation)) in pins_of(run):
+        if list_trashed(view.run):
+            for mark in _due(view, look(view, remembered), policy, grace):
+                if mark.id in pins_of(view.run):
                     continue  # it came into use meanwhile
-                delete_for_good(run, mark)
+                delete_for_good(view.run, mark)
                 gone.append(mark)
     except CouldNotTellError as error:
         troubles.append(f"the trash could not be emptied: {error.message}")
     return gone
 
 
-def _collect_aside(run: Run, grace: float, troubles: list[str]) -> None:
+def _collect_aside(view: RunView, grace: float, troubles: list[str]) -> None:
     try:
-        collect_aside(run, grace)
+        collect_aside(view, grace)
     except CouldNotTellError as error:
         troubles.append(f"what was put aside could not be collected: {error.message}")
 
@@ -152,24 +163,21 @@ def _left_in_trash(run: Run, troubles: list[str]) -> list[Trashed]:
         return []
 
 
-def _due(run: Run, seen: Look, policy: Policy, grace: float) -> list[Trashed]:
+def _due(view: RunView, seen: Look, policy: Policy, grace: float) -> list[Trashed]:
     """What may go from the trash for good now. The laws of retention hold here too: what would be one of the newest
     good ones again, because newer ones turned out bad, stays, as does what is pinned or older than a pending one."""
-    now, history, pins = this_moment(), load_history(run), pins_of(run)
+    now, pins = this_moment(), pins_of(view.run)
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
     trashed = []
     for mark in seen.trash:
-        key: Key = (mark.step, mark.generation)
-        verdict = strict_verdict(run, history, mark.series, key)
+        verdict = strict_verdict(view, mark.id)
         trashed.append(
             Present(
                 path=mark.folder,
-                series=mark.series,
-                step=mark.step,
-                generation=mark.generation,
+                id=mark.id,
                 outcome=verdict.outcome if verdict is not None else Outcome.PENDING,
-                holds=tuple(pins.get((mark.series, key), ())),
+                holds=tuple(pins.get(mark.id, ())),
             )
         )
     goes = {d.checkpoint.path for d in decide([*seen.present, *trashed], laws) if not d.keep}
-    return [m for m in seen.trash if m.folder in goes and in_trash_for(run, m, now) > grace]
+    return [m for m in seen.trash if m.folder in goes and in_trash_for(view.run, m, now) > grace]

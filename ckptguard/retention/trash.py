@@ -29,16 +29,16 @@ from ckptguard.records.trash import (
     remove_unmarked,
     unmark_taken,
 )
-from ckptguard.runs.history import Key
+from ckptguard.values.ids import CheckpointId
 
 
-def throw_away(run: Run, checkpoint: Checkpoint, key: Key) -> bool:
-    """Put a checkpoint in place into the trash; False if another process did. The caller holds the lock."""
+def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
+    """Put a checkpoint in place into the trash under an id; False if another process did. The caller holds the lock."""
     now = this_moment()
     mark = Trashed(
-        series=checkpoint.series,
-        step=key[0],
-        generation=key[1],
+        series=id.series,
+        step=id.step,
+        generation=id.generation,
         path=checkpoint.path,
         how=MOVED if moves_files(run) else MARKED,
         files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),

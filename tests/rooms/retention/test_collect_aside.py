@@ -6,7 +6,7 @@ import random
 import pytest
 from support import damage
 from support.kept_runs import guarded
-from support.runs import QUICK
+from support.views import look
 
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records import elapsed as moments
@@ -15,9 +15,9 @@ from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
 from ckptguard.retention.expire_trash import collect_aside
 from ckptguard.retention.prune import prune_by_settings
-from ckptguard.runs.history import load_history
 from ckptguard.storage.local.writes import shown_as_written
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 
 DAY = 86400.0
 
@@ -41,27 +41,27 @@ def damaged_bytes(root):
 
 def hurt(root, run):
     """Damage the checkpoint of step 200, and have it found."""
-    manifest = load_history(run).manifest("sharded-#", (200, 1))
+    manifest = look(run).history.manifest(CheckpointId("sharded-#", 200, 1))
     damage.KINDS["span_flip"](root, manifest, random.Random(7))
     damage.set_times(root, manifest, "kept")
-    scrub(run, QUICK)
+    scrub(look(run))
 
 
 def test_damaged_bytes_go_a_while_after_the_checkpoint_was_repaired(root, machine):
     """For the time of grace from the first look after the repair; then nothing is left of them, on record neither."""
     run = guarded(root)
     hurt(root, run)
-    repair(run, QUICK)
+    repair(look(run))
     assert len(damaged_bytes(root)) == 1
     machine.days = 5.0
-    assert prune_by_settings(run, QUICK) == ((), ())  # since when it is good is known from now on
+    assert prune_by_settings(look(run)) == ((), ())  # since when it is good is known from now on
     machine.days = 5.9
-    prune_by_settings(run, QUICK)
+    prune_by_settings(look(run))
     assert len(damaged_bytes(root)) == 1
     machine.days = 6.1
-    prune_by_settings(run, QUICK)
+    prune_by_settings(look(run))
     assert damaged_bytes(root) == []
-    prune_by_settings(run, QUICK)
+    prune_by_settings(look(run))
     assert list_records(run, "seen") == []
 
 
@@ -69,30 +69,30 @@ def test_damaged_bytes_stay_while_their_checkpoint_is_not_good(root, machine):
     """Not good any more: the time begins anew once it is. Damaged again and not repaired: they stay."""
     run = guarded(root)
     hurt(root, run)
-    repair(run, QUICK)
-    collect_aside(run, DAY)
+    repair(look(run))
+    collect_aside(look(run), DAY)
     machine.days = 0.9
     hurt(root, run)
-    assert collect_aside(run, DAY) == []
+    assert collect_aside(look(run), DAY) == []
     assert list_records(run, "seen") == []
     machine.days = 400.0
-    assert collect_aside(run, DAY) == []
-    repair(run, QUICK)
+    assert collect_aside(look(run), DAY) == []
+    repair(look(run))
     assert len(damaged_bytes(root)) == 2
-    assert collect_aside(run, DAY) == []
+    assert collect_aside(look(run), DAY) == []
     machine.days = 401.1
-    assert len(collect_aside(run, DAY)) == 2
+    assert len(collect_aside(look(run), DAY)) == 2
 
 
 def test_damaged_bytes_of_what_is_sick_stay(root, machine):
     """SUSPECT is not good."""
     run = guarded(root)
     hurt(root, run)
-    repair(run, QUICK)
-    mark_suspect(run, load_history(run), "sharded-#", (200, 1), "training was sick")
-    collect_aside(run, DAY)
+    repair(look(run))
+    mark_suspect(look(run), CheckpointId("sharded-#", 200, 1), "training was sick")
+    collect_aside(look(run), DAY)
     machine.days = 400.0
-    assert collect_aside(run, DAY) == []
+    assert collect_aside(look(run), DAY) == []
     assert len(damaged_bytes(root)) == 1
 
 
@@ -100,12 +100,12 @@ def test_damaged_bytes_go_although_their_checkpoint_was_rotated_away(root, machi
     """It was whole after the repair, and is gone since."""
     run = guarded(root)
     hurt(root, run)
-    repair(run, QUICK)
-    collect_aside(run, DAY)
+    repair(look(run))
+    collect_aside(look(run), DAY)
     run.storage.remove("sharded-200")
     run.records.remove("kept")
     machine.days = 1.1
-    assert len(collect_aside(run, DAY)) == 1
+    assert len(collect_aside(look(run), DAY)) == 1
 
 
 def test_what_lay_in_the_way_of_a_save_goes_too(root, run, machine):
@@ -113,22 +113,22 @@ def test_what_lay_in_the_way_of_a_save_goes_too(root, run, machine):
     (root / "tmp-replaced-0123abcd" / "deep").mkdir(parents=True)
     (root / "tmp-replaced-0123abcd" / "deep" / "file").write_bytes(b"x")
     (root / "tmp-replaced-mine").mkdir()
-    watch = Watch()
-    reconcile(run, QUICK, watch)
+    notes = PassNotes()
+    reconcile(look(run), notes)
     machine.days = 0.9
-    watch.prune_at = 0.0
-    reconcile(run, QUICK, watch)
+    notes.prune_at = 0.0
+    reconcile(look(run), notes)
     assert (root / "tmp-replaced-0123abcd").exists()
     machine.days = 1.1
-    watch.prune_at = 0.0
-    reconcile(run, QUICK, watch)
+    notes.prune_at = 0.0
+    reconcile(look(run), notes)
     assert sorted(p.name for p in root.iterdir()) == ["_ckptguard", "tmp-replaced-mine"]
 
 
 def test_a_long_running_daemon_collects_what_is_killed_later(root, run):
     """Saves are killed at any time: leftovers are looked for again, and what a living process writes stays."""
-    watch = Watch()
-    reconcile(run, QUICK, watch)
+    notes = PassNotes()
+    reconcile(look(run), notes)
     dead, living = root / "tmp-step-000000001-0123abcd", root / "tmp-step-000000002-0123abcd"
     for folder in (dead, living):
         folder.mkdir()
@@ -136,11 +136,11 @@ def test_a_long_running_daemon_collects_what_is_killed_later(root, run):
         for path in (folder / "model.safetensors", folder):
             os.utime(path, (1, 1))
     with shown_as_written(str(living)):
-        reconcile(run, QUICK, watch)
+        reconcile(look(run), notes)
         assert (dead.exists(), living.exists()) == (True, True)
-        watch.collect_at = 0.0
-        reconcile(run, QUICK, watch)
+        notes.collect_at = 0.0
+        reconcile(look(run), notes)
         assert (dead.exists(), living.exists()) == (False, True)
-    watch.collect_at = 0.0
-    reconcile(run, QUICK, watch)
+    notes.collect_at = 0.0
+    reconcile(look(run), notes)
     assert not living.exists()

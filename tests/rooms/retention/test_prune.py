@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.runs import QUICK, state_dict, write_torch
+from support.views import look
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
 from ckptguard.inspect.list_states import survey
@@ -16,14 +17,13 @@ from ckptguard.records.pins import pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
-from ckptguard.recover.roll_back import roll_back
-from ckptguard.retention import inventory as present
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.lock import run_lock
 from ckptguard.storage.local.local_storage import LocalStorage
-from ckptguard.upkeep.reconcile import Watch, reconcile
-from ckptguard.values.ids import series_of
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 
@@ -37,7 +37,7 @@ def five(root, run):
     """A run with verified torch files of steps 100 to 500, and without kept copies."""
     for step in range(100, 600, 100):
         write_torch(root, step, seed=step)
-    reconcile(run, QUICK.changed(keep="none"), Watch())
+    reconcile(look(run, QUICK.changed(keep="none")), PassNotes())
     return run
 
 
@@ -48,22 +48,22 @@ def in_place(root):
 
 def removed(pruned):
     """The steps that a prune removed."""
-    return [d.checkpoint.step for d in pruned.removed]
+    return [d.checkpoint.id.step for d in pruned.removed]
 
 
 def test_what_no_rule_keeps_goes_to_the_trash_and_can_be_restored(five, root, tmp_path):
     """Three of five go; the verdicts stay, and what is restored has the bytes that were saved."""
     saved = (root / "net-200.pt").read_bytes()
-    assert removed(prune(five, LAST, grace=DAY)) == [100, 200, 300]
+    assert removed(prune(look(five), LAST, grace=DAY)) == [100, 200, 300]
     assert in_place(root) == [400, 500]
-    states = {s.step: s for s in survey(five)}
+    states = {s.step: s for s in survey(look(five))}
     assert [(s.in_place, s.trashed, s.outcome) for s in states.values()] == [(False, True, Outcome.GOOD)] * 3 + [
         (True, False, Outcome.GOOD)
     ] * 2
     assert find_known_good(five).step == 500
-    done = restore(five, QUICK, str(tmp_path / "out"), step=200)
+    done = restore(look(five), str(tmp_path / "out"), step=200)
     assert Path(done.path).read_bytes() == saved
-    assert removed(prune(five, LAST, grace=DAY)) == []
+    assert removed(prune(look(five), LAST, grace=DAY)) == []
     (root / "net-500.pt").unlink()  # by somebody: what is left is enough to go on from
     assert find_known_good(five).step == 400
 
@@ -71,15 +71,15 @@ def test_what_no_rule_keeps_goes_to_the_trash_and_can_be_restored(five, root, tm
 def test_a_dry_run_does_nothing(five, root):
     """It decides the same, and leaves every file."""
     before = sorted(p for p in root.rglob("*"))
-    planned = prune(five, LAST, grace=DAY, dry_run=True)
+    planned = prune(look(five), LAST, grace=DAY, dry_run=True)
     assert removed(planned) == [100, 200, 300]
     assert sorted(p for p in root.rglob("*")) == before
-    assert prune(five, LAST, grace=DAY).decisions == planned.decisions
+    assert prune(look(five), LAST, grace=DAY).decisions == planned.decisions
 
 
 def test_an_empty_policy_removes_nothing(five, root):
     """Without a rule everything stays."""
-    assert removed(prune(five, Policy(), grace=DAY)) == []
+    assert removed(prune(look(five), Policy(), grace=DAY)) == []
     assert in_place(root) == [100, 200, 300, 400, 500]
 
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_removes_nothing_at_all(five, root, monkeypatch, tro
     with monkeypatch.context() as patched:
         trouble(five, root, patched)
         with pytest.raises(CouldNotTellError):
-            prune(five, LAST, grace=DAY)
+            prune(look(five), LAST, grace=DAY)
     assert in_place(root) == [100, 200, 300, 400, 500]
     assert list_trashed(five) == []
 
@@ -133,10 +133,10 @@ def test_what_cannot_be_read_removes_nothing_at_all(five, root, monkeypatch, tro
 def test_nothing_goes_while_a_newer_one_is_pending(five, root):
     """A save that nobody verified yet may turn out bad; so may one that was saved again in place."""
     write_torch(root, 600, seed=600)
-    assert removed(prune(five, LAST, grace=DAY)) == []
-    reconcile(five, QUICK.changed(keep="none"), Watch())
+    assert removed(prune(look(five), LAST, grace=DAY)) == []
+    reconcile(look(five, QUICK.changed(keep="none")), PassNotes())
     torch.save(state_dict(7), root / "net-600.pt")
-    assert removed(prune(five, LAST, grace=DAY)) == []
+    assert removed(prune(look(five), LAST, grace=DAY)) == []
 
 
 def test_bad_ones_take_no_slot_and_go_only_when_asked(five, root):
@@ -145,41 +145,41 @@ def test_bad_ones_take_no_slot_and_go_only_when_asked(five, root):
     state["embed.weight"][0, 0] = float("nan")
     torch.save(state, root / "net-600.pt")
     write_torch(root, 700, seed=700)
-    reconcile(five, QUICK.changed(keep="none"), Watch())
-    assert removed(prune(five, LAST, grace=DAY)) == [100, 200, 300, 400]
+    reconcile(look(five, QUICK.changed(keep="none")), PassNotes())
+    assert removed(prune(look(five), LAST, grace=DAY)) == [100, 200, 300, 400]
     assert in_place(root) == [500, 600, 700]
     write_torch(root, 800, seed=800)
-    reconcile(five, QUICK.changed(keep="none"), Watch())
-    assert removed(prune(five, LAST, grace=DAY, dry_run=True)) == [500]
+    reconcile(look(five, QUICK.changed(keep="none")), PassNotes())
+    assert removed(prune(look(five), LAST, grace=DAY, dry_run=True)) == [500]
     failed = Policy(keep_last=2, drop_failed=True)
-    assert removed(prune(five, failed, grace=DAY)) == [500, 600]
+    assert removed(prune(look(five), failed, grace=DAY)) == [500, 600]
 
 
 def test_a_copied_run_is_pruned_once_it_was_verified_where_it_is(five, root, tmp_path):
     """Copying gives files other times, so the verdicts may be on other files; reading them again settles it, once."""
     shutil.copytree(root, tmp_path / "copied", copy_function=shutil.copy)
     run = open_run(str(tmp_path / "copied"))
-    assert removed(prune(run, LAST, grace=DAY)) == []
+    assert removed(prune(look(run), LAST, grace=DAY)) == []
     for times in (1, 2):
-        reconcile(run, QUICK.changed(keep="none"), Watch())
+        reconcile(look(run, QUICK.changed(keep="none")), PassNotes())
         assert len(list((tmp_path / "copied/_ckptguard/ledger").rglob("*.good.json"))) == 10
-        assert not reconcile(run, QUICK.changed(keep="none"), Watch()).checked, times
-    assert removed(prune(run, LAST, grace=DAY)) == [100, 200, 300]
+        assert not reconcile(look(run, QUICK.changed(keep="none")), PassNotes()).checked, times
+    assert removed(prune(look(run), LAST, grace=DAY)) == [100, 200, 300]
 
 
 def test_what_is_pinned_or_referred_to_stays(five, root):
     """Pins, links, and pointers such as ``latest`` hold a checkpoint, and the reason says so."""
-    pin = pin_checkpoint(five, series_of("net-100.pt"), (100, 1), note="the paper's")
+    pin = pin_checkpoint(five, CheckpointId(series_of("net-100.pt"), 100, 1), note="the paper's")
     (root / "best.pt").symlink_to("net-200.pt")
     (root / "latest").write_text("net-300.pt\n")
-    done = prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)
+    done = prune(look(five), Policy(keep_last=1, keep_good=1), grace=DAY)
     assert removed(done) == [400]
-    why = {d.checkpoint.step: d.reasons for d in done.decisions}
+    why = {d.checkpoint.id.step: d.reasons for d in done.decisions}
     assert why[100] == ("pinned: the paper's",)
     assert why[200] == ("best.pt refers to it",)
     assert why[300] == ("latest refers to it",)
     release_pin(five, pin)
-    assert removed(prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)) == [100]
+    assert removed(prune(look(five), Policy(keep_last=1, keep_good=1), grace=DAY)) == [100]
 
 
 def test_the_best_model_of_a_trainer_stays(root, run):
@@ -190,23 +190,16 @@ def test_the_best_model_of_a_trainer_stays(root, run):
         torch.save(state_dict(step), folder / "pytorch_model.bin")
         best = f'"/elsewhere/out/checkpoint-{min(step, 200)}"'
         (folder / "trainer_state.json").write_text(f'{{"global_step": {step}, "best_model_checkpoint": {best}}}')
-    reconcile(run, QUICK.changed(keep="none"), Watch())
-    done = prune(run, Policy(keep_last=1, keep_good=1), grace=DAY)
+    reconcile(look(run, QUICK.changed(keep="none")), PassNotes())
+    done = prune(look(run), Policy(keep_last=1, keep_good=1), grace=DAY)
     assert removed(done) == [100, 300]
-    assert [d.reasons for d in done.decisions if d.checkpoint.step == 200] == [
+    assert [d.reasons for d in done.decisions if d.checkpoint.id.step == 200] == [
         ("checkpoint-400/trainer_state.json refers to it",)
     ]
 
 
 def test_the_decision_is_that_of_the_moment_of_removal(five, root, monkeypatch):
     """What comes into use after the look, or what vanishes meanwhile of the good ones, stops the removal."""
-    real = present.list_checkpoints
-
-    def pin_late(run):
-        found = real(run)
-        monkeypatch.setattr("ckptguard.retention.prune.decide", decide_and_pin)
-        return found
-
     from ckptguard.retention import prune as module
 
     decide = module.decide
@@ -214,13 +207,13 @@ def test_the_decision_is_that_of_the_moment_of_removal(five, root, monkeypatch):
     def decide_and_pin(*args, **kwargs):
         found = decide(*args, **kwargs)
         if not pins:
-            pins.append(pin_checkpoint(five, series_of("net-100.pt"), (100, 1), reason="in use"))
+            pins.append(pin_checkpoint(five, CheckpointId(series_of("net-100.pt"), 100, 1), reason="in use"))
             (root / "net-500.pt").unlink()
         return found
 
     pins = []
-    monkeypatch.setattr(present, "list_checkpoints", pin_late)
-    done = prune(five, LAST, grace=DAY)
+    monkeypatch.setattr("ckptguard.retention.prune.decide", decide_and_pin)
+    done = prune(look(five), LAST, grace=DAY)
     assert removed(done) == []
     assert done.could_not_tell == ("net-200.pt was not removed: newer good ones changed meanwhile",)
     assert in_place(root) == [100, 200, 300, 400]
@@ -228,39 +221,39 @@ def test_the_decision_is_that_of_the_moment_of_removal(five, root, monkeypatch):
 
 def test_the_trash_is_emptied_after_its_time_of_grace(five, root, monkeypatch):
     """Not before, and by the machine's own clock: the wall clock may say what it likes."""
-    prune(five, LAST, grace=DAY)
+    prune(look(five), LAST, grace=DAY)
     for off in (YEAR, -YEAR, 0.0):
         with monkeypatch.context() as patched:
             patched.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
-            assert prune(five, LAST, grace=DAY).emptied == ()
+            assert prune(look(five), LAST, grace=DAY).emptied == ()
     uptime = moments._uptime()
     monkeypatch.setattr(moments, "_uptime", lambda: uptime + DAY + 60)
-    assert [m.step for m in prune(five, LAST, grace=DAY).emptied] == [100, 200, 300]
+    assert [m.step for m in prune(look(five), LAST, grace=DAY).emptied] == [100, 200, 300]
     assert list_trashed(five) == []
     assert not list((root / "_ckptguard" / "trash").rglob("net-[0-9]*.pt"))
-    assert {s.step: s.outcome for s in survey(five)}[100] is Outcome.GOOD  # the history stays
+    assert {s.step: s.outcome for s in survey(look(five))}[100] is Outcome.GOOD  # the history stays
 
 
 def test_the_trash_keeps_what_is_good_again_among_the_newest(five, root, flip_bit):
     """Where newer ones turned out bad, the trash is not emptied of what may be needed, nor of what is pinned."""
-    prune(five, Policy(keep_last=1, keep_good=1), grace=DAY)
+    prune(look(five), Policy(keep_last=1, keep_good=1), grace=DAY)
     flip_bit(root / "net-500.pt")
-    reconcile(five, QUICK.changed(keep="none"), watch_again(five))
-    pin_checkpoint(five, series_of("net-200.pt"), (200, 1))
-    done = prune(five, Policy(keep_last=1, keep_good=1), grace=0.0)
+    reconcile(look(five, QUICK.changed(keep="none")), watch_again(five))
+    pin_checkpoint(five, CheckpointId(series_of("net-200.pt"), 200, 1))
+    done = prune(look(five), Policy(keep_last=1, keep_good=1), grace=0.0)
     assert sorted(m.step for m in done.emptied) == [100, 300]
     assert sorted(m.step for m in done.in_trash) == [200, 400]
 
 
 def test_where_nothing_else_is_good_the_trash_is_named(five, root, tmp_path):
     """Newer ones that are damaged: whoever asks is told how to have what was removed back."""
-    prune(five, LAST, grace=DAY)
+    prune(look(five), LAST, grace=DAY)
     for step in (400, 500):
         (root / f"net-{step}.pt").unlink()
     for ask in (
         lambda: find_known_good(five),
-        lambda: restore(five, QUICK, str(tmp_path / "out")),
-        lambda: roll_back(five, QUICK, reason="sick", check_writing=False),
+        lambda: restore(look(five), str(tmp_path / "out")),
+        lambda: roll_back(look(five), GoBack(reason="sick", check_writing=False)),
     ):
         with pytest.raises(NoKnownGoodError) as caught:
             ask()
@@ -272,12 +265,11 @@ def test_where_nothing_else_is_good_the_trash_is_named(five, root, tmp_path):
 
 def watch_again(run):
     """Have everything verified again."""
-    from ckptguard.runs.listing import list_checkpoints
     from ckptguard.verify.checkpoint import verify_checkpoint
 
-    for checkpoint in list_checkpoints(run):
-        verify_checkpoint(run, checkpoint, QUICK)
-    return Watch()
+    for checkpoint in look(run).checkpoints:
+        verify_checkpoint(look(run), checkpoint)
+    return PassNotes()
 
 
 @pytest.fixture
@@ -297,11 +289,11 @@ def test_a_wrong_clock_removes_nothing_early(five, root, monkeypatch):
     saved by a clock a year ahead, the others did not grow old."""
     for off in (YEAR, -YEAR):
         monkeypatch.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
-        assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
+        assert removed(prune(look(five), Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
         monkeypatch.setattr("ckptguard.verify.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
         write_torch(root, 600 if off > 0 else 700, seed=int(off))
-        reconcile(five, QUICK.changed(keep="none"), Watch())
-        assert removed(prune(five, Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
+        reconcile(look(five, QUICK.changed(keep="none")), PassNotes())
+        assert removed(prune(look(five), Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
 
 
 def iso(seconds):
@@ -317,7 +309,7 @@ def test_two_prunes_at_once_remove_nothing_twice(five, root):
     def work():
         run = open_run(str(root))
         start.wait()
-        found.extend(removed(prune(run, LAST, grace=DAY)))
+        found.extend(removed(prune(look(run), LAST, grace=DAY)))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -332,7 +324,7 @@ def test_a_run_that_is_held_is_left_alone(five, root, monkeypatch):
     """Whoever moves files of the run holds its lock; nothing is decided without it."""
     monkeypatch.setattr("ckptguard.retention.prune.run_lock", lambda run: run_lock(run, timeout=0.0))
     with run_lock(five), pytest.raises(CkptguardError, match="another process"):
-        prune(five, LAST, grace=DAY)
+        prune(look(five), LAST, grace=DAY)
     assert in_place(root) == [100, 200, 300, 400, 500]
 
 
@@ -340,12 +332,12 @@ def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
     """Once a rule is set, each pass that verified something leaves what the rules keep, and says what went."""
     settings = QUICK.changed(keep="none", keep_last=3)
     write_torch(root, 600, seed=600)
-    done = reconcile(five, settings, Watch())
+    done = reconcile(look(five, settings), PassNotes())
     assert done.pruned == ("net-100.pt", "net-200.pt", "net-300.pt")
     assert done.could_not_tell == ()
     assert in_place(root) == [400, 500, 600]
     damage("manifests/*/*.json")(five, root, None)
-    done = reconcile(five, settings.changed(keep_last=1), Watch())
+    done = reconcile(look(five, settings.changed(keep_last=1)), PassNotes())
     assert done.pruned == ()
     assert [t for t in done.could_not_tell if t.startswith("nothing was pruned: ")]
     assert in_place(root) == [400, 500, 600]

@@ -6,7 +6,8 @@ import uuid
 
 import pytest
 from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS
-from support.runs import QUICK, write_sharded
+from support.runs import write_sharded
+from support.views import look
 
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
@@ -14,7 +15,7 @@ from ckptguard.recover.restore import restore
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.storage import open_storage
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 
@@ -52,14 +53,14 @@ def test_what_is_not_kept_goes_after_its_time_of_grace(url, tmp_path):
         for file in folder.iterdir():
             storage.create(f"{folder.name}/{file.name}", file.read_bytes())
     run = open_run(url)
-    done = reconcile(run, QUICK, Watch(), assume_quiet=True)
+    done = reconcile(look(run), PassNotes(), assume_quiet=True)
     assert [c.outcome for c in done.checked] == [Outcome.GOOD] * 2
-    assert not reconcile(run, QUICK, Watch(), assume_quiet=True).checked
-    pruned = prune(run, LAST, grace=86400.0)
-    assert (pruned.could_not_tell, [d.checkpoint.step for d in pruned.removed]) == ((), [100])
+    assert not reconcile(look(run), PassNotes(), assume_quiet=True).checked
+    pruned = prune(look(run), LAST, grace=86400.0)
+    assert (pruned.could_not_tell, [d.checkpoint.id.step for d in pruned.removed]) == ((), [100])
     assert [m.how for m in pruned.in_trash] == ["marked"]
-    assert restore(run, QUICK, str(tmp_path / "out"), step=100).outcome is Outcome.GOOD
-    emptied = prune(run, LAST, grace=0.0)
+    assert restore(look(run), str(tmp_path / "out"), step=100).outcome is Outcome.GOOD
+    emptied = prune(look(run), LAST, grace=0.0)
     assert (emptied.could_not_tell, [m.step for m in emptied.emptied]) == ((), [100])
     left = {e.key.split("/")[0] for e in run.storage.list("", recursive=True)}
     assert left == {"sharded-200", "_ckptguard"}

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.kill_points import Killed, fail_at, kill_at
 from support.runs import QUICK, state_dict
+from support.views import look
 
 from ckptguard.errors import CouldNotTellError, StorageError
 from ckptguard.records.run import open_run
@@ -14,7 +15,7 @@ from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 
 
@@ -31,7 +32,7 @@ def test_killed_at_any_step_nothing_is_lost(root, tmp_path, monkeypatch, grace):
     for epoch in range(1, 5):
         write_pair(root, epoch)
     policy = Policy(keep_last=2, keep_good=2)
-    reconcile(open_run(str(root)), QUICK.changed(keep="none"), Watch())
+    reconcile(look(open_run(str(root)), QUICK.changed(keep="none")), PassNotes())
     saved = {p.name: p.read_bytes() for p in root.glob("epoch_*")}
     template, killed = root.rename(tmp_path / "template"), 0
     for number in range(1, 200):
@@ -40,7 +41,7 @@ def test_killed_at_any_step_nothing_is_lost(root, tmp_path, monkeypatch, grace):
         run = open_run(str(root))
         try:
             with kill_at(monkeypatch, number):
-                prune(run, policy, grace=grace)
+                prune(look(run), policy, grace=grace)
             break
         except Killed:
             killed += 1
@@ -49,13 +50,17 @@ def test_killed_at_any_step_nothing_is_lost(root, tmp_path, monkeypatch, grace):
         }
         assert find_known_good(open_run(str(root))).path.endswith("epoch_4.pt")
         # A daemon's look finishes or undoes what was begun, and finds nothing damaged.
-        assert not [c for c in reconcile(run, QUICK.changed(keep="none"), Watch()).checked if c.outcome.value != "good"]
+        assert not [
+            c
+            for c in reconcile(look(run, QUICK.changed(keep="none")), PassNotes()).checked
+            if c.outcome.value != "good"
+        ]
         for epoch in (1, 2):
             there = [p for p in (root / f"epoch_{epoch}.pt", root / f"epoch_{epoch}.yaml") if p.exists()]
             assert len(there) in (0, 2)
             if grace:
                 out = tmp_path / f"out-{number}-{epoch}"
-                restore(run, QUICK, str(out), step=epoch)
+                restore(look(run), str(out), step=epoch)
                 assert {p.name: p.read_bytes() for p in out.iterdir()} == {
                     name: content for name, content in saved.items() if name.startswith(f"epoch_{epoch}.")
                 }
@@ -71,7 +76,7 @@ def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, f
     for epoch in range(1, 5):
         write_pair(root, epoch)
     policy = Policy(keep_last=2, keep_good=2)
-    reconcile(open_run(str(root)), QUICK.changed(keep="none"), Watch())
+    reconcile(look(open_run(str(root)), QUICK.changed(keep="none")), PassNotes())
     saved = {p.name: p.read_bytes() for p in root.glob("epoch_*")}
     template, failed, passed = root.rename(tmp_path / "template"), 0, 0
     stride = 1 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 9
@@ -81,14 +86,14 @@ def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, f
         run = open_run(str(root))
         with fail_at(monkeypatch, number, StorageError("input/output error", key="x"), for_ever=for_ever):
             try:
-                done = prune(run, policy, grace=86400.0)
+                done = prune(look(run), policy, grace=86400.0)
                 told = bool(done.could_not_tell)
             except CouldNotTellError:
                 told = True
         failed, passed = failed + told, 0 if told else passed + 1
         assert {p.name for p in root.glob("epoch_[34].*")} == {n for n in saved if n[6] in "34"}
         assert find_known_good(run).path.endswith("epoch_4.pt")
-        again = prune(run, policy, grace=86400.0)
+        again = prune(look(run), policy, grace=86400.0)
         assert again.could_not_tell == ()
         assert {p.name: p.read_bytes() for p in root.rglob("epoch_*.*") if "#" not in p.name} == saved
         assert len(list_trashed(run)) == 2

@@ -27,6 +27,10 @@ class Listing:
         found += _bereft(run, self.entries, found)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
 
+    def is_of(self, run: Run) -> bool:
+        """Whether this run was listed."""
+        return self._run == run
+
     def again(self, path: str) -> Listing:
         """The same listing with the entries of one checkpoint as they are now; the others stand as they were listed.
         It costs what that checkpoint costs, however many others there are."""
@@ -51,9 +55,13 @@ class Listing:
             yield self.entries[place]
 
 
-def list_run(run: Run) -> Listing:
-    """List a run. A failed listing raises: it never reads as "nothing here"."""
-    return Listing(run, run.storage.list("", recursive=True, enter=enter))
+def list_run(run: Run, before: Listing | None = None) -> Listing:
+    """List a run. A failed listing raises: it never reads as "nothing here". Where no entry differs from those of a
+    listing of this run `before`, that one is the answer."""
+    entries = run.storage.list("", recursive=True, enter=enter)
+    if before is not None and before.is_of(run) and before.entries == tuple(sorted(entries, key=_key)):
+        return before
+    return Listing(run, entries)
 
 
 def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) -> Checkpoint:

@@ -33,6 +33,11 @@ class RunView:
             self._listing = list_run(self.run)
         return self._listing
 
+    def list_after(self, before: Listing | None) -> Listing:
+        """List the run now. Where nothing differs from a listing `before`, that one is the answer; StorageError."""
+        self._listing = list_run(self.run, before)
+        return self._listing
+
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Every entry of the run but records and temporaries, sorted by key."""

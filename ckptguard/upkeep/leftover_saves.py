@@ -9,7 +9,7 @@ import re
 from ckptguard.errors import CouldNotTellError
 from ckptguard.records.run import Run
 from ckptguard.records.write_claims import Claim, is_dead, list_claims, read_claim, release, storage_time
-from ckptguard.runs.history import load_history
+from ckptguard.runs.history import history_of_series
 from ckptguard.runs.stale_temporaries import was_left
 from ckptguard.storage.remote.stale_uploads import end_uploads
 
@@ -44,9 +44,9 @@ def collect_claim(run: Run, claim: Claim, *, dead: bool = False) -> bool:
     """
     if not dead and not is_dead(run, claim):
         return False
-    history = load_history(run)
+    history = history_of_series(run, claim.series)
     sealed = history.current(claim.series, claim.step, claim.path) is not None
-    if not sealed and history.next_generation(claim.series, claim.step) <= claim.generation:
+    if not sealed and history.next_id(claim.series, claim.step).generation <= claim.generation:
         now = read_claim(run, claim.path)
         if now is None or now.token != claim.token:
             return False  # somebody else was quicker

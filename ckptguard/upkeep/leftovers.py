@@ -7,19 +7,21 @@ import contextlib
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.stale_temporaries import was_left
 from ckptguard.storage import Entry, Storage
 from ckptguard.upkeep.leftover_saves import collect_saves
 from ckptguard.values.ids import RECORDS_FOLDER, is_temporary
 
 
-def collect_leftovers(run: Run) -> list[str]:
+def collect_leftovers(view: RunView) -> list[str]:
     """Remove our own temporaries in the records (old ones) and of rollbacks in the run, pins that hold nothing any
     more, and what killed saves of our own layout left; returns their keys.
 
     The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
     trainer's temporaries are its own business, whatever their age.
     """
+    run = view.run
     try:
         inside = [e for e in run.records.list("", recursive=True) if e.name.startswith(".tmp-")]
     except ObjectMissingError:

@@ -2,46 +2,56 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
 from ckptguard.keep.copies import keep_checkpoint, trim_kept
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.records.run import Run
-from ckptguard.runs.history import History, load_history
-from ckptguard.runs.listing import list_checkpoints
 from ckptguard.runs.lock import run_lock
-from ckptguard.values.settings import Settings
+from ckptguard.runs.run_view import RunView
 from ckptguard.verify.collect_evidence import unfinished_because
 
 
-def protect_finished(run: Run, settings: Settings) -> list[str]:
+def protect_finished(view: RunView) -> list[str]:
     """Protect every save of a run that is finished and has no verdict; returns sentences about what went wrong.
 
     For a trainer that knows a save is complete: it need not wait until a daemon has seen it.
     """
-    history = load_history(run)
-    troubles = []
-    for checkpoint in sorted(list_checkpoints(run), key=lambda c: -(c.step or 0))[: settings.keep_pending]:
-        if unfinished_because(run.storage, checkpoint) is None:
-            troubles += protect(run, history, checkpoint, settings)
+    newest = sorted(view.checkpoints, key=lambda c: -(c.step or 0))[: view.settings.keep_pending]
+    return protect(view, [c for c in newest if unfinished_because(view.run.storage, c) is None])
+
+
+def protect(view: RunView, finished: Iterable[Checkpoint]) -> list[str]:
+    """Keep finished saves that have no verdict, the newest `keep_pending` of each series: more would not stay.
+
+    What was sealed before and changed is not kept: it may be damage. Returns sentences about what went wrong.
+    """
+    if view.settings.keep == "none":
+        return []
+    troubles: list[str] = []
+    kept: Counter[str] = Counter()
+    for checkpoint in sorted(finished, key=lambda c: (-(c.step or 0), c.path)):
+        if kept[checkpoint.series] >= view.settings.keep_pending:
+            continue
+        try:
+            kept[checkpoint.series] += _protect(view, checkpoint)
+        except ObjectMissingError:
+            continue  # rotated away under our hands
+        except (BusyError, CouldNotTellError) as error:
+            troubles.append(f"{checkpoint.path} could not be kept: {error.message}")
     return troubles
 
 
-def protect(run: Run, history: History, checkpoint: Checkpoint, settings: Settings) -> list[str]:
-    """Keep one finished save that has no verdict. What was sealed before and changed is not kept: it may be damage."""
-    if history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path) is not None and not (
-        LAYOUTS[checkpoint.layout].sealed_by_writer
-    ):
-        return []
+def _protect(view: RunView, checkpoint: Checkpoint) -> bool:
+    """Keep one of them; whether it has a copy that waits for its verdict."""
+    current = view.current_if_readable(checkpoint)
+    if current is not None and not LAYOUTS[checkpoint.layout].sealed_by_writer:
+        return False
     if checkpoint.step is None:
-        return []  # without a step it is never known-good
-    try:
-        with run_lock(run):
-            current = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-            generation = current[1] if current else history.next_generation(checkpoint.series, checkpoint.step)
-            keep_checkpoint(run, checkpoint, generation, settings)
-            trim_kept(run, history, settings)
-    except ObjectMissingError:
-        return []  # rotated away under our hands
-    except (BusyError, CouldNotTellError) as error:
-        return [f"{checkpoint.path} could not be kept: {error.message}"]
-    return []
+        return False  # without a step it is never known-good
+    id = current or view.history.next_id(checkpoint.series, checkpoint.step)
+    with run_lock(view.run):
+        copy = keep_checkpoint(view, checkpoint, id)
+        trim_kept(view)
+    return copy is not None and not view.history.has_verdict(id)

@@ -3,8 +3,9 @@
 import os
 
 from ckptguard.records.run import open_run
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from support.runs import QUICK, write_sharded
+from support.views import look
 
 
 def guarded(root, *, keep="copy", writer=write_sharded, steps=(100, 200)):
@@ -12,7 +13,7 @@ def guarded(root, *, keep="copy", writer=write_sharded, steps=(100, 200)):
     for step in steps:
         writer(root, step, seed=step)
     run = open_run(str(root))
-    reconcile(run, QUICK.changed(keep=keep), Watch())
+    reconcile(look(run, QUICK.changed(keep=keep)), PassNotes())
     return run
 
 

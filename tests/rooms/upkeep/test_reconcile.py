@@ -6,20 +6,23 @@ import shutil
 import pytest
 import torch
 from support.runs import QUICK, state_dict, write_safetensors, write_sharded, write_torch
+from support.views import look
 
 from ckptguard.errors import CouldNotTellError, DeniedError, NoKnownGoodError, WorkerError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.ledger import ledger_names
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.work import Work
 from ckptguard.scan import scan_files
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 
 def outcomes(run):
     """{path: outcome} of what is in place."""
-    return {s.path: s.outcome for s in survey(run) if s.in_place}
+    return {s.path: s.outcome for s in survey(look(run)) if s.in_place}
 
 
 def poisoned(seed):
@@ -32,49 +35,49 @@ def poisoned(seed):
 
 def test_every_save_gets_a_verdict_and_the_newest_two_good_ones_a_copy(three):
     """After one pass all three are GOOD and the two newest are kept."""
-    done = reconcile(three, QUICK, Watch())
+    done = reconcile(look(three), PassNotes())
     assert [c.outcome for c in done.checked] == [Outcome.GOOD] * 3
     assert done.pending == ()
-    assert [(s, k) for _, s, k in list_kept(three)] == [(200, 1), (300, 1)]
-    assert find_known_good(three).id == "300.1"
+    assert [str(id) for id in list_kept(three)] == ["200.1", "300.1"]
+    assert str(find_known_good(three).id) == "300.1"
 
 
 def test_a_second_pass_reads_and_writes_nothing(three):
     """What stands is not read again, neither by the same process nor by a new one."""
-    watch = Watch()
-    reconcile(three, QUICK, watch)
+    notes = PassNotes()
+    reconcile(look(three), notes)
     names = ledger_names(three)
 
     def refuse(*args):
         raise AssertionError("scanned again")
 
-    assert reconcile(three, QUICK, watch, scanner=refuse).checked == ()
-    assert reconcile(three, QUICK, Watch(), scanner=refuse).checked == ()
+    assert reconcile(look(three), notes, work=Work(scanner=refuse)).checked == ()
+    assert reconcile(look(three), PassNotes(), work=Work(scanner=refuse)).checked == ()
     assert ledger_names(three) == names
 
 
 def test_a_poisoned_save_is_bad_and_its_copy_is_released(root, three):
     """NaN or Inf weights are BAD, the pending copy goes, known-good stays."""
     torch.save(poisoned(400), root / "net-400.pt")
-    done = reconcile(three, QUICK, Watch())
+    done = reconcile(look(three), PassNotes())
     assert outcomes(three)["net-400.pt"] is Outcome.BAD
     finding = next(f for c in done.checked if c.step == 400 for f in c.findings if f.check == "finite")
     assert (finding.file, finding.tensor, finding.count) == ("net-400.pt", "layers.1.key.weight", 48 * 48)
-    assert find_known_good(three).id == "300.1"
-    assert read_kept(three, "net-#.pt", 400, 1) is None
+    assert str(find_known_good(three).id) == "300.1"
+    assert read_kept(three, CheckpointId("net-#.pt", 400, 1)) is None
 
 
 def test_rotation_takes_the_original_and_the_copy_stays(root, three):
     """When the trainer deletes a checkpoint, its kept copy is known-good and byte for byte the same."""
     before = (root / "net-300.pt").read_bytes()
-    watch = Watch()
-    reconcile(three, QUICK, watch)
+    notes = PassNotes()
+    reconcile(look(three), notes)
     for step in (100, 200, 300):
         (root / f"net-{step}.pt").unlink()
-    done = reconcile(three, QUICK, watch)
+    done = reconcile(look(three), notes)
     assert done.gone == ("net-100.pt", "net-200.pt", "net-300.pt")
     answer = find_known_good(three)
-    assert (answer.id, answer.kept) == ("300.1", True)
+    assert (str(answer.id), answer.kept) == ("300.1", True)
     with open(answer.path, "rb") as file:
         assert file.read() == before
 
@@ -84,17 +87,17 @@ def test_an_unfinished_save_is_pending_and_then_incomplete(root, run):
     path = write_sharded(root, 100, seed=1)
     shard = root / path / "model-00002-of-00003.safetensors"
     shard.rename(root / "aside.bin.tmp")
-    watch = Watch()
-    first = reconcile(run, QUICK, watch)
+    notes = PassNotes()
+    first = reconcile(look(run), notes)
     assert [w.path for w in first.pending] == [path]
     assert "model-00002" in first.pending[0].reason or "2 of 3" in first.pending[0].reason
-    reconcile(run, QUICK.changed(unfinished_limit=0.0), Watch())
+    reconcile(look(run, QUICK.changed(unfinished_limit=0.0)), PassNotes())
     assert outcomes(run) == {path: Outcome.INCOMPLETE}
     with pytest.raises(NoKnownGoodError):
         find_known_good(run)
     (root / "aside.bin.tmp").rename(shard)
-    reconcile(run, QUICK, watch)
-    assert find_known_good(run).id == "100.1"
+    reconcile(look(run), notes)
+    assert str(find_known_good(run).id) == "100.1"
 
 
 def test_a_half_written_torch_file_is_pending(root, run):
@@ -102,7 +105,7 @@ def test_a_half_written_torch_file_is_pending(root, run):
     write_torch(root, 100, seed=1)
     data = (root / "net-100.pt").read_bytes()
     (root / "net-100.pt").write_bytes(data[: len(data) // 2])
-    done = reconcile(run, QUICK, Watch())
+    done = reconcile(look(run), PassNotes())
     assert [w.path for w in done.pending] == ["net-100.pt"]
     assert done.checked == ()
 
@@ -111,12 +114,12 @@ def test_settling_needs_two_equal_samples(root, run):
     """A save that was written just now waits for `settle`; an older one does not."""
     write_torch(root, 100, seed=1)
     patient = QUICK.changed(settle=3600.0)
-    done = reconcile(run, patient, Watch())
+    done = reconcile(look(run, patient), PassNotes())
     assert [w.path for w in done.pending] == ["net-100.pt"]
     assert 0 < done.next_in <= 3600
     old = os.stat(root / "net-100.pt").st_mtime - 7200
     os.utime(root / "net-100.pt", (old, old))
-    assert [c.outcome for c in reconcile(run, patient, Watch()).checked] == [Outcome.GOOD]
+    assert [c.outcome for c in reconcile(look(run, patient), PassNotes()).checked] == [Outcome.GOOD]
 
 
 def test_a_save_that_changes_while_it_is_read_gets_no_verdict(root, run):
@@ -128,7 +131,7 @@ def test_a_save_that_changes_while_it_is_read_gets_no_verdict(root, run):
         write_torch(root, 100, seed=2)
         return result
 
-    done = reconcile(run, QUICK, Watch(), scanner=meddling)
+    done = reconcile(look(run), PassNotes(), work=Work(scanner=meddling))
     assert done.checked == ()
     assert [w.path for w in done.pending] == ["net-100.pt"]
     assert ledger_names(run) == {}
@@ -142,24 +145,24 @@ def test_could_not_tell_is_never_bad(root, run, error):
     def failing(*args):
         raise error
 
-    done = reconcile(run, QUICK, Watch(), scanner=failing)
+    done = reconcile(look(run), PassNotes(), work=Work(scanner=failing))
     assert done.checked == ()
     assert [w.path for w in done.pending] == ["net-100.pt"]
     assert done.could_not_tell
     assert ledger_names(run) == {}
-    assert [c.outcome for c in reconcile(run, QUICK, Watch()).checked] == [Outcome.GOOD]
+    assert [c.outcome for c in reconcile(look(run), PassNotes()).checked] == [Outcome.GOOD]
 
 
 def test_saving_again_over_a_good_checkpoint_is_a_new_generation(root, run):
     """A whole re-save of the same name is generation 2, GOOD, and no false alarm."""
     write_torch(root, 100, seed=1)
-    watch = Watch()
-    reconcile(run, QUICK, watch)
+    notes = PassNotes()
+    reconcile(look(run), notes)
     write_torch(root, 100, seed=2)
-    done = reconcile(run, QUICK, watch)
-    assert [(c.id, c.outcome) for c in done.checked] == [("100.2", Outcome.GOOD)]
-    assert find_known_good(run).id == "100.2"
-    assert read_kept(run, "net-#.pt", 100, 2).how != "link"
+    done = reconcile(look(run), notes)
+    assert [(str(c.id), c.outcome) for c in done.checked] == [("100.2", Outcome.GOOD)]
+    assert str(find_known_good(run).id) == "100.2"
+    assert read_kept(run, CheckpointId("net-#.pt", 100, 2)).how != "link"
 
 
 def test_a_resave_killed_midway_is_never_good(root, run):
@@ -167,18 +170,18 @@ def test_a_resave_killed_midway_is_never_good(root, run):
     its own."""
     write_torch(root, 100, seed=1)
     settings = QUICK.changed(keep="copy")
-    watch = Watch()
-    reconcile(run, settings, watch)
+    notes = PassNotes()
+    reconcile(look(run, settings), notes)
     write_torch(root / "other", 100, seed=2)
     half = (root / "other" / "net-100.pt").read_bytes()
     shutil.rmtree(root / "other")
     (root / "net-100.pt").write_bytes(half[: len(half) // 2])
-    done = reconcile(run, settings, watch)
+    done = reconcile(look(run, settings), notes)
     assert [w.path for w in done.pending] == ["net-100.pt"]
-    reconcile(run, settings.changed(unfinished_limit=0.0), Watch())
+    reconcile(look(run, settings.changed(unfinished_limit=0.0)), PassNotes())
     assert outcomes(run)["net-100.pt"] is Outcome.INCOMPLETE
     answer = find_known_good(run)
-    assert (answer.id, answer.kept) == ("100.1", True)
+    assert (str(answer.id), answer.kept) == ("100.1", True)
 
 
 def test_damage_in_place_leaves_a_copy_with_its_own_bytes_known_good(root, run):
@@ -191,15 +194,15 @@ def test_damage_in_place_leaves_a_copy_with_its_own_bytes_known_good(root, run):
 
         own = open_run(str(folder))
         settings = QUICK.changed(keep=keep)
-        watch = Watch()
-        reconcile(own, settings, watch)
-        how = read_kept(own, "net-#.pt", 100, 1).how
+        notes = PassNotes()
+        reconcile(look(own, settings), notes)
+        how = read_kept(own, CheckpointId("net-#.pt", 100, 1)).how
         with open(folder / "net-100.pt", "r+b") as file:
             file.seek(20000)
             byte = file.read(1)[0]
             file.seek(20000)
             file.write(bytes([byte ^ 1]))
-        done = reconcile(own, settings, watch)
+        done = reconcile(look(own, settings), notes)
         assert [c.outcome for c in done.checked] == [Outcome.BAD]
         if survives or how == "reflink":
             assert find_known_good(own).kept
@@ -211,19 +214,19 @@ def test_damage_in_place_leaves_a_copy_with_its_own_bytes_known_good(root, run):
 def test_one_shard_saved_anew_waits_for_the_others(root, run):
     """A re-save that has written one of three shards is pending; when all are new it is generation 2."""
     path = write_sharded(root, 100, seed=1)
-    watch = Watch()
-    reconcile(run, QUICK, watch)
+    notes = PassNotes()
+    reconcile(look(run), notes)
     write_sharded(root / "new", 100, seed=2)
     shards = [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
     shutil.copy(root / "new" / path / shards[0], root / path / shards[0])
-    done = reconcile(run, QUICK, watch)
+    done = reconcile(look(run), notes)
     assert [w.path for w in done.pending if w.path == path] == [path]
     assert not [c for c in done.checked if c.path == path]
     for shard in shards[1:]:
         shutil.copy(root / "new" / path / shard, root / path / shard)
     shutil.rmtree(root / "new")
-    done = reconcile(run, QUICK, watch)
-    assert [(c.id, c.outcome) for c in done.checked] == [("100.2", Outcome.GOOD)]
+    done = reconcile(look(run), notes)
+    assert [(str(c.id), c.outcome) for c in done.checked] == [("100.2", Outcome.GOOD)]
 
 
 def test_a_missing_tensor_against_the_reference_is_bad_until_accepted(root, run):
@@ -234,10 +237,10 @@ def test_a_missing_tensor_against_the_reference_is_bad_until_accepted(root, run)
     state = state_dict(2)
     del state["embed.weight"]
     torch.save(state, root / "net-200.pt")
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     assert outcomes(run)["net-200.pt"] is Outcome.BAD
     assert accept(run, QUICK, 200).outcome is Outcome.GOOD
-    assert find_known_good(run).id == "200.1"
+    assert str(find_known_good(run).id) == "200.1"
 
 
 def test_a_bad_verdict_survives_verifying_again(root, run):
@@ -247,7 +250,7 @@ def test_a_bad_verdict_survives_verifying_again(root, run):
     state["layers.0.query.weight"] = state["layers.0.query.weight"][:24].clone()
     torch.save(state, root / "net-200.pt")
     for _ in range(2):
-        reconcile(run, QUICK, Watch())
+        reconcile(look(run), PassNotes())
         (root / "net-200.pt").touch()
     assert outcomes(run)["net-200.pt"] is Outcome.BAD
 
@@ -255,7 +258,7 @@ def test_a_bad_verdict_survives_verifying_again(root, run):
 def test_folders_are_kept_whole(root, run):
     """A kept folder holds every file of the checkpoint under its own name."""
     path = write_safetensors(root, 100, seed=1)
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     shutil.rmtree(root / path)
     answer = find_known_good(run)
     assert sorted(os.listdir(answer.path)) == ["config.json", "model.safetensors"]
@@ -265,18 +268,18 @@ def test_folders_are_kept_whole(root, run):
 def test_a_sealed_folder_that_lost_its_weights_is_bad_not_gone(root, run):
     """Only the configuration is left: no layout would call that a checkpoint, but the manifest knows better."""
     path = write_safetensors(root, 100, seed=1)
-    watch = Watch()
-    reconcile(run, QUICK, watch)
+    notes = PassNotes()
+    reconcile(look(run), notes)
     (root / path / "model.safetensors").unlink()
-    done = reconcile(run, QUICK.changed(unfinished_limit=0.0), watch)
+    done = reconcile(look(run, QUICK.changed(unfinished_limit=0.0)), notes)
     assert [(c.path, c.outcome) for c in done.checked] == [(path, Outcome.BAD)]
     (root / path / "config.json").unlink()
-    assert reconcile(run, QUICK, watch).gone == (path,)
+    assert reconcile(look(run), notes).gone == (path,)
 
 
 def test_old_temporaries_of_ours_are_collected_and_nothing_else(root, three):
     """A killed process leaves temporaries; after an hour they go. A trainer's own are never touched."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     ours = root / "_ckptguard" / "ledger" / "net-#.pt" / ".tmp-0123"
     staged = root / "tmp-rollback-0123"
     theirs = root / "tmp-checkpoint-9"
@@ -287,7 +290,7 @@ def test_old_temporaries_of_ours_are_collected_and_nothing_else(root, three):
         file.write_bytes(b"x")
     for path in (ours, staged, theirs):
         os.utime(path, (1, 1))
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     assert [p.exists() for p in (ours, staged, theirs, fresh)] == [False, False, True, True]
 
 
@@ -298,9 +301,9 @@ def test_leftovers_that_cannot_be_removed_are_in_no_verdicts_way(three, monkeypa
         raise DeniedError("tmp-rollback-0123 may not be removed", key="tmp-rollback-0123")
 
     monkeypatch.setattr("ckptguard.upkeep.reconcile.collect_leftovers", denied)
-    done = reconcile(three, QUICK, Watch())
+    done = reconcile(look(three), PassNotes())
     assert any("may not be removed" in trouble for trouble in done.could_not_tell)
-    assert find_known_good(three).id == "300.1"
+    assert str(find_known_good(three).id) == "300.1"
 
 
 def test_odd_names_of_files(root, run):
@@ -309,5 +312,5 @@ def test_odd_names_of_files(root, run):
     for name in ("back\\slash.txt", "new\nline.json", "right\u202eleft", "sp ace"):
         (root / path / name).write_text("x")
     for _ in range(2):
-        reconcile(run, QUICK, Watch())
-    assert find_known_good(run).id == "100.1"
+        reconcile(look(run), PassNotes())
+    assert str(find_known_good(run).id) == "100.1"

@@ -1,0 +1,78 @@
+"""Settle kept copies: promote and release them by the verdicts there are now, and keep what is good and has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptguard.errors import BusyError, CouldNotTellError
+from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, trim_kept
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.runs.file_signatures import looks_unchanged
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.verdict import Outcome
+
+
+def settle_kept(view: RunView) -> list[str]:
+    """Have exactly those kept copies that the verdicts ask for; returns sentences about what went wrong."""
+    try:
+        with run_lock(view.run):
+            _release_refuted(view)
+            for checkpoint, id in list(_good_without_copy(view)):
+                keep_checkpoint(view, checkpoint, id)
+            trim_kept(view)
+    except (BusyError, CouldNotTellError) as error:
+        return [f"kept copies could not be looked after: {error.message}"]
+    return []
+
+
+def _release_refuted(view: RunView) -> None:
+    """Release copies whose content is not, or is no longer, what a verdict calls good."""
+    run, unwanted = view.run, []
+    for id in list_kept(run):
+        copy = read_kept(run, id)
+        if copy is None or not view.history.has_verdict(id):
+            continue
+        manifest = view.history.manifest(id)
+        if manifest is not None and not made_of_sealed(copy, manifest):
+            release(run, id)  # pinned or not: what is pinned is the content that was sealed
+        elif manifest is None or not kept_matches(run, copy, manifest) or not view.is_good(id):
+            unwanted.append(id)
+    release_unpinned(run, unwanted)
+
+
+def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId]]:
+    """What lies in place, of the newest `keep_good` good checkpoints of each series, and has no copy."""
+    listed = set(list_kept(view.run))
+    in_place: dict[str, dict[int | None, list[Checkpoint]]] = {}
+    for checkpoint in view.checkpoints:
+        in_place.setdefault(checkpoint.series, {}).setdefault(checkpoint.step, []).append(checkpoint)
+    for series, by_step in in_place.items():
+        standings = view.history.standings(series).values()
+        good = [s.id for s in standings if s.outcome is Outcome.GOOD and s.id.step is not None]
+        left = view.settings.keep_good
+        for id in sorted(good, key=_order, reverse=True):  # many may be gone: only those that are somewhere count
+            if left <= 0:
+                break
+            if id in listed and read_kept(view.run, id) is not None:
+                left -= 1
+                continue
+            found = next((c for c in by_step.get(id.step, ()) if _is_as_sealed(view, c, id)), None)
+            if found is not None:
+                left -= 1
+                yield found, id
+
+
+def _order(id: CheckpointId) -> tuple[int, int]:
+    return id.order
+
+
+def _is_as_sealed(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
+    """Whether its files look as they did when they were judged: another content would be no copy of it."""
+    if view.current_if_readable(checkpoint) != id:
+        return False
+    manifest, verdict = view.history.manifest(id), view.history.verdict(id)
+    return manifest is not None and verdict is not None and looks_unchanged(checkpoint, manifest, verdict)

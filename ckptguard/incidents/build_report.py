@@ -17,10 +17,12 @@ from ckptguard.inspect.locate import locate
 from ckptguard.inspect.tensor_table import Source
 from ckptguard.records.incidents import Incident, list_incidents, read_incident
 from ckptguard.records.run import Run
-from ckptguard.runs.history import History, Key, load_history
+from ckptguard.runs.history import History
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log_samples import logged_samples
-from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
-from ckptguard.values.ids import checkpoint_id, parse_id
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
+from ckptguard.values.ids import CheckpointId, parse_id
 from ckptguard.values.incident import CheckpointFacts, Details, Magnitude, Report, SickTensor
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verify.collect_evidence import roles_of
@@ -46,34 +48,27 @@ def choose_incident(run: Run, incident_id: str | None) -> Incident:
     return found[-1]
 
 
-def report_of(
-    run: Run,
-    incident: Incident,
-    *,
-    read: bool = False,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
-) -> Report:
+def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Work = PLAIN) -> Report:
     """The report of an incident. What was concluded when it was closed stays; what is missing is made up for from the
     records, and with `read` from the bytes of the last good and the first bad checkpoint, where they still are."""
     details = _bounded(incident.known_details())
     if incident.cause not in NO_SICKNESS:
-        history = load_history(run)
+        history = view.history
         good = _last_good(history, incident, details)
         bad = _first_bad(history, incident, good)
         details = msgspec.structs.replace(
             details,
-            last_good=details.last_good or (_facts(history, *good) if good else None),
-            first_bad=details.first_bad or (_facts(history, *bad) if bad else None),
+            last_good=details.last_good or (_facts(history, good) if good else None),
+            first_bad=details.first_bad or (_facts(history, bad) if bad else None),
         )
         if not details.samples and details.training is None:
-            details = _with_log(run, details, bad or good)
+            details = _with_log(view.run, details, bad or good)
         if bad is not None and not details.tensors:
-            details = _with_tensors(details, _recorded(history, *bad))
+            details = _with_tensors(details, _recorded(history, bad))
         if read:
-            details = _read(run, history, details, good, bad, scanner, progress)
+            details = _read(view, details, good, bad, work)
     report = Report(
-        run=run.url,
+        run=view.run.url,
         id=incident.id,
         opened_at=incident.opened_at,
         step=incident.step,
@@ -105,61 +100,57 @@ def _bounded(details: Details) -> Details:
     )
 
 
-def _last_good(history: History, incident: Incident, details: Details) -> tuple[str, Key] | None:
+def _last_good(history: History, incident: Incident, details: Details) -> CheckpointId | None:
     """The checkpoint that training went back to; else the newest good one from before the onset."""
-    named = parse_id(incident.known_good) if incident.known_good else None
+    named = parse_id("", incident.known_good) if incident.known_good else None
     onset = details.onset if details.onset is not None else incident.step
-    found: list[tuple[int, int, str]] = []
+    found: list[CheckpointId] = []
     for series in history.names:
-        for key, standing in history.standings(series).items():
-            step, generation = key
-            if named is not None and key == named:
-                return series, key
-            before = step is not None and (onset is None or step < onset)
-            if before and standing.outcome is Outcome.GOOD and key not in history.quarantined.get(series, ()):
-                found.append((step or 0, generation, series))
-    if named is not None or not found:
+        for id, standing in history.standings(series).items():
+            if named is not None and id.order == named.order:
+                return id
+            before = id.step is not None and (onset is None or id.step < onset)
+            if before and standing.outcome is Outcome.GOOD and not history.is_quarantined(id):
+                found.append(id)
+    if named is not None:
         return None
-    step, generation, series = max(found)
-    return series, (step, generation)
+    return max(found, key=lambda id: (id.order, id.series), default=None)
 
 
-def _first_bad(history: History, incident: Incident, good: tuple[str, Key] | None) -> tuple[str, Key] | None:
+def _first_bad(history: History, incident: Incident, good: CheckpointId | None) -> CheckpointId | None:
     """The checkpoint that the incident is about; else the first bad or suspect one after the last good one, up to the
     step at which it was noticed."""
     about, series = incident.evidence.get("checkpoint"), incident.evidence.get("series")
-    key = parse_id(about) if isinstance(about, str) else None
-    if key is not None and isinstance(series, str) and series in history.names:
-        return series, key
+    if isinstance(about, str) and isinstance(series, str) and series in history.names:
+        id = parse_id(series, about)
+        if id is not None:
+            return id
     if incident.step is None:
         return None
-    after = good[1][0] if good is not None else None
+    after = good.step if good is not None else None
     found = [
-        (step, -generation, name)
-        for name in ([good[0]] if good is not None else history.names)
-        for (step, generation), standing in history.standings(name).items()
-        if step is not None
+        id
+        for name in ([good.series] if good is not None else history.names)
+        for id, standing in history.standings(name).items()
+        if id.step is not None
         and standing.outcome in (Outcome.BAD, Outcome.SUSPECT)
-        and (after is None or step > after)
-        and step <= incident.step
+        and (after is None or id.step > after)
+        and id.step <= incident.step
     ]
-    if not found:
-        return None
-    step, generation, name = min(found)
-    return name, (step, -generation)
+    return min(found, key=lambda id: (id.order[0], -id.generation, id.series), default=None)
 
 
-def _facts(history: History, series: str, key: Key) -> CheckpointFacts:
-    manifest, verdict = history.manifest(series, key), history.verdict(series, key)
-    sizes = _recorded_sizes(history, series, key)
+def _facts(history: History, id: CheckpointId) -> CheckpointFacts:
+    manifest, verdict = history.manifest(id), history.verdict(id)
+    sizes = _recorded_sizes(history, id)
     facts = verdict.facts if verdict is not None else None
     if not sizes and facts is not None and facts.largest_magnitude is not None and facts.largest_tensor is not None:
         sizes = [Magnitude(facts.largest_tensor, facts.largest_magnitude)]
     weighty = [f for f in (verdict.findings if verdict else ()) if f.severity in (Severity.ERROR, Severity.SICKNESS)]
     return CheckpointFacts(
-        path=manifest.path if manifest else series,
-        step=key[0],
-        id=checkpoint_id(*key),
+        path=manifest.path if manifest else id.series,
+        step=id.step,
+        id=str(id),
         outcome=verdict.outcome.value if verdict else "pending",
         largest=_largest(sizes),
         holds=facts.resumable if facts is not None else (),
@@ -168,8 +159,8 @@ def _facts(history: History, series: str, key: Key) -> CheckpointFacts:
     )
 
 
-def _recorded_sizes(history: History, series: str, key: Key) -> list[Magnitude]:
-    manifest = history.manifest(series, key)
+def _recorded_sizes(history: History, id: CheckpointId) -> list[Magnitude]:
+    manifest = history.manifest(id)
     tensors = [t for f in (manifest.files if manifest else ()) for t in f.tensors if t.role == "model"]
     return [Magnitude(t.name, t.largest, t.dtype) for t in tensors if t.largest is not None]
 
@@ -183,21 +174,21 @@ def _largest(sizes: Sequence[Magnitude]) -> tuple[Magnitude, ...]:
     return tuple(sorted(sizes, key=lambda m: -m.largest)[:MOST_TENSORS])
 
 
-def _with_log(run: Run, details: Details, place: tuple[str, Key] | None) -> Details:
+def _with_log(run: Run, details: Details, id: CheckpointId | None) -> Details:
     """With what the trainer itself logged, and the onset that this shows."""
     facts = details.first_bad or details.last_good
-    if place is None or facts is None:
+    if id is None or facts is None:
         return details
-    samples = logged_samples(run, *place, facts.path)
+    samples = logged_samples(run, id, facts.path)
     sick = list(itertools.takewhile(lambda s: isinstance(s.grad_norm, str) or isinstance(s.loss, str), samples[::-1]))
     onset = details.onset if details.onset is not None or not sick else sick[-1].step
     return msgspec.structs.replace(details, samples=samples, onset=onset)
 
 
-def _recorded(history: History, series: str, key: Key) -> tuple[str, tuple[Culprit, ...]]:
-    manifest, verdict = history.manifest(series, key), history.verdict(series, key)
-    path = manifest.path if manifest is not None else series
-    return path, find_culprits(None, path, verdict.findings if verdict else (), scanner=scan_files)
+def _recorded(history: History, id: CheckpointId) -> tuple[str, tuple[Culprit, ...]]:
+    manifest, verdict = history.manifest(id), history.verdict(id)
+    path = manifest.path if manifest is not None else id.series
+    return path, find_culprits(None, path, verdict.findings if verdict else (), work=PLAIN)
 
 
 def _with_tensors(details: Details, found: tuple[str, tuple[Culprit, ...]]) -> Details:
@@ -223,54 +214,44 @@ def _sick_tensor(culprit: Culprit) -> SickTensor:
     )
 
 
-def _read(
-    run: Run,
-    history: History,
-    details: Details,
-    good: tuple[str, Key] | None,
-    bad: tuple[str, Key] | None,
-    scanner: Scanner,
-    progress: Progress | None,
-) -> Details:
+def _read(view: RunView, details: Details, good: CheckpointId | None, bad: CheckpointId | None, work: Work) -> Details:
     """What the bytes still say: every magnitude of the last good one, every tensor of the first bad one, and what
     sets the two apart."""
-    sources = _sources(run, [place for place in (good, bad) if place is not None])
+    history = view.history
+    sources = _sources(view, [id for id in (good, bad) if id is not None])
     before = sources.get(good) if good is not None else None
-    sizes = _recorded_sizes(history, *good) if good is not None else []
+    sizes = _recorded_sizes(history, good) if good is not None else []
     if before is not None and details.last_good is not None and len(details.last_good.largest) < 2:
-        sizes = _magnitudes(before, scanner, progress) or sizes
+        sizes = _magnitudes(before, work) or sizes
         largest = _largest(sizes) or details.last_good.largest
         details = msgspec.structs.replace(
             details, last_good=msgspec.structs.replace(details.last_good, largest=largest)
         )
     source = sources.get(bad) if bad is not None else None
     if source is not None and bad is not None and details.tensors_from != "memory":
-        verdict = history.verdict(*bad)
+        verdict = history.verdict(bad)
         path = details.first_bad.path if details.first_bad is not None else ""
         findings = verdict.findings if verdict is not None else ()
-        details = _with_tensors(
-            details, (path, find_culprits(source, path, findings, scanner=scanner, progress=progress))
-        )
-    if before is not None and source is not None and good is not None and bad is not None and good[0] == bad[0]:
+        details = _with_tensors(details, (path, find_culprits(source, path, findings, work=work)))
+    if before is not None and source is not None and good is not None and bad is not None and good.series == bad.series:
         by_name = {m.tensor: m.largest for m in sizes}
-        changes, omitted, note = changed_tensors(before, source, by_name, scanner=scanner, progress=progress)
+        changes, omitted, note = changed_tensors(before, source, by_name, work=work)
         details = msgspec.structs.replace(details, changes=changes, changes_omitted=omitted, changes_note=note)
     return details
 
 
-def _sources(run: Run, places: Sequence[tuple[str, Key]]) -> dict[tuple[str, Key] | None, Source]:
-    found: dict[tuple[str, Key] | None, Source] = {}
-    for state in survey(run):
-        key = parse_id(state.id) if state.id else None
-        if key is not None and (state.series, key) in places:
-            source = locate(run, state)
+def _sources(view: RunView, ids: Sequence[CheckpointId]) -> dict[CheckpointId, Source]:
+    found: dict[CheckpointId, Source] = {}
+    for state in survey(view):
+        if state.id is not None and state.id in ids:
+            source = locate(view, state)
             if source is not None:
-                found[(state.series, key)] = source
+                found[state.id] = source
     return found
 
 
-def _magnitudes(source: Source, scanner: Scanner, progress: Progress | None) -> list[Magnitude]:
-    found = scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), progress).files
+def _magnitudes(source: Source, work: Work) -> list[Magnitude]:
+    found = work.scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), work.progress).files
     roles = roles_of(found)
     return [
         Magnitude(tensor.name, numbers.largest, tensor.dtype)

@@ -13,7 +13,9 @@ from ckptguard.incidents.report_text import report_text
 from ckptguard.incidents.same_cause import close_those_of
 from ckptguard.records.incidents import Incident, report_key, update_incident
 from ckptguard.records.run import Run, create_record
+from ckptguard.runs.run_view import RunView
 from ckptguard.values.incident import Details
+from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")
 
@@ -40,7 +42,7 @@ def leave_report(run: Run, incident: Incident) -> str | None:
     """Write the report as text and page; returns where the text is. One that is there already stays: what came later
     is in the incident's revisions. Never raises."""
     try:
-        report = report_of(run, incident)
+        report = report_of(_view(run), incident)
         for suffix, text in (("html", report_html(report)), ("txt", report_text(report))):
             try:
                 create_record(run, report_key(incident.id, suffix), text.encode("utf-8", "backslashreplace"))
@@ -55,7 +57,12 @@ def leave_report(run: Run, incident: Incident) -> str | None:
 def _concluded(run: Run, incident: Incident) -> Details | None:
     """The details with what the records add to them now, and the likely causes."""
     try:
-        return report_of(run, incident).details
+        return report_of(_view(run), incident).details
     except Exception as error:
         _log.warning("the report of incident %s is not complete: %r", incident.id, error)
         return None
+
+
+def _view(run: Run) -> RunView:
+    """Enough to report by: only records are read, which the settings of a run do not change."""
+    return RunView(run, Settings())

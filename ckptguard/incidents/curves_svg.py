@@ -5,29 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
+
 WIDTH, HEIGHT = 720, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 24
 _MOST_POINTS = 1000
 _LARGEST = 1e300  # differences of what is drawn stay finite
 
 
+class Axis(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps from the first to the last of `span`. `onset` and `good` are marked by upright lines; with
+    `onset_through` the onset is a span."""
+
+    span: tuple[int, int]
+    onset: int | None = None
+    onset_through: int | None = None
+    good: int | None = None
+
+
 def curve_svg(
-    points: Sequence[tuple[int, float]],
-    *,
-    label: str,
-    span: tuple[int, int],
-    onset: int | None,
-    good: int | None,
-    onset_through: int | None = None,
-    log: bool = False,
-    steps: bool = False,
+    points: Sequence[tuple[int, float]], axis: Axis, *, label: str, log: bool = False, steps: bool = False
 ) -> str:
-    """A curve of (step, value) over the steps of `span`. `onset` and `good` are marked by upright lines; with
-    `onset_through` the onset is a span. With `log` the scale is logarithmic where all values are positive and span
-    more than a decade; `steps` draws a staircase.
+    """A curve of (step, value). With `log` the scale is logarithmic where all values are positive and span more than
+    a decade; `steps` draws a staircase.
 
     The text of `label` must hold nothing but plain characters.
     """
+    span = axis.span
     inside = [(step, value) for step, value in points if span[0] <= step <= span[1]][-_MOST_POINTS:]
     finite = [(step, max(-_LARGEST, min(_LARGEST, value))) for step, value in inside if math.isfinite(value)]
     sick = [(step, value) for step, value in inside if not math.isfinite(value)]
@@ -37,10 +41,10 @@ def curve_svg(
     scale = _Scale(span, low, high, logarithmic)
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} by step" class="curve">',
-        *_span(scale, onset, onset_through, span),
+        *_span(scale, axis),
         *_grid(scale, span),
-        *_mark(scale, onset, "onset", span),
-        *_mark(scale, good, "good", span),
+        *_mark(scale, axis.onset, "onset", span),
+        *_mark(scale, axis.good, "good", span),
         *_line(scale, finite, steps=steps),
         *(
             f'<circle class="sick" cx="{scale.x(step):.1f}" cy="{_TOP}" r="4"><title>step {step}: {_name(value)}'
@@ -101,7 +105,8 @@ def _grid(scale: _Scale, span: tuple[int, int]) -> list[str]:
     return parts
 
 
-def _span(scale: _Scale, first: int | None, last: int | None, span: tuple[int, int]) -> list[str]:
+def _span(scale: _Scale, axis: Axis) -> list[str]:
+    first, last, span = axis.onset, axis.onset_through, axis.span
     if first is None or last is None:
         return []
     left, right = (scale.x(max(span[0], min(span[1], step))) for step in (first, last))

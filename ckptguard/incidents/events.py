@@ -12,7 +12,7 @@ from ckptguard.records.incidents import Incident
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import Run
 from ckptguard.runs.results import Checked
-from ckptguard.values.ids import checkpoint_id, escape
+from ckptguard.values.ids import escape
 from ckptguard.values.verdict import Outcome, Severity
 
 Known = dict[tuple[str, str], Outcome]  # (series, id) -> outcome
@@ -24,9 +24,9 @@ _MOST_FINDINGS = 20
 def known_outcomes(run: Run) -> Known:
     """The outcomes that the ledger holds now: none of them is news."""
     return {
-        (series, checkpoint_id(*key)): standing.outcome
+        (series, str(id)): standing.outcome
         for series, names in ledger_names(run).items()
-        for key, standing in standings(names).items()
+        for id, standing in standings(series, names).items()
     }
 
 
@@ -34,7 +34,7 @@ def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
     """Those that turned bad, suspect or incomplete since `known`, which is brought up to date."""
     news = []
     for one in checked:
-        key = (one.series, one.id or one.path)
+        key = (one.series, one.path if one.id is None else str(one.id))
         if one.outcome in _TOLD and known.get(key) is not one.outcome:
             news.append(one)
         known[key] = one.outcome
@@ -54,7 +54,11 @@ def verdict_event(run: Run, checked: Checked, *, source: str) -> dict[str, Any]:
         "cause": checked.outcome.value,
         "reason": reason_of(checked),
         "source": source,
-        "checkpoint": {"path": escape(checked.path), "series": escape(checked.series), "id": checked.id},
+        "checkpoint": {
+            "path": escape(checked.path),
+            "series": escape(checked.series),
+            "id": None if checked.id is None else str(checked.id),
+        },
         "findings": [
             {"check": f.check, "file": _escaped(f.file), "tensor": _escaped(f.tensor), "message": escape(f.message)}
             for f in weighty[:_MOST_FINDINGS]

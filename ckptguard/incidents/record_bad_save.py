@@ -21,12 +21,12 @@ def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | No
     not bad, or there is an incident about this generation already."""
     if checked.outcome not in _RECORDED or checked.id is None:
         return None
-    about = {"checkpoint": checked.id, "series": checked.series, "path": checked.path}
+    about = {"checkpoint": str(checked.id), "series": checked.series, "path": checked.path}
     if any(about.items() <= incident.evidence.items() for incident in list_incidents(run)):
         return None
     errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
     numeric = bool(errors & set(_OF_NUMBERS))
-    noticed = incident_of(run, checked.series, checked.id) if numeric and errors <= set(_OF_NUMBERS) else None
+    noticed = incident_of(run, checked.id) if numeric and errors <= set(_OF_NUMBERS) else None
     if noticed is not None:
         told, known = f"{checked.path} ({checked.id}): {reason_of(checked)}", str(noticed.evidence.get("bad_saves", ""))
         if told in known or len(known) > _LONGEST:

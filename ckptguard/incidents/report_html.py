@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from ckptguard.formats.dtypes import FP16_LIMIT
-from ckptguard.incidents.curves_svg import curve_svg
+from ckptguard.incidents.curves_svg import Axis, curve_svg
 from ckptguard.incidents.report_css import STYLE
 from ckptguard.incidents.report_words import (
     NO_SICKNESS,
@@ -147,20 +147,17 @@ def _curves(report: Report) -> str:
         return ""
     span = (samples[0].step, samples[-1].step)
     good = report.details.last_good
+    axis = Axis(
+        span=span,
+        onset=report.onset,
+        onset_through=report.details.onset_through,
+        good=good.step if good is not None else None,
+    )
     figures = []
     for name, of, log, steps in _CURVES:
         points = [(s.step, value) for s in samples if (value := number(of(s))) is not None]
         if points:
-            drawn = curve_svg(
-                points,
-                label=name,
-                span=span,
-                onset=report.onset,
-                onset_through=report.details.onset_through,
-                good=good.step if good is not None else None,
-                log=log,
-                steps=steps,
-            )
+            drawn = curve_svg(points, axis, label=name, log=log, steps=steps)
             last = shown(of(samples[-1]))
             figures.append(
                 f"<figure><figcaption>{name} <span>at the end: {_text(last)}</span></figcaption>{drawn}</figure>"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ckptguard.incidents.causes import likely_causes
-from ckptguard.incidents.curves_svg import HEIGHT, WIDTH, curve_svg
+from ckptguard.incidents.curves_svg import HEIGHT, WIDTH, Axis, curve_svg
 from ckptguard.incidents.report_html import report_html
 from ckptguard.incidents.report_text import report_text
 from ckptguard.values.incident import (
@@ -198,7 +198,8 @@ def test_an_empty_report_is_a_page_too():
 def test_curves_stay_in_their_picture(values, log):
     """Whatever the numbers are, every point is a finite place inside the picture."""
     points = list(enumerate(values))
-    drawn = curve_svg(points, label="Loss", span=(0, max(1, len(values) - 1)), onset=3, good=1, log=log)
+    axis = Axis(span=(0, max(1, len(values) - 1)), onset=3, good=1)
+    drawn = curve_svg(points, axis, label="Loss", log=log)
     Page(drawn)
     assert "nan," not in drawn
     for attribute, limit in (

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 import torch
-from support.runs import QUICK, state_dict, write_torch
+from support.runs import state_dict, write_torch
+from support.views import look
 
 from ckptguard.incidents.close_incident import close_incident
 from ckptguard.incidents.record_bad_save import record_bad_save
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.values.incident import Details
 from ckptguard.verify.checkpoint import verify_checkpoint
 
@@ -22,7 +22,7 @@ def poison(root, step):
 
 def found_by_daemon(run, step):
     """Verify a save, and record what comes of it."""
-    checked = verify_checkpoint(run, find_checkpoint(run, f"net-{step}.pt"), QUICK)
+    checked = verify_checkpoint(look(run), look(run).checkpoint(f"net-{step}.pt"))
     return record_bad_save(run, checked, source="daemon")
 
 
@@ -37,7 +37,7 @@ def saves(root, run):
     """Good saves at 200 and 300, and a poisoned one at 400."""
     for step in (200, 300):
         write_torch(root, step, seed=step)
-        verify_checkpoint(run, find_checkpoint(run, f"net-{step}.pt"), QUICK)
+        verify_checkpoint(look(run), look(run).checkpoint(f"net-{step}.pt"))
     poison(root, 400)
     return root
 
@@ -102,7 +102,7 @@ def test_the_same_step_saved_anew_is_new_trouble(root, run, saves):
 def test_damage_is_no_sickness(root, run, saves):
     """Bytes that rot meanwhile are an incident of their own."""
     write_torch(root, 400, seed=4)
-    verify_checkpoint(run, find_checkpoint(run, "net-400.pt"), QUICK)
+    verify_checkpoint(look(run), look(run).checkpoint("net-400.pt"))
     data = bytearray((root / "net-400.pt").read_bytes())
     data[len(data) // 2] ^= 0xFF
     (root / "net-400.pt").write_bytes(data)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from support.runs import QUICK
 from support.training_faults import SAVE_EVERY, TOTAL, Scaler, damage, saves
+from support.views import look
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -32,10 +33,10 @@ import ckptguard
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.training.ranks import GlooRanks
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=False)
 
@@ -261,15 +262,15 @@ class Training:
 
         def read(manifest: Any) -> Any:
             run = open_run(guard.run)
-            verdict = load_history(run).verdict(manifest.series, (manifest.step, manifest.generation))
+            verdict = load_history(run).verdict(CheckpointId(manifest.series, manifest.step, manifest.generation))
             full = resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 0
             if not full and (manifest.step, manifest.generation) not in pinned_generations(run).get(
                 manifest.series, ()
             ):
                 self.wrong.append(f"{manifest.path} is loaded, and nothing pins it")
             if verdict is None and full:
-                checkpoint = find_checkpoint(run, manifest.path)
-                verdict = verify_checkpoint(run, checkpoint, QUICK, md5=False, record=False)
+                checkpoint = look(run).checkpoint(manifest.path)
+                verdict = verify_checkpoint(look(run), checkpoint, Verification(md5=False, record=False))
             if verdict is None or verdict.outcome is not Outcome.GOOD:
                 self.wrong.append(f"{manifest.path} is loaded, and it is {verdict and verdict.outcome}")
             return real_read(manifest)

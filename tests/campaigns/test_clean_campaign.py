@@ -7,10 +7,11 @@ import random
 
 import pytest
 import torch
-from support.runs import QUICK, save_file
+from support.runs import save_file
+from support.views import look
 
 from ckptguard.records.run import open_run
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome, Severity
 
 COUNT = 500 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 60
@@ -103,7 +104,7 @@ def test_clean_checkpoints_are_good(kind, tmp_path):
         folder.mkdir()
         for step in range(1, PER_RUN + 1):
             write(rng, number, kind, folder, step)
-        done = reconcile(open_run(str(folder)), QUICK, Watch())
+        done = reconcile(look(open_run(str(folder))), PassNotes())
         assert len(done.checked) == PER_RUN
         for checked in done.checked:
             heavy = [f for f in checked.findings if f.severity is not Severity.NOTICE]

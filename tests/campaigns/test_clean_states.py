@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.runs import QUICK, save_file
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 EXAMPLES = 2000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 60
 
@@ -125,7 +125,7 @@ def test_random_clean_states_raise_no_alarm(kind):
     def check(state):
         with tempfile.TemporaryDirectory() as folder:
             write(state, Path(folder))
-            report = verify_target(folder, QUICK, wait=0, record=False)
+            report = verify_target(folder, QUICK, Selection(wait=0, record=False))
         heavy = [f for c in report.checkpoints for f in c.findings if f.severity is not Severity.NOTICE]
         assert (report.outcome, len(report.checkpoints), heavy) == (Outcome.GOOD, 1, []), report
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from support.store_operations import OPERATIONS, build
 from support.tiny_run import TINY, candidates, clone, cycle, files_below, inline, leftovers, name_of
+from support.views import look
 
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.runs.history import load_history
+from ckptguard.runs.work import Work
 from ckptguard.values.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
@@ -105,7 +107,7 @@ def killed():
 def wrong_now(url, replica, saved, out):
     """What is wrong right after a kill: half of something is visible, or something is lost."""
     wrong = []
-    done = restore(open_run(url), TINY, str(out), scanner=inline)
+    done = restore(look(open_run(url), TINY), str(out), work=Work(scanner=inline))
     if files_below(str(out), name_of(done.step)) != saved[done.step]:
         wrong.append(f"{done.step} came back as something else")
     shutil.rmtree(out)
@@ -113,8 +115,8 @@ def wrong_now(url, replica, saved, out):
         if not Path(place).exists():
             continue
         for found in candidates(open_run(place, must_exist=False)):
-            where = name_of(found.key[0]) if found.in_place else f"_ckptguard/{found.copy.checkpoint_key}"
-            if files_below(place, where) != saved[found.key[0]]:
+            where = name_of(found.id.step) if found.in_place else f"_ckptguard/{found.copy.checkpoint_key}"
+            if files_below(place, where) != saved[found.id.step]:
                 wrong.append(f"{found.answer.id} is known-good at {where}, and is not whole")
     return wrong
 
@@ -151,9 +153,9 @@ def test_killed_at_each_step_nothing_is_lost(name, templates, killed, tmp_path, 
                 problems += [f"{c.id} was not sent again: {c.message}" for c in again.checkpoints if c.done == "failed"]
                 cycle(open_run(replica))
                 problems += [f"left in the replica: {key}" for key in leftovers(open_run(replica))]
-            for key, standing in load_history(open_run(url)).standings("model-#").items():
-                if standing.outcome is Outcome.BAD and key[0] not in (200, 300):
-                    problems.append(f"{key} is BAD")
+            for id, standing in load_history(open_run(url)).standings("model-#").items():
+                if standing.outcome is Outcome.BAD and id.step not in (200, 300):
+                    problems.append(f"{id} is BAD")
             wrong += [f"{name}, killed {when} step {number} ({step}): {problem}" for problem in problems]
             shutil.rmtree(folder)
             if status == 0:

@@ -10,13 +10,12 @@ import shutil
 import pytest
 from support.damage import KINDS, applies, set_times
 from support.layouts import WRITERS
-from support.runs import QUICK
+from support.views import look
 
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 
 SEEDS = 20 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 1
 
@@ -29,9 +28,9 @@ def verified(request, tmp_path):
     path = write(tmp_path / "run", 200, seed=2)
     run = open_run(str(tmp_path / "run"))
     for name in (path.replace("200", "100"), path):
-        checked = verify_checkpoint(run, find_checkpoint(run, name), QUICK)
+        checked = verify_checkpoint(look(run), look(run).checkpoint(name))
         assert checked.outcome is Outcome.GOOD, checked.findings
-    checkpoint = find_checkpoint(run, path)
+    checkpoint = look(run).checkpoint(path)
     history = load_history(run)
     manifest = history.manifest(checkpoint.series, history.current(checkpoint.series, 200, path))
     return tmp_path / "run", run, path, manifest
@@ -53,7 +52,7 @@ def test_damage_is_bad_and_named(verified, times, tmp_path):
                 continue
             applied += 1
             set_times(root, manifest, times)
-            checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK, record=False)
+            checked = verify_checkpoint(look(run), look(run).checkpoint(path), Verification(record=False))
             assert checked.outcome is Outcome.BAD, f"{label}: {checked.outcome} {checked.findings}"
             errors = [f for f in checked.findings if f.severity is Severity.ERROR]
             assert hit.file in {f.file for f in errors}, f"{label}: {hit} not in {errors}"

@@ -10,14 +10,14 @@ import shutil
 import pytest
 from support.damage import KINDS, Hit, applies
 from support.layouts import WRITERS
-from support.runs import QUICK
+from support.views import look
 
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 
 SEEDS = 20 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 1
 STATE = ("model", "optimizer", "ema")
@@ -33,9 +33,9 @@ def unsealed(request, tmp_path):
     path = write(root, 200, seed=2)
     run = open_run(str(root))
     for name in (path.replace("200", "100"), path):
-        assert verify_checkpoint(run, find_checkpoint(run, name), QUICK).outcome is Outcome.GOOD
-    checkpoint = find_checkpoint(run, path)
-    manifest = load_history(run).manifest(checkpoint.series, (200, 1))
+        assert verify_checkpoint(look(run), look(run).checkpoint(name)).outcome is Outcome.GOOD
+    checkpoint = look(run).checkpoint(path)
+    manifest = load_history(run).manifest(CheckpointId(checkpoint.series, 200, 1))
     for record in (root / "_ckptguard").rglob("000000000200.*"):
         record.unlink()
     return root, run, path, manifest
@@ -70,7 +70,7 @@ def test_what_can_be_known_is_found(unsealed, tmp_path):
                 continue
             applied += 1
             if is_knowable(kind, hit, manifest):
-                checked = verify_checkpoint(run, find_checkpoint(run, path), QUICK, record=False)
+                checked = verify_checkpoint(look(run), look(run).checkpoint(path), Verification(record=False))
                 label = f"kind={kind} seed={seed} {hit}"
                 assert checked.outcome in (Outcome.BAD, Outcome.INCOMPLETE), f"{label}: {checked}"
                 errors = [f for f in checked.findings if f.severity is Severity.ERROR]

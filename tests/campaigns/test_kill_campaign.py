@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.runs import QUICK
+from support.views import look
 
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 15
 
@@ -112,18 +112,18 @@ def test_the_known_good_restores_after_every_kill(kind, tmp_path):
         for number in range(2, 10 * KILLS):
             if killed >= KILLS // 2:
                 break
-            reconcile(run, QUICK, Watch())
+            reconcile(look(run), PassNotes())
             again = kind == "torch" and rng.random() < 0.3 and number > 3
             step = number - 1 if again else number  # now and then over a checkpoint that is there
             killed += not saver.save(kind, root, step, number, rng.uniform(0.0, 0.02))
-            done = reconcile(run, QUICK, Watch())
+            done = reconcile(look(run), PassNotes())
             for checked in done.checked:
                 if checked.outcome.value == "good":
                     verified[checked.id] = digest(root / checked.path)
             known = find_known_good(run)
             verified.setdefault(known.id, digest(Path(known.path)))
             target = tmp_path / "restored"
-            restored = restore(run, QUICK, str(target))
+            restored = restore(look(run), str(target))
             assert verified.setdefault(restored.id, digest(Path(restored.path))) == digest(Path(restored.path)), number
             shutil.rmtree(target)
     finally:

@@ -10,6 +10,7 @@ import secrets
 import pytest
 from support.faulty_storage import FakeClock, LateListing, wrapped
 from support.tiny_run import TINY, candidates, cycle, files_below, forget, inline, leftovers, name_of, save
+from support.views import look
 
 from ckptguard.errors import BusyError, CkptguardError
 from ckptguard.records.run import open_run
@@ -17,7 +18,8 @@ from ckptguard.recover.restore import restore
 from ckptguard.replicas.replicate import replicate
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.runs.work import Work
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
@@ -58,27 +60,27 @@ def test_nothing_live_is_collected(url, seed, tmp_path):
                 run, out = open_run(url), tmp_path / f"out-{secrets.token_hex(4)}"
                 try:
                     if act == "pass":
-                        reconcile(run, TINY, Watch(), scanner=inline, assume_quiet=True)
+                        reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline), assume_quiet=True)
                     elif act == "prune":
-                        prune(run, Policy(keep_last=3, keep_good=2), grace=-1.0)
+                        prune(look(run), Policy(keep_last=3, keep_good=2), grace=-1.0)
                     elif act == "replicate":
-                        replicate(run, TINY, f"{url}-replica", scanner=inline)
+                        replicate(look(run, TINY), f"{url}-replica", work=Work(scanner=inline))
                     else:
-                        done = restore(run, TINY, str(out), scanner=inline)
+                        done = restore(look(run, TINY), str(out), work=Work(scanner=inline))
                         assert files_below(str(out), name_of(done.step)) == saved[done.step]
                 except (BusyError, CkptguardError):
                     pass
                 for found in candidates(run):
-                    place = name_of(found.key[0]) if found.in_place else f"_ckptguard/{found.copy.checkpoint_key}"
-                    assert files_below(url, place) == saved[found.key[0]], (step, act, found.answer)
+                    place = name_of(found.id.step) if found.in_place else f"_ckptguard/{found.copy.checkpoint_key}"
+                    assert files_below(url, place) == saved[found.id.step], (step, act, found.answer)
                 clock.advance(chance.uniform(0, 3))
         clock.advance(LATEST + 1)
-        reconcile(open_run(url), TINY, Watch(), scanner=inline, assume_quiet=True)
+        reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline), assume_quiet=True)
         clock.advance(LATEST + 1)
         assert find_known_good(open_run(url)).step == 100 * ROUNDS
     last = cycle(open_run(url))
     assert last.could_not_tell == ()
-    assert find_known_good(open_run(url)).id == f"{100 * ROUNDS}.1"
+    assert str(find_known_good(open_run(url)).id) == f"{100 * ROUNDS}.1"
     assert leftovers(open_run(url)) == []
-    good = [found.key for found in candidates(open_run(url))]
+    good = [found.id.order for found in candidates(open_run(url))]
     assert good[:2] == [(100 * ROUNDS, 1), (100 * (ROUNDS - 1), 1)]

@@ -13,6 +13,7 @@ from support.tiny_run import SERIES, TINY, candidates, content, cycle, files_bel
 
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
+from ckptguard.values.ids import CheckpointId
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
 WRITERS = 8 if FULL else 3
@@ -51,16 +52,17 @@ LOOP = """
 import sys
 sys.path[:0] = sys.argv[2:]
 from support.tiny_run import TINY, inline
-from ckptguard.upkeep.reconcile import Watch, reconcile
-from ckptguard.records.run import open_run
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.runs.run_view import open_view
+from ckptguard.runs.work import Work
 
 assert "torch" not in sys.modules
-settings, watch = TINY.changed(keep_last=2, trash_grace=0.0), Watch()
-run = open_run(sys.argv[1])
+settings, notes = TINY.changed(keep_last=2, trash_grace=0.0), PassNotes()
 for line in sys.stdin:
-    watch.prune_at = 0.0
-    done = reconcile(run, settings, watch, scanner=inline, assume_quiet=True)
-    print("\\t".join([" ".join(c.id for c in done.checked), " ".join(done.pruned), *done.could_not_tell]), flush=True)
+    notes.prune_at = 0.0
+    done = reconcile(open_view(sys.argv[1], settings), notes, work=Work(scanner=inline), assume_quiet=True)
+    ids = " ".join(str(c.id) for c in done.checked)
+    print("\\t".join([ids, " ".join(done.pruned), *done.could_not_tell]), flush=True)
 """
 TESTS = str(Path(__file__).parents[1])
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -87,14 +89,14 @@ def test_each_generation_has_one_writer(steps, tmp_path):
     assert sum(outcomes.values()) == WRITERS * SAVES
     history = load_history(open_run(str(root)))
     places = {p.parent.name for p in (root / "_ckptguard" / "manifests").rglob("*.json")}
-    sealed = [(s, key) for s in map(_series, places) for key in history.sealed(s)]
+    sealed = [id for s in map(_series, places) for id in history.sealed(s)]
     assert len(sealed) == outcomes["won"]
-    manifests = [history.manifest(*place) for place in sealed]
+    manifests = [history.manifest(id) for id in sealed]
     assert len({m.nonce for m in manifests if m is not None}) == len(sealed)
     if steps == "different":
         assert outcomes["lost"] == 0
     for step in range(1, SAVES + 1) if steps == "same" else ():
-        generations = sorted(key[1] for _, key in sealed if key[0] == step)
+        generations = sorted(id.generation for id in sealed if id.step == step)
         assert generations == list(range(1, len(generations) + 1))
         assert generations
 
@@ -123,17 +125,17 @@ def test_two_daemons_on_one_run(tmp_path):
             names = set(history.names[SERIES])
             assert ledger <= names
             ledger = names
-            assert history.standings(SERIES)[turn, 1].outcome.value == "good"
+            assert history.standings(SERIES)[CheckpointId(SERIES, turn, 1)].outcome.value == "good"
             good = [c for c in candidates(run) if c.in_place][:2]
-            assert [c.key[0] for c in good] == list(range(turn, max(turn - 2, 0), -1))
+            assert [c.id.step for c in good] == list(range(turn, max(turn - 2, 0), -1))
             for found in good:
-                assert files_below(str(root), name_of(found.key[0])) == content(found.key[0])
+                assert files_below(str(root), name_of(found.id.step)) == content(found.id.step)
     finally:
         for daemon in daemons:
             daemon.communicate()
     assert set(pruned.values()) <= {1}, "removed twice"
     assert sorted(int(p.name.partition("-")[2]) for p in root.glob("model-*")) == [ROUNDS - 1, ROUNDS]
-    assert {key[0] for key in load_history(open_run(str(root))).standings(SERIES)} == set(range(1, ROUNDS + 1))
+    assert {id.step for id in load_history(open_run(str(root))).standings(SERIES)} == set(range(1, ROUNDS + 1))
     cycle(open_run(str(root)), TINY)
     assert leftovers(open_run(str(root))) == []
 

@@ -24,12 +24,14 @@ from support.tiny_run import (
     leftovers,
     name_of,
 )
+from support.views import look
 
 from ckptguard.errors import CkptguardError, RecordsError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.restore import restore
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.history import load_history
+from ckptguard.runs.work import Work
 from ckptguard.values.verdict import Outcome
 
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"
@@ -72,7 +74,7 @@ def violations(stage: Stage, saved: dict[int, Content], known: tuple[int, ...], 
     for moment in ("at once", "after a pass"):
         out = stage.dest.with_name("out")
         try:
-            done = restore(run, TINY, str(out), scanner=inline)
+            done = restore(look(run, TINY), str(out), work=Work(scanner=inline))
             if files_below(str(out), name_of(done.step)) != saved[done.step]:
                 wrong.append(f"{moment}: {done.step} came back as something else")
             if done.step not in known and not lied:
@@ -81,8 +83,8 @@ def violations(stage: Stage, saved: dict[int, Content], known: tuple[int, ...], 
             wrong.append(f"{moment}: {type(error).__name__}: {error}")
         shutil.rmtree(out, ignore_errors=True)
         for found in candidates(run):
-            place = name_of(found.key[0]) if found.in_place else f"_ckptguard/{found.copy.checkpoint_key}"
-            if not (lied and found.answer.kept) and files_below(stage.url, place) != saved[found.key[0]]:
+            place = name_of(found.id.step) if found.in_place else f"_ckptguard/{found.copy.checkpoint_key}"
+            if not (lied and found.answer.kept) and files_below(stage.url, place) != saved[found.id.step]:
                 wrong.append(f"{moment}: {found.answer.id} is known-good at {place}, and damaged")
         for step, files in saved.items():
             damaged = step == 200
@@ -92,7 +94,8 @@ def violations(stage: Stage, saved: dict[int, Content], known: tuple[int, ...], 
             last = cycle(run)
             wrong += [f"the pass: {said}" for said in last.could_not_tell if not lied]
     wrong += [f"left behind: {key}" for key in leftovers(run)]
-    for (step, generation), standing in load_history(run).standings("model-#").items():
+    for id, standing in load_history(run).standings("model-#").items():
+        step, generation = id.order
         whole = files_below(stage.url, name_of(step)) == saved[step]
         if whole and standing.outcome is Outcome.BAD and not lied and step not in (200, 300):
             wrong.append(f"{step}.{generation} is whole, and BAD")
@@ -110,13 +113,13 @@ def arrived_wrong(stage: Stage, saved: dict[int, Content], fault: Fault) -> list
         except RecordsError:  # the store lied about the first record, and says so until it is written again
             assert moment == "at once", "sent again, and still nobody can open it"
             assert fault in (Fault.WRONG_BYTES, Fault.TRUNCATED)
-            replicate(open_run(stage.url), TINY, stage.replica, scanner=inline)
+            replicate(look(open_run(stage.url), TINY), stage.replica, work=Work(scanner=inline))
             continue
         for found in candidates(there):
-            if found.in_place and files_below(stage.replica, name_of(found.key[0])) != saved[found.key[0]]:
+            if found.in_place and files_below(stage.replica, name_of(found.id.step)) != saved[found.id.step]:
                 wrong.append(f"{moment}: {found.answer.id} is good in the replica, and damaged")
         if moment == "at once":
-            again = replicate(open_run(stage.url), TINY, stage.replica, scanner=inline)
+            again = replicate(look(open_run(stage.url), TINY), stage.replica, work=Work(scanner=inline))
             if fault not in (Fault.WRONG_BYTES, Fault.TRUNCATED):
                 left = [f"{c.id}: {c.message}" for c in again.checkpoints if c.done not in ("there", "sent")]
                 wrong += [f"not sent again: {said}" for said in (*left, again.trouble) if said]

@@ -19,7 +19,7 @@ from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import open_run
 from ckptguard.training.sharded.sharded_store import ShardedStore
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 pytestmark = pytest.mark.torch
 
@@ -95,7 +95,7 @@ def judge(folder, job, seen, told):
     assert {answer["step"] for answer in seen} == {TOTAL}, told
     assert len({answer["digest"] for answer in seen}) == 1, told
     assert len({tuple(answer["steps"]) for answer in seen}) == 1, told
-    report = verify_target(str(folder / job.run), QUICK, newest=1)
+    report = verify_target(str(folder / job.run), QUICK, Selection(newest=1))
     assert report.outcome is Outcome.GOOD, told
     assert report.checkpoints[0].step == TOTAL or any(answer["full"] for answer in seen), told
 

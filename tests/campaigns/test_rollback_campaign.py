@@ -19,8 +19,9 @@ from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.training import guard as guard_module
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 KINDS = (
     *("gradient", "weight", "buffer", "optimizer", "input", "spike", "scale", "floor", "lasting", "killed", "asked"),
@@ -101,7 +102,7 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
     assert oracle.wrong == [], told
     assert kind != "lasting", told
     assert training.finite(), told
-    report = verify_target(str(run), QUICK, newest=1)
+    report = verify_target(str(run), QUICK, Selection(newest=1))
     assert report.outcome is Outcome.GOOD, told
     assert report.checkpoints[0].step == TOTAL or struck.full_at_end, told
 
@@ -225,7 +226,7 @@ def test_the_oracle_sees_a_wrong_load(tmp_path):
     training.model[0].weight.data.fill_(math.nan)
     guard._progress.arrive(0, {})
     assert "not finite" in oracle.wrong[-1]
-    (manifest,) = [load_history(open_run(guard.run)).manifest("step-#", (1, 1))]
+    (manifest,) = [load_history(open_run(guard.run)).manifest(CheckpointId("step-#", 1, 1))]
     assert manifest.path == Path(path).name
     guard._store.read(manifest)
     assert oracle.wrong[-1] == "step-000000001 is loaded, and it is None"

@@ -97,7 +97,7 @@ def test_a_pinned_copy_of_a_content_that_was_saved_over_is_made_anew(machine):
     machine.raced(name="pass", number=14, other="save", words=words, others=words)
     machine.pin_one(900)
     machine.a_pass()
-    found = {c.key: c for c in candidates(open_run(machine.url))}
+    found = {c.id.order: c for c in candidates(open_run(machine.url))}
     assert found[900, 1].copy is not None
     assert found[300, 1].copy is not None
     machine.goes_on(1)

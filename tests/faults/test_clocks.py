@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 from support.tiny_run import SERIES, TINY, inline, name_of, save
+from support.views import look
 
 from ckptguard.records import elapsed as moments
 from ckptguard.records import owners, pins
@@ -22,9 +23,11 @@ from ckptguard.retention import expire_trash as collect_aside
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.listing import select_checkpoint
+from ckptguard.runs.work import Work
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.upkeep.leftovers import collect_leftovers
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 
 YEAR = 365 * 86400.0
@@ -87,7 +90,7 @@ def run(request, tmp_path):
     url = f"memory://clocks-{tmp_path.name}-{os.getpid()}" if request.param == "memory" else str(tmp_path / "run")
     for step in (100, 200, 300, 400):
         save(url, step, step)
-        reconcile(open_run(url), TINY, Watch(), scanner=inline)
+        reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
     return open_run(url)
 
 
@@ -101,44 +104,44 @@ def present(run):
 def test_what_was_saved_just_now_is_within_two_days(run, wrong):
     """Whatever our own clock says, and whatever another one said when the newest was saved."""
     wrong()
-    assert prune(run, WITHIN, grace=DAY).removed == ()
+    assert prune(look(run), WITHIN, grace=DAY).removed == ()
     save(run.url, 500, 500)
-    reconcile(run, TINY, Watch(), scanner=inline, assume_quiet=True)
-    assert prune(run, WITHIN, grace=DAY).removed == ()
+    reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline), assume_quiet=True)
+    assert prune(look(run), WITHIN, grace=DAY).removed == ()
     assert present(run) == {100, 200, 300, 400, 500}
 
 
 def test_the_trash_keeps_for_its_time_of_grace(run, wrong):
     """What was removed a moment ago stays in the trash for a day, whatever the clock did meanwhile."""
-    assert {d.checkpoint.step for d in prune(run, LAST, grace=DAY).removed} == {100, 200, 300}
+    assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 200, 300}
     wrong()
-    done = prune(run, LAST, grace=DAY)
+    done = prune(look(run), LAST, grace=DAY)
     assert done.emptied == ()
     assert {mark.step for mark in done.in_trash} == {100, 200, 300}
 
 
 def test_pins_without_an_end_hold(run, wrong):
     """A pin that somebody asked for ends when it is released."""
-    pin(run, select_checkpoint(run, "200"))
+    pin(look(run), select_checkpoint(run, look(run).checkpoints, "200"))
     wrong()
     assert pinned_generations(run) == {SERIES: {(200, 1)}}
-    assert {d.checkpoint.step for d in prune(run, LAST, grace=DAY).removed} == {100, 300}
+    assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 300}
 
 
 def test_what_is_in_use_by_a_living_process_is_held(run, wrong):
     """A process of this machine that lives holds what it uses, whatever the clock says."""
-    pin_checkpoint(run, SERIES, (200, 1), reason=IN_USE, lasts=LONGEST_USE)
+    pin_checkpoint(run, CheckpointId(SERIES, 200, 1), reason=IN_USE, lasts=LONGEST_USE)
     wrong()
-    assert {d.checkpoint.step for d in prune(run, LAST, grace=DAY).removed} == {100, 300}
+    assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 300}
     collect_leftovers(run)
     assert pinned_generations(run) == {SERIES: {(200, 1)}}
 
 
 def test_a_pin_until_a_time_holds_until_then(run, wrong):
     """For an hour from now means an hour, not the time at which a wrong clock has passed it."""
-    pin(run, select_checkpoint(run, "200"), lasts=datetime.timedelta(hours=1))
+    pin(look(run), select_checkpoint(run, look(run).checkpoints, "200"), lasts=datetime.timedelta(hours=1))
     wrong()
-    assert {d.checkpoint.step for d in prune(run, LAST, grace=DAY).removed} == {100, 300}
+    assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 300}
 
 
 def test_what_is_being_written_is_no_leftover(run, wrong):
@@ -190,11 +193,11 @@ def test_the_trash_of_another_machine_keeps_for_its_time_of_grace(run, wrong, el
         wrong()
     elsewhere(prune, run, LAST, grace=DAY)
     wrong()
-    assert prune(run, LAST, grace=DAY).emptied == ()
+    assert prune(look(run), LAST, grace=DAY).emptied == ()
     days(0.9)
-    assert prune(run, LAST, grace=DAY).emptied == ()
+    assert prune(look(run), LAST, grace=DAY).emptied == ()
     days(1.1)
-    assert {mark.step for mark in prune(run, LAST, grace=DAY).emptied} == {100, 200, 300}
+    assert {mark.step for mark in prune(look(run), LAST, grace=DAY).emptied} == {100, 200, 300}
 
 
 @pytest.mark.parametrize("wrong_clock", ["of the other machine", "of this one"])
@@ -204,9 +207,9 @@ def test_pins_of_another_machine_hold_until_their_time(run, wrong, elsewhere, da
         wrong()
     elsewhere(pin_checkpoint, run, SERIES, (200, 1), reason=IN_USE, lasts=LONGEST_USE)
     wrong()
-    assert {d.checkpoint.step for d in prune(run, LAST, grace=DAY).removed} == {100, 300}
+    assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 300}
     days(0.9)
-    assert prune(run, LAST, grace=DAY).removed == ()
+    assert prune(look(run), LAST, grace=DAY).removed == ()
     collect_leftovers(run)
     assert pinned_generations(run) == {SERIES: {(200, 1)}}
 
@@ -242,12 +245,12 @@ def test_saves_from_another_clock_get_their_verdict(run, wrong, clock):
         for path in Path(run.url, name_of(500)).iterdir():
             os.utime(path, (clock.time() + 3600, clock.time() + 3600))
     wrong()
-    watch = Watch()
-    first = reconcile(run, settle, watch, scanner=inline)
+    watch = PassNotes()
+    first = reconcile(look(run, settle), watch, work=Work(scanner=inline))
     deadline = time.monotonic() + 20
     while not first.checked and time.monotonic() < deadline:
         time.sleep(first.next_in or 0.0)
-        first = reconcile(run, settle, watch, scanner=inline)
+        first = reconcile(look(run, settle), watch, work=Work(scanner=inline))
     assert [c.step for c in first.checked] == [500]
 
 

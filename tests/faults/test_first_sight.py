@@ -7,11 +7,12 @@ import random
 import pytest
 import torch
 from support.runs import QUICK, save_file, state_dict, write_sharded, write_torch
+from support.views import look
 
 from ckptguard.records.run import open_run
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def small(seed, count, size):
@@ -31,7 +32,7 @@ def test_harm_to_most_tensors_of_a_small_file_is_no_resave(tmp_path, count, size
     """Zeroed pages and halves, scrambled bytes, under a new time: BAD, however many tensors they hit."""
     path = tmp_path / "net-500.safetensors"
     save_file(small(1, count, size), path)
-    reconcile(open_run(str(tmp_path)), QUICK, Watch())
+    reconcile(look(open_run(str(tmp_path))), PassNotes())
     data = bytearray(path.read_bytes())
     body = 8 + int.from_bytes(data[:8], "little")
     if harm == "page":
@@ -55,7 +56,7 @@ def test_a_resave_with_a_frozen_backbone_is_no_damage(tmp_path):
         head = {f"head.{i}": torch.randn(8, 8, generator=torch.Generator().manual_seed(seed + i)) for i in (10, 20)}
         torch.save(state | head, tmp_path / "net-500.pt")
         report = verify_target(str(tmp_path), QUICK)
-        assert [(c.id, c.outcome) for c in report.checkpoints] == [(f"500.{seed}", Outcome.GOOD)]
+        assert [(str(c.id), c.outcome) for c in report.checkpoints] == [(f"500.{seed}", Outcome.GOOD)]
 
 
 def test_a_file_whose_writer_was_killed_ends_in_zeros(tmp_path):
@@ -65,8 +66,8 @@ def test_a_file_whose_writer_was_killed_ends_in_zeros(tmp_path):
     data = (tmp_path / "net-1000.safetensors").read_bytes()
     cut = int(len(data) * 0.4)
     (tmp_path / "net-1000.safetensors").write_bytes(data[:cut] + bytes(len(data) - cut))
-    reconcile(open_run(str(tmp_path)), QUICK, Watch())
-    report = verify_target(str(tmp_path), QUICK, step=1000)
+    reconcile(look(open_run(str(tmp_path))), PassNotes())
+    report = verify_target(str(tmp_path), QUICK, Selection(step=1000))
     assert report.outcome in (Outcome.INCOMPLETE, Outcome.BAD)
 
 
@@ -88,7 +89,7 @@ def test_a_shard_stands_for_its_checkpoint(tmp_path):
     import hashlib
 
     sums.write_text(f"{hashlib.md5(index.read_bytes()).hexdigest()}  {index.name}\n")
-    assert verify_target(str(path), QUICK, check_sums=str(sums)).outcome is Outcome.BAD
+    assert verify_target(str(path), QUICK, Selection(check_sums=str(sums))).outcome is Outcome.BAD
 
 
 def test_an_index_that_forgets_a_shard(tmp_path):
@@ -127,7 +128,7 @@ def test_long_names_can_be_recorded(tmp_path):
     report = verify_target(str(tmp_path), QUICK)
     assert [c.outcome for c in report.checkpoints] == [Outcome.GOOD] * 2
     assert len({c.series for c in report.checkpoints}) == 2
-    assert [c.id for c in verify_target(str(tmp_path), QUICK).checkpoints] == ["5.1", "5.1"]
+    assert [str(c.id) for c in verify_target(str(tmp_path), QUICK).checkpoints] == ["5.1", "5.1"]
 
 
 def test_a_sweep_in_one_run_is_not_one_series(tmp_path):

@@ -7,14 +7,15 @@ import resource
 import pytest
 import torch
 from support.runs import QUICK, write_torch
+from support.views import look
 
 import ckptguard
 from ckptguard.errors import StorageFullError
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 COPIES = QUICK.changed(keep="copy")
 
@@ -40,7 +41,7 @@ def root(tmp_path):
     """A run with one kept checkpoint."""
     folder = tmp_path / "run"
     write_torch(folder, 100, seed=1)
-    reconcile(open_run(str(folder)), COPIES, Watch())
+    reconcile(look(open_run(str(folder)), COPIES), PassNotes())
     return folder
 
 
@@ -49,15 +50,15 @@ def test_keeping(root):
     run = open_run(str(root))
     write_torch(root, 200, seed=2)
     with no_file_larger_than(40_000):
-        done = reconcile(run, COPIES, Watch())
+        done = reconcile(look(run, COPIES), PassNotes())
     assert any("no space" in trouble.lower() for trouble in done.could_not_tell), done
-    assert find_known_good(run).id == "200.1"
+    assert str(find_known_good(run).id) == "200.1"
     left = [name for name in files(root) if "/kept/" in name or ".tmp" in name]
     assert sorted(left) == [
         "_ckptguard/kept/net-#.pt/000000000100.1.json",
         "_ckptguard/kept/net-#.pt/000000000100.1/net-100.pt",
     ]
-    reconcile(run, COPIES, Watch())
+    reconcile(look(run, COPIES), PassNotes())
     assert "_ckptguard/kept/net-#.pt/000000000200.1/net-200.pt" in files(root)
 
 
@@ -65,7 +66,7 @@ def test_restoring(root, tmp_path):
     """DEST is as it was: absent."""
     before = files(root)
     with no_file_larger_than(40_000), pytest.raises(StorageFullError, match="no space left"):
-        restore(open_run(str(root)), QUICK, str(tmp_path / "out"))
+        restore(look(open_run(str(root))), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     assert files(root) == before
 
@@ -78,9 +79,9 @@ def test_rolling_back(root):
     os.truncate(root / "net-200.pt", 5000)
     before = files(root)
     with no_file_larger_than(40_000), pytest.raises(StorageFullError):
-        roll_back(run, COPIES, reason="NaN", check_writing=False)
+        roll_back(look(run, COPIES), GoBack(reason="NaN", check_writing=False))
     assert files(root) == before
-    assert roll_back(run, COPIES, reason="NaN", check_writing=False).put_back
+    assert roll_back(look(run, COPIES), GoBack(reason="NaN", check_writing=False)).put_back
 
 
 def test_recording(root):
@@ -88,11 +89,11 @@ def test_recording(root):
     run = open_run(str(root))
     write_torch(root, 200, seed=2)
     with no_file_larger_than(10):
-        done = reconcile(run, COPIES, Watch())
+        done = reconcile(look(run, COPIES), PassNotes())
     assert done.could_not_tell
-    assert find_known_good(run).id == "100.1"
-    reconcile(run, COPIES, Watch())
-    assert find_known_good(run).id == "200.1"
+    assert str(find_known_good(run).id) == "100.1"
+    reconcile(look(run, COPIES), PassNotes())
+    assert str(find_known_good(run).id) == "200.1"
 
 
 def test_going_back_to_files_of_the_users_own(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.runs import QUICK
 from support.training_faults import FullDisk
+from support.views import look
 
 import ckptguard
 from ckptguard.decisions.rollback import RollbackPolicy
@@ -57,7 +58,7 @@ def train(tmp_path, monkeypatch):
 
 def states(run):
     """{id: (quarantined, outcome)} of every checkpoint of the run."""
-    return {s.id: (s.quarantined, s.outcome) for s in survey(open_run(str(run)))}
+    return {str(s.id): (s.quarantined, s.outcome) for s in survey(look(open_run(str(run))))}
 
 
 def test_it_is_made_up_for_once_there_is_space(train, tmp_path, caplog):

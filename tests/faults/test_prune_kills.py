@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 from support.runs import QUICK, write_sharded
+from support.views import look
 
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.retention.prune import prune
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 
 TIMES = 20 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 1
@@ -64,7 +65,7 @@ def template(tmp_path_factory):
     root.mkdir()
     for step in (100, 200, 300, 400):
         write_sharded(root, step, seed=step)
-    reconcile(open_run(str(root)), QUICK.changed(keep="none"), Watch())
+    reconcile(look(open_run(str(root)), QUICK.changed(keep="none")), PassNotes())
     return root
 
 
@@ -104,14 +105,14 @@ def test_killed_at_each_step_nothing_is_lost(template, killed, tmp_path, grace, 
             for name in ("sharded-300", "sharded-400"):
                 assert content(root / name) == saved[name]
             run = open_run(str(root))
-            again = prune(run, LAST, grace=GRACE)
+            again = prune(look(run), LAST, grace=GRACE)
             assert again.could_not_tell == ()
             assert sorted(f.name for f in root.glob("sharded-*")) == ["sharded-300", "sharded-400"]
             left = {step for _, step, _ in list_trashed(run)}
             assert left == {100, 200} if grace else left <= {100, 200}
             for step in left:
                 shutil.rmtree(tmp_path / "out", ignore_errors=True)
-                done = restore(run, QUICK, str(tmp_path / "out"), step=step)
+                done = restore(look(run), str(tmp_path / "out"), step=step)
                 assert content(Path(done.path)) == saved[f"sharded-{step}"]
             trash = root / "_ckptguard" / "trash"
             folders = {p.name for p in trash.glob("*/*") if p.is_dir()}

@@ -24,17 +24,17 @@ from ckptguard.errors import CkptguardError, NoKnownGoodError, RefusedError
 from ckptguard.records import pins
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import Watcher, scrub
 from ckptguard.replicas.replicate import replicate
-from ckptguard.retention.inventory import look
+from ckptguard.retention import inventory
 from ckptguard.retention.pin import pin, unpin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.runs.work import Work
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
@@ -58,6 +58,7 @@ from support.tiny_run import (
     save,
     truncate,
 )
+from support.views import look
 
 STEPS = st.sampled_from(ALL)
 POLICIES = st.builds(
@@ -157,12 +158,12 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     @rule(step=STEPS)
     def verify(self, step: int) -> None:
         """Verify one checkpoint: the model says what must come out."""
-        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        checkpoint = look(self.run_of()).checkpoint(name_of(step))
         if checkpoint is None:
             return
         here, before = files_below(self.url, name_of(step)), self.current(step)
         with self.passing():
-            checked = verify_checkpoint(self.run_of(), checkpoint, TINY, scanner=inline)
+            checked = verify_checkpoint(look(self.run_of(), TINY), checkpoint, work=Work(scanner=inline))
         if step in self.half:
             assert checked.outcome in (Outcome.INCOMPLETE, Outcome.BAD), checked
         elif before is not None and here in self.sealed[before]:
@@ -176,7 +177,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     def a_pass(self) -> None:
         """What a daemon does all the time."""
         with self.passing():
-            reconcile(self.run_of(), TINY, Watch(), scanner=inline, assume_quiet=True)
+            reconcile(look(self.run_of(), TINY), PassNotes(), work=Work(scanner=inline), assume_quiet=True)
         self.newest_are_kept()
 
     @rule(policy=POLICIES, grace=st.sampled_from([-1.0, 0.0, 86400.0]))
@@ -185,60 +186,64 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         stay = self.must_stay()
         before = {step: files_below(self.url, name_of(step)) for step in stay}
         with self.passing():
-            prune(self.run_of(), policy, grace=grace)
+            prune(look(self.run_of()), policy, grace=grace)
         for step in stay:
             assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
-            trashed = {mark.step for mark in look(self.run_of()).trash}
+            trashed = {mark.step for mark in inventory.look(look(self.run_of())).trash}
             assert self.untrashed(step) or step not in trashed
 
     @rule(step=STEPS)
     def pin_one(self, step: int) -> None:
         """Somebody pins what lies in place."""
-        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        checkpoint = look(self.run_of()).checkpoint(name_of(step))
         if checkpoint is not None:
-            made = pin(self.run_of(), checkpoint)
+            made = pin(look(self.run_of()), checkpoint)
             self.pinned.add((step, made.generation))
 
     @rule(step=STEPS)
     def unpin_one(self, step: int) -> None:
         """And releases it again."""
-        checkpoint = find_checkpoint(self.run_of(), name_of(step))
+        checkpoint = look(self.run_of()).checkpoint(name_of(step))
         if checkpoint is not None:
             with contextlib.suppress(CkptguardError):
-                for one in unpin(self.run_of(), checkpoint):
+                for one in unpin(look(self.run_of()), checkpoint):
                     self.pinned.discard((step, one.generation))
 
     @rule()
     def comes_back(self) -> None:
         """Restore: the newest that has a whole copy, as it was sealed, or nothing where there is none."""
         run, out = self.run_of(), os.path.join(self.scratch, "out")
-        whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
+        whole = [c.id.order for c in candidates(run) if self.whole_anywhere(c)]
         done = None
         with self.passing(), contextlib.suppress(NoKnownGoodError, RefusedError):  # what it finds in place is judged
-            done = restore(run, TINY, out, scanner=inline)
+            done = restore(look(run, TINY), out, work=Work(scanner=inline))
         got = {step: files_below(out, name_of(step)) for step in ALL} if os.path.isdir(out) else {}
         shutil.rmtree(out, ignore_errors=True)
         if done is None:
             assert not whole
             return
         assert whole, done
-        assert done.id == f"{whole[0][0]}.{whole[0][1]}", (done, whole)
+        assert str(done.id) == f"{whole[0][0]}.{whole[0][1]}", (done, whole)
         assert got[whole[0][0]] in self.sealed[whole[0]]
 
     @rule(before_step=st.sampled_from([None, 300, 500, 800]))
     def rolled_back(self, before_step: int | None) -> None:
         """Training goes back: what it goes back to lies in place, whole."""
         run = self.run_of()
-        whole = [c.key for c in candidates(run) if self.whole_anywhere(c)]
+        whole = [c.id.order for c in candidates(run) if self.whole_anywhere(c)]
         with self.passing():
             try:
-                done = roll_back(run, TINY, reason="loss", before_step=before_step, check_writing=False, scanner=inline)
+                done = roll_back(
+                    look(run, TINY),
+                    GoBack(reason="loss", before_step=before_step, check_writing=False),
+                    work=Work(scanner=inline),
+                )
             except NoKnownGoodError:
                 assert not [key for key in whole if before_step is None or key[0] < before_step]
                 return
         assert done.known_good.step is not None
         here = files_below(self.url, name_of(done.known_good.step))
-        key = (done.known_good.step, int(done.known_good.id.partition(".")[2]))
+        key = done.known_good.id.order
         assert here in self.sealed[key], done
         self.half &= {s for s in ALL if files_below(self.url, name_of(s))}
         self.half.discard(done.known_good.step)
@@ -246,10 +251,10 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     @rule()
     def scrubbed_and_repaired(self) -> None:
         """All is read again, and what is damaged is mended where a whole copy of it is."""
-        whole = {c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        whole = {c.id.order for c in candidates(self.run_of()) if self.whole_anywhere(c)}
         with self.known(whole), self.passing():
-            scrub(self.run_of(), TINY, watcher=self.watcher(), scanner=inline)
-            repair(self.run_of(), TINY, scanner=inline)
+            scrub(look(self.run_of(), TINY), watcher=self.watcher(), work=Work(scanner=inline))
+            repair(look(self.run_of(), TINY), work=Work(scanner=inline))
         for key in whole:
             if self.current(key[0]) == key and self.has_sizes(key) and key[0] not in self.half:
                 assert self.whole_in_place(key[0]), f"{key} was not repaired"
@@ -259,14 +264,18 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         """The good ones lie elsewhere, too, the newest generation of each; except one that was saved anew and has no
         verdict since, until it has."""
         found_here = candidates(self.run_of())
-        whole = [c.key for c in found_here if not c.in_place or self.whole_in_place(c.key[0])]
+        whole = [c.id.order for c in found_here if not c.in_place or self.whole_in_place(c.id.step)]
         newest = {step: max(g for s, g in self.sealed if s == step) for step, _ in self.sealed}
-        whole = [c.key for c in found_here if c.key in whole and self.whole_anywhere(c) and c.key in newest.items()]
+        whole = [
+            c.id.order
+            for c in found_here
+            if c.id.order in whole and self.whole_anywhere(c) and c.id.order in newest.items()
+        ]
         with self.passing():
-            done = replicate(self.run_of(), TINY, self.replica, scanner=inline)
+            done = replicate(look(self.run_of(), TINY), self.replica, work=Work(scanner=inline))
         assert done.trouble is None
         there = open_run(self.replica, must_exist=False)
-        found = {c.key: c for c in candidates(there)}
+        found = {c.id.order: c for c in candidates(there)}
         assert set(whole) <= set(found), (whole, sorted(found), [(c.id, c.done, c.message) for c in done.checkpoints])
         for key, candidate in found.items():
             if candidate.in_place:
@@ -277,7 +286,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         """What a scrub does about what it finds in place: verify it."""
 
         def verify(checkpoint: Any) -> Any:
-            return verify_checkpoint(self.run_of(), checkpoint, TINY, scanner=inline)
+            return verify_checkpoint(look(self.run_of(), TINY), checkpoint, work=Work(scanner=inline))
 
         return Watcher(verify=verify)
 
@@ -285,7 +294,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     def known(self, whole: set[Key]) -> Iterator[None]:
         """What had a whole copy before has one afterwards."""
         yield
-        left = {c.key for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        left = {c.id.order for c in candidates(self.run_of()) if self.whole_anywhere(c)}
         assert whole <= left, (whole, left)
 
     # What comes between.
@@ -336,8 +345,8 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         before = {step: files_below(self.url, name_of(step)) for step in stay}
         with self.passing(sure=False), contextlib.suppress(CkptguardError), at_call(number, between):
             self.do(name, words)
-        seen = look(self.run_of()).present
-        good = [p.step for p in seen if p.outcome is Outcome.GOOD and p.step is not None]
+        seen = inventory.look(look(self.run_of())).present
+        good = [p.id.step for p in seen if p.outcome is Outcome.GOOD and p.id.step is not None]
         for kept in stay:
             if files_below(self.url, name_of(kept)) != before[kept]:  # newer ones may have got their verdict meanwhile
                 assert sum(newer > kept for newer in good) >= TINY.keep_good, f"{kept} was removed"
@@ -347,27 +356,31 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         """One operation, whatever comes out."""
         run, (step, policy, grace, before) = self.run_of(), words
         if name == "pass":
-            reconcile(run, TINY, Watch(), scanner=inline, assume_quiet=True)
+            reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline), assume_quiet=True)
         elif name == "verify":
-            checkpoint = find_checkpoint(run, name_of(step))
+            checkpoint = look(run).checkpoint(name_of(step))
             if checkpoint is not None:
-                verify_checkpoint(run, checkpoint, TINY, scanner=inline)
+                verify_checkpoint(look(run, TINY), checkpoint, work=Work(scanner=inline))
         elif name == "scrub":
-            scrub(run, TINY, watcher=self.watcher(), scanner=inline)
+            scrub(look(run, TINY), watcher=self.watcher(), work=Work(scanner=inline))
         elif name == "repair":
-            repair(run, TINY, scanner=inline)
+            repair(look(run, TINY), work=Work(scanner=inline))
         elif name == "replicate":
-            replicate(run, TINY, self.replica, scanner=inline)
+            replicate(look(run, TINY), self.replica, work=Work(scanner=inline))
         elif name == "prune":
-            prune(run, policy, grace=grace)
+            prune(look(run), policy, grace=grace)
         elif name == "restore":
             out = os.path.join(self.scratch, "dropped")
             try:
-                restore(run, TINY, out, scanner=inline)
+                restore(look(run, TINY), out, work=Work(scanner=inline))
             finally:
                 shutil.rmtree(out, ignore_errors=True)
         else:
-            roll_back(run, TINY, reason="loss", before_step=before, check_writing=False, scanner=inline)
+            roll_back(
+                look(run, TINY),
+                GoBack(reason="loss", before_step=before, check_writing=False),
+                work=Work(scanner=inline),
+            )
 
     # What must hold.
 
@@ -388,5 +401,5 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
             assert expected is None, f"{expected} is known-good, and nothing was found"
             return
         assert expected is not None, said
-        assert said.id == f"{expected[0]}.{expected[1]}", (said, expected)
+        assert str(said.id) == f"{expected[0]}.{expected[1]}", (said, expected)
         assert said.path.endswith(name_of(expected[0]))

@@ -10,11 +10,13 @@ from blake3 import blake3
 
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
-from ckptguard.retention.inventory import look
+from ckptguard.retention import inventory
 from ckptguard.runs.history import History, load_history
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from support.tiny_run import SERIES, TINY, Content, candidates, files_below, name_of
+from support.views import look
 
 Key = tuple[int, int]
 ALL = range(100, 1000, 100)
@@ -49,8 +51,8 @@ class StoreModel:
         for key in sorted((k for k, o in self.outcomes.items() if o in (Outcome.GOOD, Outcome.BAD)), reverse=True):
             if self.outcomes[key] is Outcome.GOOD and self.current(key[0], history) == key and self.has_sizes(key):
                 return key
-            copy = read_kept(history.run, SERIES, *key)
-            if copy is not None and any(c.key == key for c in candidates(history.run)):
+            copy = read_kept(history.run, CheckpointId(SERIES, *key))
+            if copy is not None and any(c.id.order == key for c in candidates(history.run)):
                 here = files_below(self.url, f"_ckptguard/{copy.checkpoint_key}")
                 assert {n: len(d) for n, d in here.items()} == {n: len(d) for n, d in self.sealed[key][0].items()}
                 return key
@@ -66,7 +68,8 @@ class StoreModel:
         with self.sealing():
             yield
         history = load_history(self.run_of())
-        for key, standing in history.standings(SERIES).items():
+        for id, standing in history.standings(SERIES).items():
+            key = id.order
             was, outcome = self.outcomes.get(key), standing.outcome
             if was is outcome:
                 continue
@@ -75,9 +78,7 @@ class StoreModel:
                 assert was is not Outcome.SUSPECT, f"suspicion of {key} was lifted"
             if outcome is Outcome.BAD and sure:
                 seen = lay[key[0]] if was is None else key  # what is sealed now lay there as the one before
-                assert seen not in whole or key[0] in self.half, (
-                    f"{key} is whole, and BAD: {history.verdict(SERIES, key)}"
-                )
+                assert seen not in whole or key[0] in self.half, f"{key} is whole, and BAD: {history.verdict(id)}"
             self.outcomes[key] = outcome
 
     @contextlib.contextmanager
@@ -87,9 +88,10 @@ class StoreModel:
         yield
         after = {step: files_below(self.url, name_of(step)) for step in ALL}
         history = load_history(self.run_of())
-        for key in history.sealed(SERIES):
+        for id in history.sealed(SERIES):
+            key = id.order
             if key not in self.sealed:
-                quiet, manifest = [before[key[0]], after[key[0]]], history.manifest(SERIES, key)
+                quiet, manifest = [before[key[0]], after[key[0]]], history.manifest(id)
                 found = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
                 self.sealed[key] = [c for c in found if manifest is not None and names(manifest, c)]
                 assert self.sealed[key], f"{key} was sealed, and never lay there"
@@ -104,7 +106,8 @@ class StoreModel:
         """The generation whose content should lie in place: the newest that was sealed, unless one of its number or
         above was quarantined. `history` where it was just read."""
         history = history or load_history(self.run_of())
-        return history.current(SERIES, step, name_of(step))
+        found = history.current(SERIES, step, name_of(step))
+        return found.order if found is not None else None
 
     def contents(self, step: int) -> list[Content]:
         """What was ever sealed under a step."""
@@ -123,9 +126,9 @@ class StoreModel:
 
     def whole_anywhere(self, candidate: Any) -> bool:
         """Whether the bytes of a known-good one are whole, in place or kept."""
-        contents = self.sealed[candidate.key]
-        here = files_below(self.url, name_of(candidate.key[0]))
-        if here in contents and self.current(candidate.key[0]) == candidate.key:
+        contents = self.sealed[candidate.id.order]
+        here = files_below(self.url, name_of(candidate.id.step))
+        if here in contents and self.current(candidate.id.step) == candidate.id.order:
             return True
         copy = candidate.copy
         return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in contents
@@ -135,26 +138,26 @@ class StoreModel:
         what was saved over has no other place."""
         if key == current:
             return files_below(self.url, name_of(key[0])) in self.sealed[key]
-        copy = read_kept(self.run_of(), SERIES, *key)
+        copy = read_kept(self.run_of(), CheckpointId(SERIES, *key))
         return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in self.sealed[key]
 
     def must_stay(self) -> set[int]:
         """The steps that no policy may remove: pinned, among the newest two good ones, or older than a pending one."""
-        seen = look(self.run_of()).present
-        good = sorted((p.step for p in seen if p.outcome is Outcome.GOOD and p.step is not None), reverse=True)
-        pending = max((p.step or 0 for p in seen if p.outcome is Outcome.PENDING), default=0)
-        held = {p.step for p in seen if (p.step, p.generation) in self.pinned}
-        return {s for s in {p.step for p in seen} if s is not None and (s in good[:2] or s <= pending or s in held)}
+        seen = inventory.look(look(self.run_of())).present
+        good = sorted((p.id.step for p in seen if p.outcome is Outcome.GOOD and p.id.step is not None), reverse=True)
+        pending = max((p.id.step or 0 for p in seen if p.outcome is Outcome.PENDING), default=0)
+        held = {p.id.step for p in seen if p.id.order in self.pinned}
+        return {s for s in {p.id.step for p in seen} if s is not None and (s in good[:2] or s <= pending or s in held)}
 
     def untrashed(self, step: int) -> bool:
         """Whether the checkpoint in place counts."""
-        return any(p.step == step for p in look(self.run_of()).present)
+        return any(p.id.step == step for p in inventory.look(look(self.run_of())).present)
 
     def newest_are_kept(self) -> None:
         """The newest two good ones that lie in place have a copy."""
         run = self.run_of()
         history = load_history(run)
-        for key in [c.key for c in candidates(run)][: TINY.keep_good]:
+        for key in [c.id.order for c in candidates(run)][: TINY.keep_good]:
             current = self.current(key[0], history) == key
             if current and self.is_whole(key, key) and self.untrashed(key[0]):
-                assert read_kept(run, SERIES, *key) is not None, f"{key} has no copy"
+                assert read_kept(run, CheckpointId(SERIES, *key)) is not None, f"{key} has no copy"

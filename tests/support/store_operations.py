@@ -8,18 +8,20 @@ from pathlib import Path
 
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.restore import restore
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import Watcher, scrub
 from ckptguard.replicas.replicate import replicate
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
-from ckptguard.runs.listing import find_checkpoint, select_checkpoint
+from ckptguard.runs.listing import select_checkpoint
+from ckptguard.runs.work import Work
 from ckptguard.upkeep.protect import protect_finished
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 from ckptguard.verify.checkpoint import verify_checkpoint
 from support.tiny_run import TINY, Content, forget, inline, name_of, rot, save
+from support.views import look
 
 LAST = Policy(keep_last=2, keep_good=2)
 GRACE = 86400.0
@@ -50,42 +52,50 @@ def build(url: str, *, pending: bool) -> dict[int, Content]:
         if step == 400:
             for damaged in (200, 300):
                 rot(url, f"{name_of(damaged)}/model.safetensors")
-                verify_checkpoint(run, select_checkpoint(run, str(damaged)), TINY, scanner=inline)
-        reconcile(run, TINY, Watch(), scanner=inline)
+                verify_checkpoint(
+                    look(run, TINY),
+                    select_checkpoint(run, look(run).checkpoints, str(damaged)),
+                    work=Work(scanner=inline),
+                )
+        reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline))
         if step in (100, 300):
-            pin(run, select_checkpoint(run, str(step)))
+            pin(look(run), select_checkpoint(run, look(run).checkpoints, str(step)))
     if pending:
         saved[700] = save(url, 700, seed=700)
     return saved
 
 
 def _verify(run: Run, stage: Stage) -> None:
-    checkpoint = find_checkpoint(run, name_of(700))
+    checkpoint = look(run).checkpoint(name_of(700))
     assert checkpoint is not None
-    verify_checkpoint(run, checkpoint, TINY, scanner=inline)
+    verify_checkpoint(look(run, TINY), checkpoint, work=Work(scanner=inline))
 
 
 def _check_again(run: Run, stage: Stage) -> None:
     for step in (600, 400, 300):
-        checkpoint = find_checkpoint(run, name_of(step))
+        checkpoint = look(run).checkpoint(name_of(step))
         assert checkpoint is not None
-        verify_checkpoint(run, checkpoint, TINY, scanner=inline)
+        verify_checkpoint(look(run, TINY), checkpoint, work=Work(scanner=inline))
 
 
 def _restore(run: Run, stage: Stage) -> None:
-    restore(run, TINY, str(stage.dest), scanner=inline)
+    restore(look(run, TINY), str(stage.dest), work=Work(scanner=inline))
 
 
 def _roll_back(run: Run, stage: Stage) -> None:
-    roll_back(run, TINY, reason="loss", before_step=600, check_writing=False, scanner=inline)
+    roll_back(look(run, TINY), GoBack(reason="loss", before_step=600, check_writing=False), work=Work(scanner=inline))
 
 
 def _put_back(run: Run, stage: Stage) -> None:
-    roll_back(run, TINY, reason="loss", before_step=301, check_writing=False, scanner=inline)
+    roll_back(look(run, TINY), GoBack(reason="loss", before_step=301, check_writing=False), work=Work(scanner=inline))
 
 
 def _scrub(run: Run, stage: Stage) -> None:
-    scrub(run, TINY, watcher=Watcher(lambda c: verify_checkpoint(run, c, TINY, scanner=inline)), scanner=inline)
+    scrub(
+        look(run, TINY),
+        watcher=Watcher(lambda c: verify_checkpoint(look(run, TINY), c, work=Work(scanner=inline))),
+        work=Work(scanner=inline),
+    )
 
 
 @dataclass(frozen=True)
@@ -104,15 +114,17 @@ OPERATIONS = {
     "seal": Operation(_verify, pending=True, known=(600, 700)),
     "keep": Operation(lambda run, stage: protect_finished(run, TINY), pending=True, known=(600, 700)),
     "reconcile": Operation(
-        lambda run, stage: reconcile(run, TINY, Watch(), scanner=inline), pending=True, known=(600, 700)
+        lambda run, stage: reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline)),
+        pending=True,
+        known=(600, 700),
     ),
     "verify": Operation(_check_again),
-    "prune": Operation(lambda run, stage: prune(run, LAST, grace=GRACE)),
-    "prune for good": Operation(lambda run, stage: prune(run, LAST, grace=-1.0), removes=(400,)),
+    "prune": Operation(lambda run, stage: prune(look(run), LAST, grace=GRACE)),
+    "prune for good": Operation(lambda run, stage: prune(look(run), LAST, grace=-1.0), removes=(400,)),
     "restore": Operation(_restore),
     "roll back": Operation(_roll_back, known=(600, 500, 400, 300, 100)),
     "scrub": Operation(_scrub),
-    "repair": Operation(lambda run, stage: repair(run, TINY, scanner=inline)),
-    "replicate": Operation(lambda run, stage: replicate(run, TINY, stage.replica, scanner=inline)),
+    "repair": Operation(lambda run, stage: repair(look(run, TINY), work=Work(scanner=inline))),
+    "replicate": Operation(lambda run, stage: replicate(look(run, TINY), stage.replica, work=Work(scanner=inline))),
     "put back": Operation(_put_back, known=(600, 500, 400, 300, 100)),
 }

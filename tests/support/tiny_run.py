@@ -24,13 +24,14 @@ from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import Run, open_run
 from ckptguard.runs import stale_temporaries as left_alone
 from ckptguard.runs.find_known_good import Candidate, known_good_candidates
-from ckptguard.runs.history import load_history
+from ckptguard.runs.work import Work
 from ckptguard.scan import Progress, ScanOptions, scan_files
 from ckptguard.scan.result import Scan
 from ckptguard.storage import Storage
-from ckptguard.upkeep.reconcile import Pass, Watch, reconcile
+from ckptguard.upkeep.reconcile import Pass, PassNotes, reconcile
 from ckptguard.values.manifest import File
 from ckptguard.values.settings import Settings
+from support.views import look
 
 TINY = Settings(settle=0.0, scan_interval=1.0, keep="copy", workers=1)
 SERIES = "model-#"
@@ -161,12 +162,12 @@ def inline(
 def cycle(run: Run, settings: Settings = TINY) -> Pass:
     """One pass as a daemon makes it at its start, an hour later: whatever was left behind is old by now."""
     with mock.patch.object(left_alone, "OLD", -1.0):
-        return reconcile(run, settings, Watch(), scanner=inline, assume_quiet=True)
+        return reconcile(look(run, settings), PassNotes(), work=Work(scanner=inline), assume_quiet=True)
 
 
 def candidates(run: Run) -> list[Candidate]:
     """All that may be called known-good, best first."""
-    return known_good_candidates(run, load_history(run))
+    return list(known_good_candidates(look(run)))
 
 
 def leftovers(run: Run) -> list[str]:

@@ -14,11 +14,11 @@ from torch import nn
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.training.saving import own_layout, stores
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
-from support.runs import QUICK
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from support.views import look
 
 TOTAL, SAVE_EVERY = 16, 3
 
@@ -147,13 +147,13 @@ class Oracle:
     def read(self, manifest):
         """A load begins: what is loaded must be GOOD at this moment, in the records or, where nothing can be recorded,
         as it is read."""
-        verdict = load_history(self._run).verdict(manifest.series, (manifest.step, manifest.generation))
+        verdict = load_history(self._run).verdict(CheckpointId(manifest.series, manifest.step, manifest.generation))
         key = (manifest.step, manifest.generation)
         if not self._unrecorded() and key not in pinned_generations(self._run).get(manifest.series, ()):
             self.wrong.append(f"{manifest.path} is loaded, and nothing pins it")
         if verdict is None and self._unrecorded():
-            checkpoint = find_checkpoint(self._run, manifest.path)
-            verdict = verify_checkpoint(self._run, checkpoint, QUICK, md5=False, record=False)
+            checkpoint = look(self._run).checkpoint(manifest.path)
+            verdict = verify_checkpoint(look(self._run), checkpoint, Verification(md5=False, record=False))
         if verdict is None or verdict.outcome is not Outcome.GOOD:
             self.wrong.append(f"{manifest.path} is loaded, and it is {verdict and verdict.outcome}")
         return self._read(manifest)

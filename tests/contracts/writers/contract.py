@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mishaps import MISHAPS, age
 from support.runs import QUICK
+from support.views import look
 
 from ckptguard.errors import NotFoundError
 from ckptguard.records.run import open_run
@@ -17,8 +18,9 @@ from ckptguard.recover.restore import restore
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.results import Checked
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 FULL = ("model", "optimizer", "scheduler", "rng")
 DAMAGED = (Outcome.BAD, Outcome.INCOMPLETE)
@@ -78,7 +80,7 @@ class Contract:
         assert report.outcome is Outcome.GOOD
         history = load_history(open_run(str(run)))
         for checked in own:
-            verdict = history.verdict(checked.series, (checked.step, 1))
+            verdict = history.verdict(CheckpointId(checked.series, checked.step, 1))
             assert verdict is not None
             assert set(verdict.facts.resumable) == set(kind.roles)
 
@@ -125,11 +127,11 @@ def way_back(kind: Kind, run: Path, dest: Path) -> tuple[Path, int]:
     content = bytearray(target.read_bytes())
     content[len(content) // 2] ^= 1
     target.write_bytes(bytes(content))
-    assert verify_target(str(run), QUICK, step=kind.steps[newest]).outcome is Outcome.BAD
+    assert verify_target(str(run), QUICK, Selection(step=kind.steps[newest])).outcome is Outcome.BAD
     found = find_known_good(open_run(str(run)), series=kind.series)
     assert found.step == kind.steps[before]
     assert Path(found.path) == run / kind.path.format(before)
-    restored = restore(open_run(str(run)), QUICK, str(dest), step=found.step)
+    restored = restore(look(open_run(str(run))), str(dest), step=found.step)
     assert restored.series == kind.series
     for file in kind.files(run, -2):
         assert (dest / _below(file, run, kind.path.format(before))).read_bytes() == file.read_bytes()
@@ -150,7 +152,7 @@ def _after(kind: Kind, run: Path, mishap: str) -> Iterator[tuple[Path, Checked |
             if not done:
                 continue
             try:
-                report = verify_target(str(run), QUICK, step=step, record=False)
+                report = verify_target(str(run), QUICK, Selection(step=step, record=False))
             except NotFoundError:
                 yield file, None
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run, open_run
 from ckptguard.runs.history import History, load_history
@@ -32,6 +34,10 @@ class RunView:
         if self._listing is None:
             self._listing = list_run(self.run)
         return self._listing
+
+    def take_listed(self, entries: Sequence[Entry]) -> None:
+        """Take a listing of the run that its caller has made a moment ago, in place of one more."""
+        self._listing = Listing(self.run, entries)
 
     def list_after(self, before: Listing | None) -> Listing:
         """List the run now. Where nothing differs from a listing `before`, that one is the answer; StorageError."""

@@ -78,7 +78,9 @@ def resolve_target(target: str, settings: Settings) -> Target:
     run_storage = open_storage(url)
     below = run_storage.list("", recursive=True, enter=enter)
     if _is_run(run_storage, below, settings.patterns):
-        return Target(url=url, kind="run", storage=run_storage, view=open_view(url, settings))
+        view = open_view(url, settings)
+        view.take_listed(below)
+        return Target(url=url, kind="run", storage=run_storage, view=view)
     inside = _inside_run(url, settings)
     if inside is not None:
         return inside
@@ -86,6 +88,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
     if checkpoint is not None:
         return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
     view = open_view(url, settings)
+    view.take_listed(below)
     if view.checkpoints or has_records(view.run):
         return Target(url=url, kind="run", storage=run_storage, view=view)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")

@@ -14,11 +14,10 @@ from ckptguard.records.incidents import Incident, list_incidents, open_incident
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
-from ckptguard.runs.history import History, Key, load_history
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.scan.reread import Wrong
-from ckptguard.values.ids import checkpoint_id
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict, limit_findings
 from ckptguard.version import __version__
@@ -27,20 +26,21 @@ CHECK = "kept"
 
 
 def record_kept_damage(
-    run: Run, copy: KeptCopy, manifest: Manifest, wrong: Sequence[Wrong], *, source: str
+    view: RunView, copy: KeptCopy, manifest: Manifest, wrong: Sequence[Wrong], *, source: str
 ) -> tuple[tuple[Finding, ...], Incident | None]:
     """Set the copy aside, and record what is wrong with it: as warnings where the place still holds the generation,
     else as errors, for then no whole copy is left. Returns the findings, and the incident unless there is one."""
-    key = (copy.step, copy.generation)
+    run = view.run
     with run_lock(run):
-        if read_kept(run, copy.series, *key) != copy:
+        if read_kept(run, copy.id) != copy:
             return (), None  # released meanwhile
-        history = load_history(run)
-        alone = not _in_place(run, history, copy.series, key, manifest)
+        view.refresh(copy.series)
+        alone = not _in_place(view, manifest)
         findings = kept_findings(wrong, Severity.ERROR if alone else Severity.WARNING)
-        before = history.verdict(copy.series, key)
+        before = view.history.verdict(copy.id)
         if before is not None and not set(findings) <= set(before.findings):
-            append_verdict(run, _verdict(before, findings, alone=alone))
+            name = append_verdict(run, _verdict(before, findings, alone=alone))
+            view.history.note_verdict(copy.series, name)
         incident = _incident(run, copy, findings, source)  # before anybody can repair it, who closes it
         put_aside(run, copy)
     return findings, incident
@@ -59,13 +59,14 @@ def kept_findings(wrong: Sequence[Wrong], severity: Severity) -> tuple[Finding, 
     )
 
 
-def _in_place(run: Run, history: History, series: str, key: Key, manifest: Manifest) -> bool:
+def _in_place(view: RunView, manifest: Manifest) -> bool:
     """Whether the place is where this generation lies, as far as records and sizes tell."""
-    verdict = history.verdict(series, key)
-    if verdict is None or verdict.place_damaged or history.current_if_readable(series, key[0], manifest.path) != key:
+    id, history = manifest.id, view.history
+    verdict = history.verdict(id)
+    if verdict is None or verdict.place_damaged or history.current_if_readable(id.series, id.step, manifest.path) != id:
         return False
     try:
-        return all(run.storage.stat(f.path).size == f.size for f in manifest.files)
+        return all(view.run.storage.stat(f.path).size == f.size for f in manifest.files)
     except ObjectMissingError:
         return False
 
@@ -86,7 +87,7 @@ def _verdict(before: Verdict, findings: tuple[Finding, ...], *, alone: bool) -> 
 
 
 def _incident(run: Run, copy: KeptCopy, findings: tuple[Finding, ...], source: str) -> Incident | None:
-    about = {"kept_copy": checkpoint_id(copy.step, copy.generation), "series": copy.series, "path": copy.path}
+    about = {"kept_copy": str(copy.id), "series": copy.series, "path": copy.path}
     if any(about.items() <= i.evidence.items() and i.state != "closed" for i in list_incidents(run)):
         return None
     first = findings[0]

@@ -8,21 +8,20 @@ from ckptguard.keep.copies import shares_place
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import read_kept, read_set_aside, reinstate_kept, set_aside
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.scrubs import KEPT
 from ckptguard.repair.damaged_copy import CHECK as KEPT_CHECK
 from ckptguard.repair.replace_files import Damaged, Source, seen_now
-from ckptguard.repair.shared_steps import CHECK, Work, close_incidents, put_right
-from ckptguard.runs.history import Key, load_history
+from ckptguard.repair.shared_steps import CHECK, Repair, ToRepair, close_incidents, put_right
+from ckptguard.runs.run_view import RunView
 from ckptguard.scan.reread import reread
-from ckptguard.values.manifest import Manifest
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Finding, Severity
 from ckptguard.version import __version__
 
 
-def repair_kept(work: Work, series: str, key: Key, manifest: Manifest) -> None:
+def repair_kept(repair: Repair, target: ToRepair) -> None:
     """Put right what is wrong in the kept copy, which counts again once all of it is whole."""
-    run = work.run
-    aside, marked = read_set_aside(run, series, *key), read_kept(run, series, *key)
+    run, manifest = repair.run, target.manifest
+    aside, marked = read_set_aside(run, target.id), read_kept(run, target.id)
     copy = aside or marked
     if copy is None or (aside is None and shares_place(run, copy, copy.files)):
         return
@@ -33,21 +32,24 @@ def repair_kept(work: Work, series: str, key: Key, manifest: Manifest) -> None:
     ]
     if aside is None and not damaged:
         return
-    if not work.dry_run:
+    if not repair.dry_run:
         set_aside(run, copy)
     place = Source(name="place", storage=run.storage, prefix="")
-    done = put_right(work, series, key, manifest, KEPT, damaged, [place])
-    if work.dry_run or len(done) < len(damaged):
+    done = put_right(repair, target, damaged, [place])
+    if repair.dry_run or len(done) < len(damaged):
         return
     reinstate_kept(run, copy)
-    _record_kept(work, series, key, done)
-    close_incidents(run, {"kept_copy": manifest.id, "series": series, "path": manifest.path}, done)
+    if done:
+        _record_kept(repair.view, target.id, done)
+    about = {"kept_copy": str(target.id), "series": target.id.series, "path": manifest.path}
+    close_incidents(run, about, done)
 
 
-def _record_kept(work: Work, series: str, key: Key, done: list[tuple[Damaged, str]]) -> None:
+def _record_kept(view: RunView, id: CheckpointId, done: list[tuple[Damaged, str]]) -> None:
     """The verdict no longer speaks of the copy's damage; where that was all that was wrong, it is what it was."""
-    before = load_history(work.run).verdict(series, key)
-    if before is None or not done:
+    view.refresh(id.series)
+    before = view.history.verdict(id)
+    if before is None:
         return
     kept = tuple(f for f in before.findings if f.check == KEPT_CHECK)
     others = tuple(f for f in before.findings if f.check != KEPT_CHECK)
@@ -56,13 +58,13 @@ def _record_kept(work: Work, series: str, key: Key, done: list[tuple[Damaged, st
         Finding(
             check=CHECK,
             severity=Severity.NOTICE,
-            message=f"the kept copy's, from the {s}",
-            file=d.file.path,
+            message=f"the kept copy's, from the {source}",
+            file=one.file.path,
         )
-        for d, s in done
+        for one, source in done
     )
-    append_verdict(
-        work.run,
+    name = append_verdict(
+        view.run,
         msgspec.structs.replace(
             before,
             outcome=before.content if alone and before.content is not None else before.outcome,
@@ -75,3 +77,4 @@ def _record_kept(work: Work, series: str, key: Key, done: list[tuple[Damaged, st
             content=None if alone else before.content,
         ),
     )
+    view.history.note_verdict(id.series, name)

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, RecordsError, SettingsError
 from ckptguard.records.kept import list_set_aside, read_kept, read_set_aside
-from ckptguard.records.run import Run
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Where
 from ckptguard.repair.in_place import repair_place
 from ckptguard.repair.kept_copies import repair_kept
 from ckptguard.repair.replace_files import Source, cut_short, seen_now
-from ckptguard.repair.shared_steps import RepairedFile, Work
-from ckptguard.runs.history import History, Key, load_history
-from ckptguard.runs.listing import list_checkpoints, select_checkpoint
+from ckptguard.repair.shared_steps import Repair, RepairedFile, ToRepair
+from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
-from ckptguard.scan import Scanner, scan_files
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 _AGAIN = 86400.0  # seconds until a daemon tries again what could not be repaired
@@ -43,12 +41,7 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
         return any(one.outcome is Outcome.BAD for one in self.checked)
 
 
-_Target = tuple[str, str, Key, Manifest]  # place, series, key
-
-
-def repair(
-    run: Run, settings: Settings, word: str | None = None, *, dry_run: bool = False, scanner: Scanner = scan_files
-) -> Repaired:
+def repair(view: RunView, word: str | None = None, *, dry_run: bool = False, work: Work = PLAIN) -> Repaired:
     """Repair what is known to be damaged: checkpoints in place and kept copies; or the checkpoint that `word` names (a
     path, id or step), whose bytes are read first, whatever its verdict.
 
@@ -58,91 +51,89 @@ def repair(
 
     BusyError if another process holds the run, or training writes what is to be repaired. NotFoundError.
     """
-    work = Work(run, settings, scanner, dry_run)
-    with contextlib.nullcontext() if dry_run else run_lock(run):
-        history = load_history(run)
+    one = Repair(view, work, dry_run)
+    with contextlib.nullcontext() if dry_run else run_lock(view.run):
         if word is not None:
-            _repair_all(work, _named(run, history, word), named=True)
+            _repair_all(one, _named(view, word), named=True)
         else:
-            _repair_damaged(work, _damaged_places(run, history))
-            work.troubles += _unreadable_manifests(run, load_history(run))
-    return Repaired(
-        dry_run=dry_run,
-        files=tuple(work.files),
-        checked=tuple(work.checked),
-        could_not_tell=tuple(work.troubles),
-    )
+            _repair_damaged(one, _damaged_places(view))
+            one.troubles += _unreadable_manifests(view)
+    return _result(one)
 
 
-def mend(run: Run, settings: Settings, hopeless: dict[Where, float], *, scanner: Scanner) -> Repaired:
+def mend(view: RunView, hopeless: dict[Where, float], *, work: Work) -> Repaired:
     """What is repaired without being asked for: kept copies, which are ours; repairs that were cut short; and with
     ``repair = true`` what is damaged in place. Trouble is told in the answer. What could not be repaired is noted in
     `hopeless`, and is not read over and over."""
     now = time.monotonic()
     for where in [where for where, until in hopeless.items() if now >= until]:
         del hopeless[where]
-    work = Work(run, settings, scanner, dry_run=False, hopeless=hopeless)
+    one = Repair(view, work, dry_run=False, hopeless=hopeless)
     try:
-        with run_lock(run):
-            _repair_damaged(work, _damaged_places(run, load_history(run)) if settings.repair else [])
+        with run_lock(view.run):
+            _repair_damaged(one, _damaged_places(view) if view.settings.repair else [])
     except (BusyError, CouldNotTellError) as error:
-        work.troubles.append(f"nothing was repaired: {error.message}")
+        one.troubles.append(f"nothing was repaired: {error.message}")
+    return _result(one)
+
+
+def _result(one: Repair) -> Repaired:
     return Repaired(
-        dry_run=False, files=tuple(work.files), checked=tuple(work.checked), could_not_tell=tuple(work.troubles)
+        dry_run=one.dry_run, files=tuple(one.files), checked=tuple(one.checked), could_not_tell=tuple(one.troubles)
     )
 
 
-def _repair_damaged(work: Work, places: list[_Target]) -> None:
+def _repair_damaged(one: Repair, places: Sequence[ToRepair]) -> None:
     """Places first: it may turn out on the way that their kept copies are damaged, in other files."""
-    _repair_all(work, places, named=False)
-    if not work.dry_run:
-        _finish(work)
-    _repair_all(work, _damaged_kept(work.run, load_history(work.run)), named=False)
+    _repair_all(one, places, named=False)
+    if not one.dry_run:
+        _finish(one)
+    _repair_all(one, _damaged_kept(one.view), named=False)
 
 
-def _repair_all(work: Work, targets: list[_Target], *, named: bool) -> None:
-    repairs: dict[str, Callable[[Work, str, Key, Manifest], None]] = {IN_PLACE: repair_place, KEPT: repair_kept}
-    for place, series, key, manifest in targets:
-        where, before = (series, key, place), (len(work.files), len(work.troubles))
-        if where in work.hopeless and not work.staged:
+def _repair_all(one: Repair, targets: Sequence[ToRepair], *, named: bool) -> None:
+    repairs: dict[str, Callable[[Repair, ToRepair], None]] = {IN_PLACE: repair_place, KEPT: repair_kept}
+    for target in targets:
+        path, before = target.manifest.path, (len(one.files), len(one.troubles))
+        if target.where in one.hopeless and not one.staged:
             continue
         try:
-            repairs[place](work, series, key, manifest)
-            if any(not file.repaired for file in work.files[before[0] :]) or len(work.troubles) > before[1]:
-                work.hopeless[where] = time.monotonic() + _AGAIN
+            repairs[target.place](one, target)
+            if any(not file.repaired for file in one.files[before[0] :]) or len(one.troubles) > before[1]:
+                one.hopeless[target.where] = time.monotonic() + _AGAIN
         except BusyError:
             if named:
                 raise
-            work.troubles.append(f"{manifest.path} was not repaired: it is being written")
+            one.troubles.append(f"{path} was not repaired: it is being written")
         except (CouldNotTellError, SettingsError) as error:
-            work.troubles.append(f"{manifest.path} could not be repaired: {error.message}")
-            work.hopeless[where] = time.monotonic() + _AGAIN
+            one.troubles.append(f"{path} could not be repaired: {error.message}")
+            one.hopeless[target.where] = time.monotonic() + _AGAIN
 
 
-def _finish(work: Work) -> None:
+def _finish(one: Repair) -> None:
     """Finish repairs that were cut short: what has no bytes under its name gets them after all. What they had staged
     is among the sources, and stays until no name is free."""
-    run = work.run
+    run, history = one.run, one.view.history
     files, folders = cut_short(run)
     if not folders:
         return
     missing = {file for file in files if seen_now(run.storage, file) is None}
-    history = load_history(run)
-    targets: list[_Target] = []
+    targets: list[ToRepair] = []
     for series in history.names if missing else ():
-        for key in history.standings(series):
-            manifest = history.manifest(series, key)
-            hit = manifest is not None and not missing.isdisjoint(f.path for f in manifest.files)
-            if manifest is not None and hit and history.current_if_readable(series, key[0], manifest.path) == key:
-                targets.append((IN_PLACE, series, key, manifest))
-    work.staged = [
+        for id in history.standings(series):
+            manifest = history.manifest(id)
+            if manifest is None or missing.isdisjoint(_paths(manifest)):
+                continue
+            if history.current_if_readable(series, id.step, manifest.path) == id:
+                targets.append(ToRepair(manifest=manifest, place=IN_PLACE))
+    one.staged = [
         Source(name="copy that was staged", storage=storage, prefix=folder + "/")
         for storage, folder in folders
         if storage is run.storage
     ]
-    _repair_all(work, targets, named=False)
-    work.staged = []
-    if all(seen_now(run.storage, file) is not None for _, _, _, manifest in targets for file in _paths(manifest)):
+    _repair_all(one, targets, named=False)
+    one.staged = []
+    if all(seen_now(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
         for storage, folder in folders:
             storage.remove(folder)
 
@@ -151,65 +142,65 @@ def _paths(manifest: Manifest) -> list[str]:
     return [file.path for file in manifest.files]
 
 
-def _named(run: Run, history: History, word: str) -> list[_Target]:
+def _named(view: RunView, word: str) -> list[ToRepair]:
     """What a user means: in place, or gone, but known."""
-    found: list[_Target] = []
+    run, history = view.run, view.history
     try:
-        checkpoint = select_checkpoint(run, word)
-        key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
-        manifest = history.manifest(checkpoint.series, key) if key is not None else None
-        if key is None or manifest is None:
+        checkpoint = select_checkpoint(run, view.checkpoints, word)
+        id = view.current(checkpoint)
+        manifest = history.manifest(id) if id is not None else None
+        if manifest is None:
             raise NotFoundError(f"{checkpoint.path} was never sealed: there is nothing to hold its bytes against")
-        series = checkpoint.series
     except NotFoundError:
         name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
         known = [
-            (series, key, manifest)
+            found
             for series in history.names
-            for key in history.standings(series)
-            if (manifest := history.manifest(series, key)) is not None
-            and name in (manifest.path, manifest.id)
-            and history.current_if_readable(series, key[0], manifest.path) == key
+            for id in history.standings(series)
+            if (found := history.manifest(id)) is not None
+            and name in (found.path, str(id))
+            and history.current_if_readable(series, id.step, found.path) == id
         ]
         if len(known) != 1:
             raise
-        series, key, manifest = known[0]
-    found.append((IN_PLACE, series, key, manifest))
-    if read_kept(run, series, *key) is not None or read_set_aside(run, series, *key) is not None:
-        found.append((KEPT, series, key, manifest))
-    return found
+        manifest = known[0]
+    targets = [ToRepair(manifest=manifest, place=IN_PLACE)]
+    if read_kept(run, manifest.id) is not None or read_set_aside(run, manifest.id) is not None:
+        targets.append(ToRepair(manifest=manifest, place=KEPT))
+    return targets
 
 
-def _damaged_places(run: Run, history: History) -> list[_Target]:
-    found: list[_Target] = []
-    for checkpoint in list_checkpoints(run):
-        bad = {k for k, s in history.standings(checkpoint.series).items() if s.outcome is Outcome.BAD}
-        if not any(step == checkpoint.step for step, _ in bad):
+def _damaged_places(view: RunView) -> list[ToRepair]:
+    history = view.history
+    standings = [standing for series in history.names for standing in history.standings(series).values()]
+    bad = {(one.id.series, one.id.step) for one in standings if one.outcome is Outcome.BAD}
+    found: list[ToRepair] = []
+    for checkpoint in view.checkpoints:
+        if (checkpoint.series, checkpoint.step) not in bad:
             continue
-        key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-        verdict = history.verdict(checkpoint.series, key) if key in bad and key is not None else None
-        manifest = history.manifest(checkpoint.series, key) if key is not None else None
-        if key is not None and manifest is not None and verdict is not None and verdict.place_damaged:
-            found.append((IN_PLACE, checkpoint.series, key, manifest))
+        id = view.current_if_readable(checkpoint)
+        verdict = history.verdict(id) if id is not None else None
+        manifest = history.manifest(id) if id is not None else None
+        if manifest is not None and verdict is not None and verdict.place_damaged:
+            found.append(ToRepair(manifest=manifest, place=IN_PLACE))
     return found
 
 
-def _unreadable_manifests(run: Run, history: History) -> list[str]:
+def _unreadable_manifests(view: RunView) -> list[str]:
     """What lies in place and cannot be held against anything: no copy can put that right."""
     found = []
-    for checkpoint in list_checkpoints(run):
+    for checkpoint in view.checkpoints:
         try:
-            history.current(checkpoint.series, checkpoint.step, checkpoint.path)
+            view.current(checkpoint)
         except RecordsError as error:
             found.append(error.message + (f" ({error.hint})" if error.hint else ""))
     return found
 
 
-def _damaged_kept(run: Run, history: History) -> list[_Target]:
-    found: list[_Target] = []
-    for series, step, generation in list_set_aside(run):
-        key = (step, generation)
-        manifest = history.manifest(series, key)
-        if manifest is not None and read_set_aside(run, series, *key) is not None:
-            found.append((KEPT, series, key, manifest))
+def _damaged_kept(view: RunView) -> list[ToRepair]:
+    found: list[ToRepair] = []
+    for id in list_set_aside(view.run):
+        manifest = view.history.manifest(id)
+        if manifest is not None and read_set_aside(view.run, id) is not None:
+            found.append(ToRepair(manifest=manifest, place=KEPT))
     return found

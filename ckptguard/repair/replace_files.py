@@ -17,12 +17,11 @@ import msgspec
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
-from ckptguard.runs.history import Key
 from ckptguard.runs.stale_temporaries import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.swap import swap_files
-from ckptguard.values.ids import is_safe_path, record_name, series_folder
+from ckptguard.values.ids import CheckpointId, is_safe_path
 from ckptguard.values.manifest import File
 
 STAGED_BESIDE, STAGED_INSIDE = "tmp-repair-", ".tmp-repair-"  # in the run, in the records
@@ -130,9 +129,9 @@ def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
         raise BusyError(f"{damaged.file.path} was saved again while it was repaired") from None
 
 
-def aside_folder(series: str, key: Key) -> str:
+def aside_folder(id: CheckpointId) -> str:
     """A new folder of the quarantine for damaged bytes of a generation."""
-    return f"{QUARANTINE}/{series_folder(series)}/{record_name(*key)}.damaged-{uuid.uuid4().hex[:8]}"
+    return f"{QUARANTINE}/{id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
 
 
 def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:

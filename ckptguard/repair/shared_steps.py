@@ -21,14 +21,15 @@ from ckptguard.repair.replace_files import (
     whole_source,
 )
 from ckptguard.replicas.find_replicas import open_replicas
-from ckptguard.runs.history import Key
 from ckptguard.runs.results import Checked
-from ckptguard.scan import Scanner
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
 from ckptguard.storage.redaction import plain_url
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.settings import Settings
 
 CHECK = "repair"
+NO_COPY = "there is no other copy"
 
 
 class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +37,7 @@ class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
     dry run; `reason` why it could not be repaired."""
 
     path: str
-    series: str
-    step: int | None
-    id: str
+    id: CheckpointId
     place: str
     file: str
     repaired: bool
@@ -46,14 +45,30 @@ class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-@dataclass
-class Work:
-    """One repair: what it may do, and what it did so far. `hopeless`: what is not
-    tried (again), and until when. `staged`: what a killed one had staged already."""
+class ToRepair(msgspec.Struct, frozen=True, kw_only=True):
+    """One place of one checkpoint that is to be put right: under its own name, or its kept copy."""
 
-    run: Run
-    settings: Settings
-    scanner: Scanner
+    manifest: Manifest
+    place: str
+
+    @property
+    def id(self) -> CheckpointId:
+        """Which checkpoint it is."""
+        return self.manifest.id
+
+    @property
+    def where(self) -> Where:
+        """The same without its files."""
+        return self.id, self.place
+
+
+@dataclass
+class Repair:
+    """One repair: what it may do, and what it did so far. `hopeless`: what is not tried again, and until when.
+    `staged`: what a killed one had staged already."""
+
+    view: RunView
+    work: Work
     dry_run: bool
     hopeless: dict[Where, float] = field(default_factory=dict)
     staged: list[Source] = field(default_factory=list)
@@ -62,35 +77,47 @@ class Work:
     checked: list[Checked] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
+    @property
+    def run(self) -> Run:
+        """The run that is repaired."""
+        return self.view.run
+
     def replicas(self) -> list[Source]:
         """The replicas as sources, the farthest ones; opened when nothing else helps."""
         if self.opened is None:
             self.opened = [
                 Source(name=f"replica {plain_url(replica.url)}", storage=replica.storage, prefix="", near=False)
-                for replica in open_replicas(self.run, self.settings)
+                for replica in (view.run for view in open_replicas(self.view))
             ]
         return self.opened
 
     @property
     def how(self) -> str:
         """Where copies are to have bytes of their own, a repaired file has them, too."""
-        return "copy" if self.settings.keep == "copy" else "clone"
+        return "copy" if self.view.settings.keep == "copy" else "clone"
+
+    def note(self, target: ToRepair, damaged: Damaged, source: str | None, *, reason: str = "") -> None:
+        """Note what became of one file: it was repaired from `source`, or would be in a dry run, unless there is a
+        `reason` why not."""
+        self.files.append(
+            RepairedFile(
+                path=target.manifest.path,
+                id=target.id,
+                place=target.place,
+                file=damaged.file.path,
+                repaired=source is not None and not self.dry_run,
+                source=source,
+                reason=reason,
+            )
+        )
 
 
 def put_right(
-    work: Work,
-    series: str,
-    key: Key,
-    manifest: Manifest,
-    place: str,
-    damaged: list[Damaged],
-    sources: list[Source],
-    *,
-    none: str = "there is no other copy",
+    repair: Repair, target: ToRepair, damaged: list[Damaged], sources: list[Source], *, none: str = NO_COPY
 ) -> list[tuple[Damaged, str]]:
     """Stage what has a source, all of it before anything is moved, and exchange it; returns what was put right, and
     from where. In a dry run it is only looked for. `none`: why there may be no source at all beside replicas."""
-    run, done = work.run, []
+    run, done = repair.run, []
     if not damaged:
         return []
     ready: list[tuple[Damaged, str]] = []
@@ -98,17 +125,17 @@ def put_right(
         for one in damaged:
             source, why = whole_source(one, sources)
             if source is None:
-                source, more = whole_source(one, work.replicas())
+                source, more = whole_source(one, repair.replicas())
                 why = "; ".join(reason for reason in (why or none, more) if reason)
             if source is not None:
-                why = "" if work.dry_run else stage(run, one, source, staged.prefix, how=work.how) or ""
+                why = "" if repair.dry_run else stage(run, one, source, staged.prefix, how=repair.how) or ""
             if source is None or why:
-                note(work, series, key, manifest, place, one, None, why)
-            elif work.dry_run:
-                note(work, series, key, manifest, place, one, source.name, "")
+                repair.note(target, one, None, reason=why)
+            elif repair.dry_run:
+                repair.note(target, one, source.name)
             else:
                 ready.append((one, source.name))
-        aside = aside_folder(series, key)
+        aside = aside_folder(target.id)
         for one, name in ready:
             staged.needed = True
             try:
@@ -118,36 +145,8 @@ def put_right(
                 raise
             staged.needed = False
             done.append((one, name))
-            note(work, series, key, manifest, place, one, name, "", repaired=True)
+            repair.note(target, one, name)
     return done
-
-
-def note(
-    work: Work,
-    series: str,
-    key: Key,
-    manifest: Manifest,
-    place: str,
-    damaged: Damaged,
-    source: str | None,
-    reason: str,
-    *,
-    repaired: bool = False,
-) -> None:
-    """Note what became of one file."""
-    work.files.append(
-        RepairedFile(
-            path=manifest.path,
-            series=series,
-            step=key[0],
-            id=manifest.id,
-            place=place,
-            file=damaged.file.path,
-            repaired=repaired,
-            source=source,
-            reason=reason,
-        )
-    )
 
 
 def close_incidents(run: Run, about: dict[str, str], done: list[tuple[Damaged, str]]) -> None:

@@ -7,124 +7,109 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ckptguard.decisions.known_good import choose_known_good
 from ckptguard.errors import CouldNotTellError, NotFoundError
 from ckptguard.records.lineage import refuse_another
-from ckptguard.records.run import Run
 from ckptguard.replicas.replicate import Replica, open_replica, replica_urls, standing, wanted_in_replica
 from ckptguard.runs.find_known_good import (
+    ANY,
     REPLICA,
     Candidate,
     KnownGood,
+    Wanted,
     find_known_good,
     known_good_candidates,
+    newest_candidate,
     none_found,
+    ranked_candidates,
 )
-from ckptguard.runs.history import History, Key, load_history
+from ckptguard.runs.history import History
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.retries import Retries
-from ckptguard.values.settings import Settings
+from ckptguard.values.ids import CheckpointId
 
 _log = logging.getLogger("ckptguard")
 
 
-def open_replicas(run: Run, settings: Settings) -> Iterator[Run]:
+def open_replicas(view: RunView) -> Iterator[RunView]:
     """The replicas that can be read, local ones first. Of the others, and of places that hold another training, a
     warning tells, after a few seconds."""
-    for url in replica_urls(run.url, settings):
+    for url in replica_urls(view.run.url, view.settings):
         try:
-            replica = _open_own(run, url)
-            replica.storage.stat("")
+            replica = _open_own(view, url)
+            replica.run.storage.stat("")
         except (CouldNotTellError, NotFoundError) as error:
             _log.warning("the replica %s cannot be used: %s", url, error.message)
             continue
         yield replica
 
 
-def replica_standings(run: Run, settings: Settings) -> tuple[Replica, ...]:
+def replica_standings(view: RunView) -> tuple[Replica, ...]:
     """Where each replica stands, as it is now."""
-    urls = replica_urls(run.url, settings)
-    wanted = wanted_in_replica(run, settings) if urls else []
+    urls = replica_urls(view.run.url, view.settings)
+    wanted = wanted_in_replica(view).candidates if urls else ()
     found = []
     for url in urls:
         try:
-            behind, last = standing(_open_own(run, url), wanted)
+            behind, last = standing(_open_own(view, url), wanted)
             found.append(Replica(url=url, behind=behind, last_good=last))
         except CouldNotTellError as error:
             found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))
     return tuple(found)
 
 
-def _open_own(run: Run, url: str) -> Run:
+def _open_own(view: RunView, url: str) -> RunView:
     """The replica; CouldNotTellError if what lies there is no replica of this training."""
-    replica = open_replica(run, url, retries=Retries(attempts=2, total=5.0))
-    refuse_another(run, replica)
+    replica = open_replica(view, url, retries=Retries(attempts=2, total=5.0))
+    refuse_another(view.run, replica.run)
     return replica
 
 
-def replica_candidates(
-    replica: Run, history: History, *, before_step: int | None = None, series: str | None = None
-) -> list[Candidate]:
+def replica_candidates(replica: RunView, history: History, wanted: Wanted = ANY) -> Iterator[Candidate]:
     """The known-good checkpoints of a replica, best first, without those that the run's own `history` knows to be sick
-    or bad."""
-    found = known_good_candidates(replica, load_history(replica), before_step=before_step, series=series)
-    return [c for c in found if not known_bad(history, c.answer.series, c.key)]
+    or bad. Each is looked for when it is asked for. CouldNotTellError if that of one cannot be told."""
+    return (found for found in known_good_candidates(replica, wanted) if not known_bad(history, found.id))
 
 
-def known_bad(history: History, series: str, key: Key) -> bool:
+def known_bad(history: History, id: CheckpointId) -> bool:
     """Whether a run has a verdict on this content, and not a good one."""
-    return key in history.standings(series) and not is_good(history, series, key)
+    return history.has_verdict(id) and not is_good(history, id)
 
 
-def has_newest(
-    history: History, series: str, key: Key, *, before_step: int | None = None, only: str | None = None
-) -> bool:
-    """Whether no newer checkpoint than this one is on record as good (of one series, if `only` names it)."""
-    names = history.names if only is None else {only: history.names.get(only, [])}
-    for name, one in choose_known_good(names, before_step=before_step):
-        other = (one.step, one.generation)
-        if (series, key) == (name, other):
+def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool:
+    """Whether no newer checkpoint than this one is on record as good, among those that may be taken."""
+    for other in ranked_candidates(history, wanted):
+        if other == id:
             return True
-        if is_good(history, name, other):
+        if is_good(history, other):
             return False
     return False
 
 
-def find_known_good_anywhere(
-    run: Run, settings: Settings, *, before_step: int | None = None, series: str | None = None
-) -> KnownGood:
+def find_known_good_anywhere(view: RunView, wanted: Wanted = ANY) -> KnownGood:
     """The newest known-good checkpoint, in its nearest place: in the run, as a kept copy, in a replica. Replicas are
     asked only if the run has lost what is on record as good. NoKnownGoodError if there is none anywhere."""
-    if not settings.replicas:
-        return find_known_good(run, before_step=before_step, series=series)
-    history = load_history(run)
-    own = known_good_candidates(run, history, before_step=before_step, series=series, most=1)
-    best = own[0] if own else None
-    if best is not None and has_newest(history, best.answer.series, best.key, before_step=before_step, only=series):
+    plain = Wanted(before_step=wanted.before_step, series=wanted.series)
+    if not view.settings.replicas and wanted == plain:
+        return find_known_good(view.run, before_step=wanted.before_step, series=wanted.series)
+    best = newest_candidate(view, wanted)
+    if best is not None and has_newest(view.history, best.id, wanted):
         return best.answer
-    for replica in open_replicas(run, settings):
+    for replica in open_replicas(view):
         try:
-            found = replica_candidates(replica, history, before_step=before_step, series=series)
+            found = next(replica_candidates(replica, view.history, wanted), None)
         except CouldNotTellError as error:
-            _log.warning("the replica %s cannot be used: %s", replica.url, error.message)
+            _log.warning("the replica %s cannot be used: %s", replica.run.url, error.message)
             continue
-        if found and (best is None or order_of(found[0]) > order_of(best)):
-            best = as_replica(found[0], replica)
+        if found is not None and (best is None or found.id.order > best.id.order):
+            best = as_replica(found, replica)
     if best is None:
-        raise none_found(run, before_step)
+        raise none_found(view.run, wanted.before_step)
     return best.answer
 
 
-def as_replica(candidate: Candidate, replica: Run) -> Candidate:
+def as_replica(candidate: Candidate, replica: RunView) -> Candidate:
     """A candidate whose answer says that it lies in a replica."""
-    answer = msgspec.structs.replace(
-        candidate.answer,
-        place=REPLICA,
-        reason=f"verified {candidate.answer.verified_at}; the run has no copy of it, this is the replica {replica.url}",
-    )
-    return msgspec.structs.replace(candidate, answer=answer)
-
-
-def order_of(candidate: Candidate) -> tuple[int, int]:
-    """By this candidates are older and newer."""
-    return (candidate.key[0] or 0, candidate.key[1])
+    found = candidate.answer
+    reason = f"verified {found.verified_at}; the run has no copy of it, this is the replica {replica.run.url}"
+    return msgspec.structs.replace(candidate, answer=msgspec.structs.replace(found, place=REPLICA, reason=reason))

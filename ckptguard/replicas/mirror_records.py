@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Sequence
 
 from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
@@ -10,16 +11,13 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.lineage import KEY as LINEAGE
 from ckptguard.records.lineage import another_run, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.manifests import manifest_key
-from ckptguard.records.quarantine import quarantined_generations
 from ckptguard.records.run import FORMAT_KEY as FORMAT
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.replicas.send_checkpoint import verdict_on_content
-from ckptguard.runs.history import Key, load_history
-from ckptguard.runs.listing import list_checkpoints
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.storage import open_storage
-from ckptguard.values.ids import RECORDS_FOLDER, series_folder
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, series_folder
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.record_text import decode_record
 from ckptguard.values.verdict import Outcome
@@ -28,16 +26,16 @@ _DECISIONS = ("settings", "reference", "incidents")  # what was allowed, accepte
 _BESIDE = "training"
 
 
-def join(source: Run, target: Run) -> None:
+def join(source: Run, target: RunView) -> None:
     """Have the target be of the source's lineage. CouldNotTellError if it is of another one, or holds checkpoints that
     nobody replicated."""
-    lineage, other = begin_lineage(source), read_lineage(target)
+    lineage, other = begin_lineage(source), read_lineage(target.run)
     if other is None and _is_empty(target):
-        join_lineage(target, lineage)
-        _read_back(source, target)
-    other = read_lineage(target)  # of several that begin at once one came first
+        join_lineage(target.run, lineage)
+        _read_back(source, target.run)
+    other = read_lineage(target.run)  # of several that begin at once one came first
     if other is None or other.token != lineage.token:
-        raise another_run(target, other)
+        raise another_run(target.run, other)
 
 
 def clear_broken_beginning(url: str) -> None:
@@ -67,12 +65,12 @@ def _read_back(source: Run, target: Run) -> None:
             raise CouldNotTellError(f"{target.url} does not hold the {key} that was written to it")
 
 
-def _is_empty(run: Run) -> bool:
+def _is_empty(view: RunView) -> bool:
     """Whether there is neither a checkpoint in place nor one on record."""
-    if list_records(run, LEDGER, recursive=True) or list_records(run, MANIFESTS, recursive=True):
+    if list_records(view.run, LEDGER, recursive=True) or list_records(view.run, MANIFESTS, recursive=True):
         return False
     try:
-        return not list_checkpoints(run)
+        return not view.checkpoints
     except ObjectMissingError:
         return True  # not even the folder
 
@@ -86,55 +84,71 @@ def mirror_decisions(source: Run, target: Run) -> None:
         copy_records(source, target, (f"{folder}/{name}" for name in wanted if name not in known))
 
 
-def mirror_beside(source: Run, target: Run, manifest: Manifest) -> None:
-    """What training recorded beside a checkpoint: it must be there before the checkpoint counts."""
+def records_beside(run: Run) -> list[str]:
+    """The names of what training recorded beside its checkpoints, sorted."""
+    return sorted(list_records(run, _BESIDE))
+
+
+def mirror_beside(source: Run, target: Run, manifest: Manifest, names: Sequence[str]) -> None:
+    """Copy what training recorded beside a checkpoint, of all such `names`. It must be there before the checkpoint
+    counts."""
     start = f"{series_folder(manifest.path)}.{manifest.generation}."
-    names = [name for name in list_records(source, _BESIDE) if name.startswith(start)]
-    copy_records(source, target, (f"{_BESIDE}/{name}" for name in names))
+    own: list[str] = []
+    for at in range(bisect_left(names, start), len(names)):
+        if not names[at].startswith(start):
+            break
+        own.append(f"{_BESIDE}/{names[at]}")
+    copy_records(source, target, own)
 
 
-def mirror_history(source: Run, target: Run, without: Sequence[Manifest]) -> None:
+def mirror_history(source: RunView, target: RunView, without: Collection[CheckpointId]) -> None:
     """Manifests and verdicts of all generations but these, and those that the target has set aside, of which it has its
-    own opinion: so no number is ever given twice."""
-    keys = [manifest_key(m.series, m.step, m.generation) for m in without]
-    keys += [manifest_key(series, *key) for series, aside in quarantined_generations(target).items() for key in aside]
-    judged = [manifest_key(series, *key) for series, key in _judged_itself(source, target)]
-    for folder, not_these in ((MANIFESTS, keys), (LEDGER, [*keys, *judged])):
-        starts = tuple(key.removeprefix(f"{MANIFESTS}/").removesuffix("json") for key in not_these)
-        known = set(list_records(target, folder, recursive=True))
-        names = (name for name in list_records(source, folder, recursive=True) if not name.startswith(starts))
-        copy_records(source, target, (f"{folder}/{name}" for name in names if name not in known))
+    own opinion: so no number is ever given twice. The target's records are read again when they are next asked for."""
+    aside = (id for ids in target.history.quarantined.values() for id in ids)
+    left_out = {id.record_path for id in (*without, *aside)}
+    judged = {id.record_path for id in _judged_itself(source, target)}
+    for folder, not_these in ((MANIFESTS, left_out), (LEDGER, left_out | judged)):
+        known = set(list_records(target.run, folder, recursive=True))
+        names = (n for n in list_records(source.run, folder, recursive=True) if _record_path(n) not in not_these)
+        copy_records(source.run, target.run, (f"{folder}/{name}" for name in names if name not in known))
+    target.refresh()
 
 
-def _judged_itself(source: Run, target: Run) -> list[tuple[str, Key]]:
+def _record_path(name: str) -> str:
+    """The generation that a record below its folder is of: ``<series>/<step>.<generation>``."""
+    folder, _, rest = name.rpartition("/")
+    return f"{folder}/{'.'.join(rest.split('.')[:2])}"
+
+
+def _judged_itself(source: RunView, target: RunView) -> list[CheckpointId]:
     """What the target has verdicts on: the source's speak of another place, and would come after its own. But that the
     content of what is good is not is news to it."""
-    here, there = load_history(source), load_history(target)
+    here, there = source.history, target.history
     found = []
     for series in there.names:
-        for key, standing in there.standings(series).items():
-            verdict = here.verdict(series, key) if standing.outcome is Outcome.GOOD else None
+        for id, standing in there.standings(series).items():
+            verdict = here.verdict(id) if standing.outcome is Outcome.GOOD else None
             if verdict is None or sealed_outcome(verdict) in (Outcome.GOOD, None):
-                found.append((series, key))
+                found.append(id)
     return found
 
 
-def mirror_verdicts(source: Run, target: Run) -> None:
+def mirror_verdicts(source: RunView, target: RunView) -> None:
     """Have the target know what became known of its checkpoints since they were sent: that training was sick, or that
     a user cleared it of that. What the target found out itself about its own place stands."""
-    here, there = load_history(source), load_history(target)
-    for series in there.names:
-        for key, standing in there.standings(series).items():
-            ours = here.standings(series).get(key)
+    here, there = source.history, target.history
+    for series in list(there.names):
+        for id, standing in list(there.standings(series).items()):
+            ours = here.standings(series).get(id)
             if ours is None or ours.outcome is standing.outcome:
                 continue
-            verdict, theirs = here.verdict(series, key), there.verdict(series, key)
+            verdict, theirs = here.verdict(id), there.verdict(id)
             if verdict is None or theirs is None or theirs.place_damaged:
                 continue
             content = sealed_outcome(verdict)
             lifted = theirs.outcome is Outcome.SUSPECT and content is Outcome.GOOD
             if content is not None and content is not theirs.outcome and (lifted or theirs.outcome is Outcome.GOOD):
-                append_verdict(target, verdict_on_content(verdict))
+                there.note_verdict(series, append_verdict(target.run, verdict_on_content(verdict)))
 
 
 def copy_records(source: Run, target: Run, keys: Iterable[str]) -> None:

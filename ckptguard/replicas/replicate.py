@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from ckptguard.decisions.retention import Present, decide
 from ckptguard.errors import (
     CkptguardError,
     CouldNotTellError,
@@ -19,30 +17,27 @@ from ckptguard.errors import (
     SettingsError,
     StoppedError,
 )
-from ckptguard.records.elapsed import seconds_of, this_moment
 from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
-from ckptguard.records.run import Run, open_run
-from ckptguard.records.trash import list_trashed
+from ckptguard.records.run import Run, open_run, read_record
+from ckptguard.records.trash import trash_folder
 from ckptguard.replicas.mirror_records import (
     clear_broken_beginning,
     join,
     mirror_beside,
     mirror_decisions,
     mirror_verdicts,
+    records_beside,
 )
-from ckptguard.replicas.send_checkpoint import has_arrived, send_checkpoint
-from ckptguard.replicas.send_file import pace_of
-from ckptguard.runs.find_known_good import Candidate, known_good_candidates
-from ckptguard.runs.history import History, Key, load_history
-from ckptguard.runs.removal_holds import pins_of
-from ckptguard.runs.sealed_content import is_good
-from ckptguard.scan import Progress, Scanner, scan_files
-from ckptguard.scan.paced_reader import Pace
+from ckptguard.replicas.send_checkpoint import Delivery, has_arrived, send_checkpoint
+from ckptguard.replicas.send_files import pace_of
+from ckptguard.runs.find_known_good import Candidate, candidate_of, ranked_candidates
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import PLAIN, Work
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
 from ckptguard.storage.retries import Retries
-from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -53,9 +48,7 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
     its bytes were found to be right there, where that was done now; `sent` are bytes that went over."""
 
     path: str
-    series: str
-    step: int | None
-    id: str
+    id: CheckpointId
     bytes: int
     done: str
     sent: int = 0
@@ -65,75 +58,79 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds now. `behind`: how many of the checkpoints that it should hold are not good there;
-    `last_good` is the id of the newest that is. `trouble` says what ended the work early."""
+    `last_good` is the newest that is. `trouble` says what ended the work early."""
 
     url: str
     behind: int | None
-    last_good: str | None
+    last_good: CheckpointId | None
     checkpoints: tuple[Replicated, ...] = ()
     trouble: str | None = None
 
 
+class ToSend(msgspec.Struct, frozen=True, kw_only=True):
+    """The known-good checkpoints of a run, newest first. `unreadable`: those that cannot be read, and why."""
+
+    candidates: Sequence[Candidate]
+    unreadable: Mapping[CheckpointId, CouldNotTellError]
+
+
 def replicate(
-    run: Run,
-    settings: Settings,
+    view: RunView,
     url: str,
     *,
     dry_run: bool = False,
-    rate: float | None = None,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
-    stop: threading.Event | None = None,
+    work: Work = PLAIN,
     hold: Callable[[], None] | None = None,
-    arrived: set[tuple[str, Key]] | None = None,
+    arrived: set[CheckpointId] | None = None,
 ) -> Replica:
-    """Send the good checkpoints that the settings for replicas keep to one replica, the newest first.
+    """Send the good checkpoints of a run to one replica, the newest first, and read each back from there.
 
     Trouble with the replica is told in the answer; what arrived stays, and the next call goes on from there. `hold`
     waits while something more urgent goes on; `arrived` remembers between calls what is there for good. SettingsError
     for a place that cannot be a replica of this run.
     """
-    arrived = set() if arrived is None else arrived
-    unreadable: dict[tuple[str, Key], CouldNotTellError] = {}
-    wanted = wanted_in_replica(run, settings, unreadable)
+    run, arrived = view.run, set() if arrived is None else arrived
+    to_send = wanted_in_replica(view)
+    wanted = list(to_send.candidates)
     done: list[Replicated] = []
     trouble: str | None = None
-    target: Run | None = None
+    target: RunView | None = None
     try:
-        target = open_replica(run, url, make=not dry_run, retries=Retries(stop=stop))
+        target = open_replica(view, url, make=not dry_run, retries=Retries(stop=work.stop))
         if not dry_run:
             join(run, target)
-            mirror_decisions(run, target)
-            mirror_verdicts(run, target)
-        pace = pace_of(rate, stop, progress, hold)
+            mirror_decisions(run, target.run)
+            mirror_verdicts(view, target)
+        pace, beside = pace_of(work, view.settings, hold), records_beside(run)
         with InUse(run, "replication") as in_use:
-            history = load_history(target)
-            for candidate in wanted:
-                place = (candidate.answer.series, candidate.key)
+            for candidate in to_send.candidates:
                 try:
-                    if place in arrived or (has_arrived(history, candidate) and not _is_lost(history, candidate)):
-                        arrived.add(place)
+                    if _is_there(target, candidate, arrived):
                         done.append(_replicated(candidate, "there"))
                     elif dry_run:
                         done.append(_replicated(candidate, "would send"))
                     else:
-                        in_use.pin(*place)
-                        done.append(_send(run, target, candidate, settings, scanner, pace))
+                        in_use.pin(candidate.id)
+                        mirror_beside(run, target.run, candidate.manifest, beside)
+                        delivery = send_checkpoint(view, target, candidate, work=work, pace=pace)
+                        done.append(_delivered(candidate, delivery))
                 except StoppedError:
                     raise
                 except CkptguardError as error:
                     done.append(_replicated(candidate, "failed", message=error.message))
-                if done[-1].done in ("failed", "damaged") and _is_gone(run, candidate):
+                if done[-1].done in ("failed", "damaged") and _is_gone(view, candidate):
                     done[-1] = _replicated(candidate, "gone", message="it was removed from the run meanwhile")
                     wanted = [other for other in wanted if other is not candidate]
-            done += [_not_read(run, *place, error) for place, error in unreadable.items()]
+            done += [_not_read(view, id, error) for id, error in to_send.unreadable.items()]
     except CouldNotTellError as error:
         trouble = error.message
     behind, last = None, None
     with contextlib.suppress(CouldNotTellError):
-        behind, last = standing(target, wanted) if target is not None else (None, None)
+        if target is not None:
+            target.refresh()  # others may have sent some, too
+            behind, last = standing(target, wanted)
     return Replica(
-        url=target.url if target is not None else normalise_url(url),
+        url=target.run.url if target is not None else normalise_url(url),
         behind=behind,
         last_good=last,
         checkpoints=tuple(done),
@@ -148,21 +145,22 @@ def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(urls), key=lambda place: "://" in place))
 
 
-def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | None = None) -> Run:
-    """The replica as a run. SettingsError if it lies in the run, or the run in it."""
-    place = normalise_url(url)
-    refuse_nested(run.url, place, f"{place} cannot be a replica of {run.url}")
+def open_replica(view: RunView, url: str, *, make: bool = False, retries: Retries | None = None) -> RunView:
+    """A replica of a run as a run of its own. SettingsError if it lies in the run, or the run in it."""
+    place, settings = normalise_url(url), view.settings.of_replica()
+    refuse_nested(view.run.url, place, f"{place} cannot be a replica of {view.run.url}")
     if make and "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
-    opening = functools.partial(open_run, place, must_exist=False, patterns=run.patterns, retries=retries)
+    opening = functools.partial(open_run, place, settings, must_exist=False, retries=retries)
     try:
-        return opening()
+        run = opening()
     except RecordsError:
         if not make:
             raise
         clear_broken_beginning(place)
-        return opening()
+        run = opening()
+    return RunView(run, settings)
 
 
 def refuse_nested(one: str, other: str, sentence: str) -> None:
@@ -172,63 +170,67 @@ def refuse_nested(one: str, other: str, sentence: str) -> None:
         raise SettingsError(f"{sentence}: one lies in the other", hint="name another place")
 
 
-def wanted_in_replica(
-    run: Run, settings: Settings, unreadable: dict[tuple[str, Key], CouldNotTellError] | None = None
-) -> list[Candidate]:
-    """The known-good checkpoints that a replica should hold, newest first: all, or those that its rules keep. Those of
-    which it cannot be told whether they are there are noted in `unreadable`."""
-    history = load_history(run)
-    candidates = known_good_candidates(run, history, unreadable={} if unreadable is None else unreadable)
-    policy, pins = settings.retention(replica=True), pins_of(run)
-    present = [
-        Present(
-            path=c.answer.path,
-            series=c.answer.series,
-            step=c.key[0],
-            generation=c.key[1],
-            outcome=Outcome.GOOD,
-            saved=seconds_of(c.manifest.sealed_at),
-            metrics=c.manifest.metrics,
-            bytes=c.manifest.bytes,
-            holds=tuple(pins.get((c.answer.series, c.key), ())),
-        )
-        for c in candidates
-    ]
-    kept = {d.checkpoint.path for d in decide(present, policy, now=this_moment().wall) if d.keep}
-    return [c for c in candidates if c.answer.path in kept]
+def wanted_in_replica(view: RunView) -> ToSend:
+    """What a replica should hold: every known-good checkpoint. How long they stay there, its own settings say."""
+    candidates: list[Candidate] = []
+    unreadable: dict[CheckpointId, CouldNotTellError] = {}
+    for id in ranked_candidates(view.history):
+        try:
+            candidate = candidate_of(view.history, id)
+        except CouldNotTellError as error:
+            unreadable[id] = error
+            continue
+        if candidate is not None:
+            candidates.append(candidate)
+    return ToSend(candidates=candidates, unreadable=unreadable)
 
 
-def _is_lost(target: History, candidate: Candidate) -> bool:
+def standing(target: RunView, wanted: Sequence[Candidate]) -> tuple[int, CheckpointId | None]:
+    """How many of the wanted are not good in a replica, by its ledger, and the newest that is. CouldNotTellError."""
+    good = [candidate.id for candidate in wanted if target.is_good(candidate.id)]
+    return len(wanted) - len(good), good[0] if good else None
+
+
+def _is_there(target: RunView, candidate: Candidate, arrived: set[CheckpointId]) -> bool:
+    """Whether nothing is to be sent; what is there for good is noted in `arrived`."""
+    if candidate.id not in arrived and has_arrived(target, candidate) and not _is_lost(target, candidate):
+        arrived.add(candidate.id)
+    return candidate.id in arrived
+
+
+def _is_lost(target: RunView, candidate: Candidate) -> bool:
     """Whether a replica holds a checkpoint by its records only: its files are damaged or gone, and nobody pruned it."""
-    series, key = candidate.answer.series, candidate.key
-    verdict = target.verdict(series, key)
+    run, verdict = target.run, target.history.verdict(candidate.id)
     if verdict is None or verdict.outcome is not Outcome.GOOD:
         return verdict is not None and verdict.place_damaged and verdict.content is Outcome.GOOD
-    if read_kept(target.run, series, *key) is not None or (series, *key) in list_trashed(target.run):
-        return False
-    try:
-        return any(target.run.storage.stat(f.path).size != f.size for f in candidate.manifest.files)
-    except ObjectMissingError:
-        return True
-
-
-def _is_gone(run: Run, candidate: Candidate) -> bool:
-    """Whether retention, or the trainer, has removed the whole of a checkpoint since it was looked for."""
-    series, key = candidate.answer.series, candidate.key
-    try:
-        standing = load_history(run).standings(series).get(key)
-        if standing is None or standing.outcome is not Outcome.GOOD:
+    with contextlib.suppress(ObjectMissingError):
+        if all(run.storage.stat(f.path).size == f.size for f in candidate.manifest.files):
             return False
-        if (series, *key) in list_trashed(run):
+    return read_kept(run, candidate.id) is None and not _is_trashed(run, candidate.id)
+
+
+def _is_gone(view: RunView, candidate: Candidate) -> bool:
+    """Whether retention, or the trainer, has removed the whole of a checkpoint since it was looked for."""
+    id = candidate.id
+    try:
+        view.refresh(id.series)
+        found = view.history.standings(id.series).get(id)
+        if found is None or found.outcome is not Outcome.GOOD:
+            return False
+        if _is_trashed(view.run, id):
             return True
-        return read_kept(run, series, *key) is None and not any(
-            _is_there(run, f.path) for f in candidate.manifest.files
+        return read_kept(view.run, id) is None and not any(
+            _is_present(view.run, f.path) for f in candidate.manifest.files
         )
     except CouldNotTellError:
         return False
 
 
-def _is_there(run: Run, path: str) -> bool:
+def _is_trashed(run: Run, id: CheckpointId) -> bool:
+    return read_record(run, trash_folder(id) + ".json") is not None
+
+
+def _is_present(run: Run, path: str) -> bool:
     try:
         run.storage.stat(path)
     except ObjectMissingError:
@@ -236,46 +238,22 @@ def _is_there(run: Run, path: str) -> bool:
     return True
 
 
-def _not_read(run: Run, series: str, key: Key, error: CouldNotTellError) -> Replicated:
-    path, size = series, 0
+def _not_read(view: RunView, id: CheckpointId, error: CouldNotTellError) -> Replicated:
+    path, size = id.series, 0
     with contextlib.suppress(CouldNotTellError):
-        manifest = load_history(run).manifest(series, key)
+        manifest = view.history.manifest(id)
         path, size = (manifest.path, manifest.bytes) if manifest is not None else (path, size)
-    return Replicated(
-        path=path, series=series, step=key[0], id=checkpoint_id(*key), bytes=size, done="failed", message=error.message
-    )
+    return Replicated(path=path, id=id, bytes=size, done="failed", message=error.message)
 
 
-def _send(run: Run, target: Run, candidate: Candidate, settings: Settings, scanner: Scanner, pace: Pace) -> Replicated:
-    mirror_beside(run, target, candidate.manifest)
-    delivery = send_checkpoint(run, target, candidate, settings, scanner=scanner, pace=pace, heal=True)
-    return _replicated(
-        candidate, delivery.done, sent=delivery.sent, verified=delivery.verified, message=delivery.message
-    )
+def _delivered(candidate: Candidate, delivery: Delivery) -> Replicated:
+    done = _replicated(candidate, delivery.done, message=delivery.message)
+    return msgspec.structs.replace(done, sent=delivery.sent, verified=delivery.verified)
 
 
-def _replicated(
-    candidate: Candidate, done: str, *, sent: int = 0, verified: str | None = None, message: str | None = None
-) -> Replicated:
-    answer, manifest = candidate.answer, candidate.manifest
-    return Replicated(
-        path=manifest.path,
-        series=answer.series,
-        step=answer.step,
-        id=answer.id,
-        bytes=manifest.bytes,
-        done=done,
-        sent=sent,
-        verified=verified,
-        message=message,
-    )
-
-
-def standing(target: Run, wanted: Sequence[Candidate]) -> tuple[int, str | None]:
-    """How many of the wanted are not good in a replica, by its ledger, and the newest that is. CouldNotTellError."""
-    history = load_history(target)
-    good = [c for c in wanted if is_good(history, c.answer.series, c.key)]
-    return len(wanted) - len(good), checkpoint_id(*good[0].key) if good else None
+def _replicated(candidate: Candidate, done: str, *, message: str | None = None) -> Replicated:
+    manifest = candidate.manifest
+    return Replicated(path=manifest.path, id=candidate.id, bytes=manifest.bytes, done=done, message=message)
 
 
 def _real(url: str) -> str:

@@ -7,58 +7,35 @@ Whatever ends it, doing it again goes on where it ended: a file that is there an
 from __future__ import annotations
 
 import contextlib
-import threading
 import uuid
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ckptguard.errors import (
-    BusyError,
-    ChangedWhileReadError,
-    CouldNotTellError,
-    ObjectExistsError,
-    ObjectMissingError,
-    RecordsError,
-)
+from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, read_kept
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.manifests import manifest_key, read_manifest, write_manifest
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
-from ckptguard.replicas.send_file import send_file
+from ckptguard.replicas.send_files import Sending, send_files
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
-from ckptguard.runs.history import History, Key, load_history
-from ckptguard.runs.listing import find_checkpoint
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.scan import Scanner
+from ckptguard.runs.work import Work
 from ckptguard.scan.paced_reader import Pace
-from ckptguard.scan.reread import read_back
 from ckptguard.storage import Storage
-from ckptguard.storage.remote.etags import ExpectedTag
-from ckptguard.storage.remote.upload import part_size
-from ckptguard.values.ids import checkpoint_id, record_name, series_folder
-from ckptguard.values.manifest import File, Manifest, identity
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.manifest import File, Manifest, decode_manifest, identity
 from ckptguard.values.record_text import decode_checked
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance
-from ckptguard.verify.checkpoint import verify_checkpoint
 from ckptguard.version import __version__
 
 CHECK = "replica"
-READ_BACK, CHECKSUM, BOTH = "read back", "the store's checksum", "read back or the store's checksum"
-_ARRIVED = {
-    READ_BACK: "every byte was read back from here and is as it was sealed",
-    CHECKSUM: "the store's own checksum (ETag) of every file is that of the bytes that were sealed",
-    BOTH: "every file was read back, or the store's own checksum (ETag) of it is that of the bytes that were sealed",
-}
-_FILES_AT_ONCE = 3
-_TRIES = 2  # a source that reads whole after all; a store that kept something else than was sent
+READ_BACK = "read back"  # how the bytes were found to be right there
+_ARRIVED = "every byte was read back from here and is as it was sealed"
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,96 +44,86 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
     done: str
     sent: int = 0
-    verified: str | None = None  # `READ_BACK` or `CHECKSUM`, where it was done now
     message: str | None = None
 
-
-@dataclass
-class _Work:
-    """One checkpoint on its way."""
-
-    source: Run
-    target: Run
-    candidate: Candidate
-    settings: Settings
-    scanner: Scanner
-    pace: Pace
-    storage: Storage  # where its files go
-    prefix: str
-    places: list[tuple[Storage, str]] = field(default_factory=list)  # where whole copies of it are, best first
-    sent: int = 0
-    vouched: set[str] = field(default_factory=set)  # files of which the store's own checksum is what it should be
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    @property
+    def verified(self) -> str | None:
+        """How its bytes were found to be right there, if that was done now."""
+        return READ_BACK if self.done == "sent" else None
 
 
-def send_checkpoint(
-    source: Run,
-    target: Run,
-    candidate: Candidate,
-    settings: Settings,
-    *,
-    scanner: Scanner,
-    pace: Pace,
-    heal: bool = False,
-) -> Delivery:
+def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, work: Work, pace: Pace) -> Delivery:
     """Have a known-good checkpoint of `source` be one of `target` too, under its own name.
 
     What of it is found damaged in the source gets its verdict there, and is never sent. Where an older generation
-    lies under its name, that one is put aside, after the new one has arrived as a kept copy. With `heal` also one that
-    the target has a verdict on is looked at: files that are gone or damaged there are sent again. CouldNotTellError.
+    lies under its name, that one is put aside, after the new one has arrived as a kept copy. Of one that the target has
+    a verdict on, files that are gone or damaged there are sent again. The names of its series' records are read again
+    before the verdict, in both. CouldNotTellError.
     """
-    history, key, manifest = load_history(target), candidate.key, candidate.manifest
-    series = manifest.series
-    if has_arrived(history, candidate) and not heal:
-        return Delivery(done="there")
-    if key in history.sealed(series) and _is_unreadable(target, manifest):
-        target.records.remove(manifest_key(series, *key))  # what cannot be read seals nothing
-        history = load_history(target)
-    there = history.manifest(series, key)
-    occupant = history.current(series, key[0], manifest.path) if there is None else None
-    aside = occupant is not None or read_kept(target, series, *key) is not None
-    storage = target.records if aside else target.storage
-    prefix = kept_folder(series, *key) + "/" if aside else ""
-    work = _Work(source, target, candidate, settings, scanner, pace, storage, prefix, places=_places(source, candidate))
-    _need_room(work)
-    wrong = _send_files(work)
-    if wrong is not None:
-        return Delivery(done="damaged", sent=work.sent, message=wrong)
-    first = (
-        _commit(work, aside=aside, occupied=occupant is not None and occupant[1] < key[1]) if there is None else None
+    id, manifest = candidate.id, candidate.manifest
+    there = manifest_there(target, candidate)
+    if there is None and id in target.history.sealed(id.series):
+        target.run.records.remove(manifest_key(id))  # what cannot be read seals nothing
+        target.refresh(id.series)
+    occupant = target.history.current(id.series, id.step, manifest.path) if there is None else None
+    aside = occupant is not None or read_kept(target.run, id) is not None
+    sending = Sending(
+        source=source,
+        target=target,
+        candidate=candidate,
+        work=work,
+        pace=pace,
+        storage=target.run.records if aside else target.run.storage,
+        prefix=kept_folder(id) + "/" if aside else "",
+        places=_places(source.run, candidate),
     )
-    if first is not None:
-        return Delivery(done="raced", sent=work.sent, message=first)
-    standing = history.standings(series).get(key)
-    if there is not None and not work.sent and standing is not None and standing.outcome is Outcome.GOOD:
+    _need_room(sending)
+    wrong = send_files(sending)
+    if wrong is not None:
+        return Delivery(done="damaged", sent=sending.sent, message=wrong)
+    if there is None:
+        first = _commit(sending, aside=aside, occupant=occupant)
+        if first is not None:
+            return Delivery(done="raced", sent=sending.sent, message=first)
+    standing = target.history.standings(id.series).get(id)
+    if there is not None and not sending.sent and standing is not None and standing.outcome is Outcome.GOOD:
         return Delivery(done="there")
-    _give_verdict(work, load_history(source), sealed_before=there is not None and not aside)
-    return Delivery(done="sent", sent=work.sent, verified=_how(work))
+    _give_verdict(sending, sealed_before=there is not None and not aside)
+    return Delivery(done="sent", sent=sending.sent)
 
 
-def has_arrived(target: History, candidate: Candidate) -> bool:
+def has_arrived(target: RunView, candidate: Candidate) -> bool:
     """Whether the target has a verdict on this very checkpoint, whatever it says. CouldNotTellError if it has another
     one of the same id."""
-    key, manifest = candidate.key, candidate.manifest
-    if key not in target.sealed(manifest.series) or _is_unreadable(target.run, manifest):
-        return False
-    there = read_manifest(target.run, manifest.series, *key)
-    if there is not None and identity(there.files) != identity(manifest.files):
+    return manifest_there(target, candidate) is not None and target.history.verdict(candidate.id) is not None
+
+
+def manifest_there(target: RunView, candidate: Candidate) -> Manifest | None:
+    """The target's manifest of this very checkpoint; None if there is none, or a damaged one. CouldNotTellError if it
+    has another one of the same id."""
+    id = candidate.id
+    if id not in target.history.sealed(id.series):
+        return None
+    text = _whole_manifest(target.run, id)
+    if text is None:
+        return None
+    there = decode_manifest(text)
+    if there.id != id or identity(there.files) != identity(candidate.manifest.files):
         raise CouldNotTellError(
-            f"{target.run.url} holds another {checkpoint_id(*key)} of {manifest.series}: the two went different ways",
+            f"{target.run.url} holds another {id} of {id.series}: the two went different ways",
             hint="replicate to another place",
         )
-    return there is not None and target.verdict(manifest.series, key) is not None
+    return there
 
 
-def _is_unreadable(target: Run, manifest: Manifest) -> bool:
-    """Whether the target's manifest is damaged (not: of a newer format)."""
-    text = read_record(target, manifest_key(manifest.series, manifest.step, manifest.generation))
+def _whole_manifest(target: Run, id: CheckpointId) -> bytes | None:
+    """The text of a manifest unless it is damaged. One of a newer format is not."""
+    text = read_record(target, manifest_key(id)) or b""
     try:
-        decode_checked(text or b"", dict[str, Any], "a manifest")
+        decode_checked(text, dict[str, Any], "a manifest")
     except RecordsError:
-        return True
-    return False
+        return None
+    return text
 
 
 def _places(source: Run, candidate: Candidate) -> list[tuple[Storage, str]]:
@@ -166,153 +133,34 @@ def _places(source: Run, candidate: Candidate) -> list[tuple[Storage, str]]:
     return places
 
 
-def _need_room(work: _Work) -> None:
+def _need_room(sending: Sending) -> None:
     """StorageFullError, before the first byte, unless what is not there yet fits."""
-    if work.storage.free_space() is None:
+    if sending.storage.free_space() is None:
         return
     missing = 0
-    for file in work.candidate.manifest.files:
+    for file in sending.candidate.manifest.files:
         try:
-            missing += file.size if work.storage.stat(work.prefix + file.path).size != file.size else 0
+            missing += file.size if sending.storage.stat(sending.prefix + file.path).size != file.size else 0
         except ObjectMissingError:
             missing += file.size
-    need_room(work.storage, missing, f"the replica of {work.candidate.answer.path}")
+    need_room(sending.storage, missing, f"the replica of {sending.candidate.answer.path}")
 
 
-def _send_files(work: _Work) -> str | None:
-    """Have every file there, read back; what is wrong with the source, if it is damaged."""
-    files = sorted(work.candidate.manifest.files, key=lambda f: -f.size)
-    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files) or 1), thread_name_prefix="ckptguard-send") as threads:
-        sending = [threads.submit(_send_one, work, file) for file in files]
-        try:
-            wait(sending, return_when=FIRST_EXCEPTION)
-        finally:
-            for one in sending:
-                one.cancel()
-    failed = [error for one in sending if not one.cancelled() and (error := one.exception()) is not None]
-    if failed:
-        raise failed[0]
-    return next((wrong for one in sending if (wrong := one.result()) is not None), None)
-
-
-def _send_one(work: _Work, file: File) -> str | None:
-    """One file: what is there already counts if it is whole; what is not as it was sent goes, and is sent anew."""
-    key = work.prefix + file.path
-    wrong = _wrong_there(work, key, file)
-    for _ in range(_TRIES):
-        if wrong is None:
-            return None
-        if wrong:
-            _move_aside(work, key, file)
-        damaged = _send_from_any_place(work, key, file)
-        if damaged is not None:
-            return damaged
-        wrong = None if key in work.vouched else _wrong_there(work, key, file)
-    if wrong is None:
-        return None
-    if wrong:
-        work.storage.remove(key)
-    raise CouldNotTellError(f"{work.target.url} does not hold what was sent: {wrong or file.path + ' is not there'}")
-
-
-def _wrong_there(work: _Work, key: str, file: File) -> str | None:
-    """None: the file is there and whole; an empty text: it is not there."""
-    try:
-        wrong = read_back(work.storage, key, file, work.pace)
-    except ObjectMissingError:
-        return ""
-    return None if wrong is None else f"{file.path}: {wrong.message}"
-
-
-def _move_aside(work: _Work, key: str, file: File) -> None:
-    """What lies in the way is damaged, or somebody's: it is kept, but not in place."""
-    if work.prefix:
-        work.storage.remove(key)
-        return
-    _refuse_claimed(work, file.path)
-    storage, run_prefix, records_prefix = work.target.shared()
-    own = f"{QUARANTINE}/{series_folder(work.candidate.manifest.series)}/{record_name(*work.candidate.key)}"
-    with contextlib.suppress(ObjectMissingError):
-        storage.move(run_prefix + key, f"{records_prefix}{own}.damaged-{uuid.uuid4().hex[:8]}/{key}")
-
-
-def _refuse_claimed(work: _Work, path: str) -> None:
-    """Nothing that another checkpoint of the target is made of is touched."""
-    history, own = load_history(work.target), work.candidate.key
-    for series in history.names:
-        for key in history.standings(series):
-            manifest = history.manifest(series, key) if (series, key) != (work.candidate.manifest.series, own) else None
-            gone = key in history.quarantined.get(series, ())
-            if manifest is not None and not gone and manifest.file(path) is not None:
-                raise CouldNotTellError(
-                    f"{path} in {work.target.url} belongs to {checkpoint_id(*key)} of {series}, and differs",
-                    hint=f"ckptguard verify {work.target.url}",
-                )
-
-
-def _send_from_any_place(work: _Work, key: str, file: File) -> str | None:
-    """What is wrong with every copy of the source, if none is whole; None when it was sent."""
-    wrong = f"no copy of {file.path} is there any more"
-    for storage, prefix in list(work.places):
-        for _ in range(_TRIES):
-            asks = work.settings.replica_verify == "checksum" and work.storage.root is None
-            tag = ExpectedTag(part_size) if asks else None
-            try:
-                found = send_file(storage, prefix + file.path, work.storage, key, file, work.pace, tag)
-            except (ObjectMissingError, ChangedWhileReadError) as error:
-                wrong = error.message
-                break
-            except ObjectExistsError:
-                return None  # another process sends the same; what is there is read back like our own
-            if found is None:
-                work.sent += file.size
-                if tag is not None and tag.is_that(work.storage.stat(key).etag):
-                    work.vouched.add(key)
-                return None
-            wrong = found
-            if _is_damaged(work, storage, prefix):
-                break
-    if work.places:
-        raise CouldNotTellError(f"{work.candidate.answer.path} could not be read: {wrong}")
-    return wrong
-
-
-def _is_damaged(work: _Work, storage: Storage, prefix: str) -> bool:
-    """Read a whole copy of the source anew: is it not as it was sealed? What lies in place gets its verdict."""
-    manifest = work.candidate.manifest
-    with work.lock:
-        if (storage, prefix) not in work.places:
-            return True
-        if prefix:
-            damaged = any(read_back(storage, prefix + file.path, file, work.pace) for file in manifest.files)
-        else:
-            checkpoint = find_checkpoint(work.source, manifest.path)
-            if checkpoint is None:
-                return False
-            checked = verify_checkpoint(work.source, checkpoint, work.settings, scanner=work.scanner, md5=False)
-            if checked.id != work.candidate.answer.id:
-                raise CouldNotTellError(f"{manifest.path} was saved anew meanwhile")
-            damaged = checked.outcome is not Outcome.GOOD
-        if damaged:
-            work.places.remove((storage, prefix))
-        return damaged
-
-
-def _commit(work: _Work, *, aside: bool, occupied: bool) -> str | None:
+def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> str | None:
     """Seal it there; a sentence if another process was first."""
-    target, manifest, key = work.target, work.candidate.manifest, work.candidate.key
-    files = tuple(_as_described(file, work.storage, work.prefix + file.path, aside) for file in manifest.files)
+    target, manifest, id = sending.target, sending.candidate.manifest, sending.candidate.id
+    files = tuple(_as_described(file, sending.storage, sending.prefix + file.path, aside) for file in manifest.files)
     if aside:
-        _mark_kept(target, manifest, key)
-    if occupied:
+        _mark_kept(target.run, manifest)
+    if occupant is not None and occupant.generation < id.generation:
         with contextlib.suppress(ObjectMissingError):
-            quarantine(target, manifest.path, reason=f"its run has saved step {key[0]} anew", suspect=False)
+            quarantine(target, manifest.path, reason=f"its run has saved step {id.step} anew", suspect=False)
     try:
-        write_manifest(target, msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex))
+        write_manifest(target.run, msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex))
     except BusyError as error:
         return error.message
-    if _is_unreadable(target, manifest):
-        raise CouldNotTellError(f"{target.url} does not hold the manifest that was written to it")
+    if _whole_manifest(target.run, id) is None:
+        raise CouldNotTellError(f"{target.run.url} does not hold the manifest that was written to it")
     return None
 
 
@@ -327,11 +175,11 @@ def _as_described(file: File, storage: Storage, key: str, aside: bool) -> File:
     )
 
 
-def _mark_kept(target: Run, manifest: Manifest, key: Key) -> None:
+def _mark_kept(target: Run, manifest: Manifest) -> None:
     copy = KeptCopy(
         series=manifest.series,
-        step=key[0],
-        generation=key[1],
+        step=manifest.step,
+        generation=manifest.generation,
         path=manifest.path,
         how="copy",
         files=tuple(file.path for file in manifest.files),
@@ -344,29 +192,22 @@ def _mark_kept(target: Run, manifest: Manifest, key: Key) -> None:
         pass  # by a process that was killed, or that races with this one: the same files
 
 
-def _how(work: _Work) -> str:
-    """How the bytes were found to be right there; of a mixture, what most can be relied on for all."""
-    return (
-        CHECKSUM if len(work.vouched) == len(work.candidate.manifest.files) else READ_BACK if not work.vouched else BOTH
-    )
-
-
-def _give_verdict(work: _Work, history: History, *, sealed_before: bool) -> None:
+def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
     """What the source's verdict now says of the bytes that were sent, and how they arrived."""
-    key, manifest = work.candidate.key, work.candidate.manifest
-    arrived = Finding(check=CHECK, severity=Severity.NOTICE, message=_ARRIVED[_how(work)])
-    before = history.verdict(manifest.series, key)
-    there = load_history(work.target).verdict(manifest.series, key)
+    id, target = sending.candidate.id, sending.target
+    for view in (sending.source, target):
+        view.refresh(id.series)  # it may have become suspect while it was on its way
+    before, there = sending.source.history.verdict(id), target.history.verdict(id)
     if there is not None and sealed_outcome(there) is Outcome.SUSPECT:
-        return  # it may have become so while it was on its way
+        return
     if before is None:
-        raise CouldNotTellError(f"the verdict on {work.candidate.answer.path} is gone")
-    how = "checksum" if work.vouched else "bytes"
-    verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back=how)
+        raise CouldNotTellError(f"the verdict on {sending.candidate.answer.path} is gone")
+    arrived = Finding(check=CHECK, severity=Severity.NOTICE, message=_ARRIVED)
+    verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back="bytes")
     if sealed_before and verdict.outcome is Outcome.GOOD:
-        entries = [work.storage.stat(file.path) for file in manifest.files]
+        entries = [sending.storage.stat(file.path) for file in sending.candidate.manifest.files]
         verdict = msgspec.structs.replace(verdict, seen=tuple((e.key, *e.signature) for e in entries))
-    append_verdict(work.target, verdict)
+    target.history.note_verdict(id.series, append_verdict(target.run, verdict))
 
 
 def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:

@@ -17,22 +17,27 @@ from ckptguard.errors import (
     SettingsError,
     StoppedError,
 )
+from ckptguard.keep.quarantine import mark_suspect
+from ckptguard.records.clock import utc_now
 from ckptguard.records.lineage import read_lineage
 from ckptguard.records.pins import InUse
-from ckptguard.records.run import Run, open_run
-from ckptguard.replicas.find_replicas import has_newest, open_replicas, order_of, replica_candidates
-from ckptguard.replicas.mark_later_generations import leave_behind
-from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history
+from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined
+from ckptguard.records.run import open_run
+from ckptguard.replicas.find_replicas import has_newest, known_bad, open_replicas, replica_candidates
+from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
 from ckptguard.replicas.replicate import refuse_nested
-from ckptguard.replicas.send_checkpoint import send_checkpoint
-from ckptguard.replicas.send_file import pace_of
-from ckptguard.runs.find_known_good import Candidate, known_good_candidates
-from ckptguard.runs.history import load_history
-from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.replicas.send_checkpoint import Delivery, send_checkpoint
+from ckptguard.replicas.send_files import pace_of
+from ckptguard.runs.candidates import Chosen, first_whole
+from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate, ranked_candidates
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import PLAIN, Work
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
-from ckptguard.values.ids import RECORDS_FOLDER
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId
 from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 
 _log = logging.getLogger("ckptguard")
 
@@ -44,149 +49,180 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     source: str
     path: str
-    series: str
-    step: int | None
-    id: str
+    id: CheckpointId
     bytes: int
     sent: int
 
 
-def start_from_replica(
-    replica: Run,
-    url: str,
-    settings: Settings,
-    *,
-    step: int | None = None,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
+def start_run(
+    replica: RunView, url: str, settings: Settings, *, step: int | None = None, work: Work = PLAIN
 ) -> Started:
     """Have the run under `url` hold the replica's known-good checkpoint (or that of `step`), in place and verified.
 
     With `step` the training goes on from there: what the replica has of later steps is left behind, as by a rollback.
     Without it an older one stands in for what is found damaged, and a warning says so. What was begun and cut short
-    goes on. SettingsError if something lies there, or one place in the other; NoKnownGoodError if no good one of the
-    replica arrived whole.
+    goes on.
+
+    Raises:
+        SettingsError: something lies there, or one place lies in the other.
+        NoKnownGoodError: no good checkpoint of the replica arrived whole.
     """
     place = normalise_url(url)
-    refuse_nested(place, replica.url, f"{place} cannot go on from {replica.url}")
+    refuse_nested(place, replica.run.url, f"{place} cannot go on from {replica.run.url}")
     if "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
-    target = open_run(place, records=settings.records, must_exist=False, patterns=settings.patterns)
+    target = RunView(open_run(place, settings, must_exist=False), settings)
     _refuse_unless_lost(replica, target, step)
-    started = bring_back(replica, target, settings, step=step, scanner=scanner, progress=progress)
+    started = bring_back(replica, target, Wanted(step=step), work=work)
     if step is not None:
         leave_behind(replica, target, step)
     return started
 
 
-def bring_back(
-    replica: Run,
-    target: Run,
-    settings: Settings,
-    *,
-    series: str | None = None,
-    step: int | None = None,
-    before_step: int | None = None,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
-    stop: threading.Event | None = None,
-) -> Started:
+def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work = PLAIN) -> Started:
     """The same for a run of the replica's lineage, or one without records. Older good ones stand in for one that is
-    found damaged."""
-    history = load_history(target)
-    candidates = replica_candidates(replica, history, before_step=before_step, series=series)
-    candidates = [c for c in candidates if step is None or c.key[0] == step]
-    if not candidates:
-        raise NoKnownGoodError(f"{replica.url} has no known-good checkpoint" + ("" if step is None else f" {step}"))
-    join(replica, target)
-    mirror_decisions(replica, target)
-    mirror_history(replica, target, [c.manifest for c in candidates])
-    pace = pace_of(settings.replica_rate, stop, progress)
+    found damaged. The target is listed again, and its records are read again, when they are next asked for."""
+    known = target.history
+    refused = (id for id in ranked_candidates(replica.history, wanted) if known_bad(known, id))
+    wanted = msgspec.structs.replace(wanted, exclude=wanted.exclude.union(refused))
+    if newest_candidate(replica, wanted) is None:
+        which = "" if wanted.step is None else f" {wanted.step}"
+        raise NoKnownGoodError(f"{replica.run.url} has no known-good checkpoint{which}")
+    join(replica.run, target)
+    mirror_decisions(replica.run, target.run)
+    mirror_history(replica, target, [id for id in ranked_candidates(replica.history, wanted) if _is_good(replica, id)])
+    chosen = _send_first_whole(replica, target, wanted, work)
+    got = chosen.candidate
+    if chosen.skipped and chosen.skipped[0].choice.id != got.id:
+        better, why = chosen.skipped[0].choice.id, chosen.skipped[0].why
+        _log.warning("%s could not be had from %s: %s; %s is taken", better, replica.run.url, why, got.id)
+    mirror_history(replica, target, [got.id])
+    target.forget()
+    return Started(
+        run=target.run.url,
+        source=replica.run.url,
+        path=target.run.usable(got.manifest.path),
+        id=got.id,
+        bytes=got.manifest.bytes,
+        sent=chosen.result.sent,
+    )
+
+
+def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Chosen[Delivery]:
+    """Send the best checkpoint of the replica that arrives whole. NoKnownGoodError says why none did; StoppedError if
+    the work was stopped before one was there."""
+    pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
-    with InUse(replica, "restore") as in_use:
-        for candidate in candidates:
-            in_use.pin(candidate.answer.series, candidate.key)
-            try:
-                mirror_beside(replica, target, candidate.manifest)
-                delivery = send_checkpoint(replica, target, candidate, settings, scanner=scanner, pace=pace, heal=True)
-            except StoppedError:
+
+    def attempt(candidate: Candidate) -> Delivery | str:
+        in_use.pin(candidate.id)
+        try:
+            mirror_beside(replica.run, target.run, candidate.manifest, beside)
+            delivery = send_checkpoint(replica, target, candidate, work=work, pace=pace)
+        except CouldNotTellError as error:
+            troubles.append(error.message)
+            raise
+        if delivery.done in ("damaged", "raced"):
+            troubles.append(delivery.message or delivery.done)
+            return troubles[-1]
+        return delivery
+
+    with InUse(replica.run, "restore") as in_use:
+        try:
+            return first_whole(replica, attempt, wanted)
+        except StoppedError:
+            raise
+        except (CouldNotTellError, NoKnownGoodError) as error:
+            if not troubles:
                 raise
-            except CouldNotTellError as error:
-                troubles.append(error.message)
-                continue
-            if delivery.done in ("damaged", "raced"):
-                troubles.append(delivery.message or delivery.done)
-                continue
-            if troubles:
-                better, got = candidates[0].answer.id, candidate.answer.id
-                _log.warning("%s could not be had from %s: %s; %s is taken", better, replica.url, troubles[0], got)
-            mirror_history(replica, target, [candidate.manifest])
-            return _started(replica, target, candidate, delivery.sent)
-    raise NoKnownGoodError(f"nothing good came from {replica.url}: {troubles[0]}")
+            raise NoKnownGoodError(f"nothing good came from {replica.run.url}: {troubles[0]}") from error
 
 
-def regain(run: Run, settings: Settings, *, series: str | None = None) -> Started | None:
+def _is_good(replica: RunView, id: CheckpointId) -> bool:
+    """Whether a generation may be sent, by its name alone where that says so: its records come with it then."""
+    standing = replica.history.standings(id.series).get(id)
+    return (standing is not None and standing.outcome is Outcome.GOOD) or replica.is_good(id)
+
+
+def regain(view: RunView, *, series: str | None = None) -> Started | None:
     """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole.
     None if the run has lost nothing that a replica could give back."""
-    if not settings.replicas:
+    if not view.settings.replicas:
         return None
-    history = load_history(run)
-    own = known_good_candidates(run, history, series=series, most=1)
-    if own and has_newest(history, own[0].answer.series, own[0].key, only=series):
+    wanted = Wanted(series=series)
+    own = newest_candidate(view, wanted)
+    if own is not None and has_newest(view.history, own.id, wanted):
         return None
-    for replica in open_replicas(run, settings):
+    for replica in open_replicas(view):
         try:
-            there = replica_candidates(replica, history, series=series)
-            if there and (not own or order_of(there[0]) > order_of(own[0])):
-                return bring_back(replica, run, settings, series=series)
+            there = next(replica_candidates(replica, view.history, wanted), None)
+            if there is not None and (own is None or there.id.order > own.id.order):
+                return bring_back(replica, view, wanted)
         except CkptguardError as error:
-            _log.warning("nothing could be brought back from %s: %s", replica.url, error.message)
+            _log.warning("nothing could be brought back from %s: %s", replica.run.url, error.message)
     return None
 
 
-def regain_before(
-    run: Run, settings: Settings, *, before_step: int, series: str, stop: threading.Event | None = None
-) -> Started | None:
-    """Bring back a known-good checkpoint from before a step, for a run that has none left: the newest of the nearest
-    replica that has one whole. None if none has. StoppedError if `stop` was set before it was there."""
-    for replica in open_replicas(run, settings):
+def regain_before(view: RunView, wanted: Wanted, *, stop: threading.Event | None = None) -> Started | None:
+    """Bring back a known-good checkpoint for a run that has none left of those that are wanted: the newest of the
+    nearest replica that has one whole. None if none has. StoppedError if `stop` was set before it was there."""
+    for replica in open_replicas(view):
         try:
-            return bring_back(replica, run, settings, series=series, before_step=before_step, stop=stop)
+            return bring_back(replica, view, wanted, work=Work(stop=stop))
         except StoppedError:
             raise
         except CkptguardError as error:
-            _log.warning("nothing could be brought back from %s: %s", replica.url, error.message)
+            _log.warning("nothing could be brought back from %s: %s", replica.run.url, error.message)
     return None
 
 
-def _refuse_unless_lost(replica: Run, target: Run, step: int | None) -> None:
+def leave_behind(replica: RunView, target: RunView, step: int) -> None:
+    """Mark the replica's generations of later steps in `target` as a rollback to `step` does: each counts as moved
+    aside, and a good one is SUSPECT. What is saved of those steps from now on is another generation.
+
+    The next replication to the replica has it know too. For a run in which nothing later was saved.
+    """
+    reason = f"left behind: training was begun again from step {step}"
+    with run_lock(target.run):
+        target.refresh()
+        there, here = replica.history, target.history
+        for series in {*there.names, *here.names}:
+            for id in sorted(there.sealed(series), key=lambda id: id.order):
+                manifest = there.manifest(id) if id.step is not None and id.step > step else None
+                if manifest is None or here.is_quarantined(id):
+                    continue
+                if here.has_verdict(id):
+                    mark_suspect(target, id, reason)
+                mark = Quarantined(
+                    series=id.series,
+                    step=id.step,
+                    generation=id.generation,
+                    path=manifest.path,
+                    files=(),
+                    signature=(),
+                    reason=reason,
+                    moved_at=utc_now(),
+                )
+                mark_quarantined(target.run, mark)
+                mark_moved(target.run, mark)
+        target.refresh()
+
+
+def _refuse_unless_lost(replica: RunView, target: RunView, step: int | None) -> None:
     """Only what is empty is filled, and what was begun from this very replica and has no good checkpoint yet, or only
     that of `step`: its beginning may have been cut short."""
-    lineage = read_lineage(target)
-    if lineage is not None and lineage == read_lineage(replica):
-        own = known_good_candidates(target, load_history(target), most=1)
-        if own and (step is None or own[0].key[0] != step):
+    lineage = read_lineage(target.run)
+    if lineage is not None and lineage == read_lineage(replica.run):
+        own = newest_candidate(target)
+        if own is not None and (step is None or own.id.step != step):
             raise SettingsError(
-                f"{target.url} holds a known-good checkpoint of this training", hint="training can go on from it"
+                f"{target.run.url} holds a known-good checkpoint of this training", hint="training can go on from it"
             )
         return
     try:
-        entries = {entry.key for entry in target.storage.list("")}
+        entries = {entry.key for entry in target.run.storage.list("")}
     except ObjectMissingError:
         return
     if entries - {RECORDS_FOLDER}:  # the records of what is no empty run are those of a stranger, and are refused too
-        raise SettingsError(f"{target.url} is not empty", hint="name an absent or empty folder")
-
-
-def _started(replica: Run, target: Run, candidate: Candidate, sent: int) -> Started:
-    return Started(
-        run=target.url,
-        source=replica.url,
-        path=target.usable(candidate.manifest.path),
-        series=candidate.answer.series,
-        step=candidate.key[0],
-        id=candidate.answer.id,
-        bytes=candidate.manifest.bytes,
-        sent=sent,
-    )
+        raise SettingsError(f"{target.run.url} is not empty", hint="name an absent or empty folder")

@@ -28,6 +28,7 @@ FLOORS = (
     ("incidents",),
     ("repair",),
     ("upkeep",),
+    ("documents",),
     ("supervise", "training", "daemon"),
     ("integrations", "cli"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import click
 
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+class Shared(TypedDict):
+    """What may be said to every command, by `json_option` and `settings_options`."""
+
+    as_json: bool
+    config: str | None
+    records: str | None
 
 
 class Command(click.Command):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from typing import Any
 
 import click
@@ -95,6 +94,8 @@ class Commands(click.Group):
 def debug_traceback() -> None:
     """Show where an error came from, to those who asked for it."""
     if os.environ.get("CKPTGUARD_DEBUG") == "1":
+        import traceback
+
         traceback.print_exc(file=sys.stderr)
 
 

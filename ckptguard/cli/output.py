@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from collections.abc import Mapping
 import click
 
 from ckptguard.errors import CkptguardError
-from ckptguard.values.ids import escape
 
 
 def open_closed_streams() -> None:
@@ -56,11 +54,15 @@ def discard_stdout() -> None:
 
 def emit(document: Mapping[str, object]) -> None:
     """One JSON document to stdout. ASCII only: names with control or surrogate characters stay exact and harmless."""
+    import json
+
     say(json.dumps(document, ensure_ascii=True, allow_nan=False, indent=2))
 
 
 def trouble(text: str) -> None:
     """One sentence to stderr, escaped; losing it must not change the outcome."""
+    from ckptguard.values.ids import escape
+
     try:
         click.echo(escape(text), err=True)
     except OSError:

@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from ckptguard.values.ids import RECORDS_FOLDER
-
 Advance = Callable[[int], None]
 
 
@@ -36,6 +34,8 @@ def bytes_below(target: str) -> int | None:
         return None
     if os.path.isfile(target):
         return os.path.getsize(target)
+    from ckptguard.values.ids import RECORDS_FOLDER
+
     total = 0
     own: set[tuple[int, int]] = set()
     linked: dict[tuple[int, int], int] = {}

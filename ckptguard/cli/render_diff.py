@@ -46,7 +46,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
 
 def _side(side: DiffedCheckpoint) -> str:
     tensors = f"{side.tensors} tensor{'s' * (side.tensors != 1)}"
-    stated = [side.id, side.outcome.value if side.outcome else None, tensors]
+    stated = [side.id and str(side.id), side.outcome.value if side.outcome else None, tensors]
     return ", ".join(s for s in stated if s)
 
 

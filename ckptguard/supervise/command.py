@@ -92,8 +92,8 @@ class SupervisedCommand:
             send_signal(process, signal.SIGKILL)
 
     def stop(self, seconds: float, wait: Wait) -> None:
-        """Ask it to end, give it `seconds`, then kill it with everything below it. `wait` waits until something is
-        so, or for some seconds. Without a `status` afterwards it survived even that."""
+        """Ask it to end, give it `seconds`, then kill it with everything below it. `wait` waits until a
+        condition holds, or for some seconds. Without a `status` afterwards it survived even that."""
         self.send(signal.SIGTERM)
         wait(self.has_ended, seconds)
         if not self.has_ended():
@@ -129,8 +129,8 @@ def end_all(left: Callable[[], list[Process]], seconds: float, wait: Wait) -> bo
     return True
 
 
-def until(so: Callable[[], bool], seconds: float, wait: Wait) -> None:
+def until(condition: Callable[[], bool], seconds: float, wait: Wait) -> None:
     """Wait in small steps: the end of a process further down tells us nothing before its parent ends too."""
     deadline = time.monotonic() + seconds
-    while not so() and (left := deadline - time.monotonic()) > 0:
+    while not condition() and (left := deadline - time.monotonic()) > 0:
         wait(lambda: False, min(left, _LOOK_AGAIN))

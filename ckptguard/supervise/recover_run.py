@@ -10,7 +10,7 @@ from ckptguard.incidents.events import incident_event
 from ckptguard.incidents.notify import Event
 from ckptguard.records.incidents import Incident, open_incident
 from ckptguard.records.run import Run, has_records, open_run
-from ckptguard.supervise.save_watch import SaveWatch, WentBack
+from ckptguard.supervise.save_watch import SaveWatch, SupervisedRollback
 from ckptguard.supervise.sick_saves import SickSave
 from ckptguard.values.settings import Settings
 
@@ -47,14 +47,14 @@ class Recovery:
         """Nothing more is done, and why."""
         self._close(self._open(sick, why, status), action)
 
-    def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> WentBack:
+    def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> SupervisedRollback:
         incident = self._open(sick, why, status)
         try:
             went = self._saves.go_back(sick, f"supervise: {why}")
         except CkptguardError as error:
             self._close(incident, f"could not go back: {error.message}")
             raise
-        self._close(incident, "; ".join(_sentences(went)), known_good=went.ids[0] if went.ids else None)
+        self._close(incident, "; ".join(_sentences(went)), known_good=str(went.ids[0]) if went.ids else None)
         return went
 
     def _open(self, sick: list[SickSave], why: str, status: int | None) -> Incident | None:
@@ -88,10 +88,10 @@ class Recovery:
             self._tell(f"the incident {incident.id} could not be closed: {error}")
 
     def _run(self) -> Run:
-        return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
+        return open_run(self._url, self._settings)
 
 
-def _sentences(went: WentBack) -> list[str]:
+def _sentences(went: SupervisedRollback) -> list[str]:
     """What was done, for people."""
     moved = [f"quarantined {', '.join(went.quarantined)}"] if went.quarantined else []
     return [*moved, f"went back to {', '.join(went.to)}" if went.to else "there is nothing to go back to"]

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 
 import msgspec
 
@@ -21,13 +22,14 @@ from ckptguard.keep.quarantine import quarantine
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
 from ckptguard.records.run import Run, has_records, open_run
-from ckptguard.recover.roll_back import RolledBack, roll_back
-from ckptguard.runs.find_known_good import known_good_candidates
-from ckptguard.runs.history import Key, load_history
-from ckptguard.runs.listing import list_checkpoints
+from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
+from ckptguard.runs.find_known_good import Wanted, known_good_candidates
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.supervise.sick_saves import SickSave, find_sick_saves, sick_without_step
-from ckptguard.upkeep.reconcile import Pass, Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.collect_evidence import unfinished_because
@@ -36,10 +38,10 @@ _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
 _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
 
 
-class Before(msgspec.Struct, frozen=True, kw_only=True):
+class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
     """What there was when the command was started: good generations of each series, what lay in place, incidents."""
 
-    good: frozenset[tuple[str, Key]] = frozenset()
+    good: frozenset[CheckpointId] = frozenset()
     lying: frozenset[object] = frozenset()
     incidents: frozenset[str] = frozenset()
 
@@ -53,12 +55,12 @@ class Since(msgspec.Struct, frozen=True, kw_only=True):
     gave_up: bool
 
 
-class WentBack(msgspec.Struct, frozen=True, kw_only=True):
+class SupervisedRollback(msgspec.Struct, frozen=True, kw_only=True):
     """What was done: where each series stands now, and what was moved aside. Without `to` there is nothing to go back
     to, and the command starts from its beginning."""
 
     to: tuple[str, ...] = ()
-    ids: tuple[str, ...] = ()
+    ids: tuple[CheckpointId, ...] = ()
     quarantined: tuple[str, ...] = ()
 
 
@@ -77,7 +79,7 @@ class SaveWatch:
         self._url, self._settings, self._scanner = url, settings, scanner
         self._tell, self._event = tell, event
         self._known: Known | None = None  # outcomes that are no news
-        self._watch = Watch()
+        self._notes = PassNotes()
         self._told: set[str] = set()
         self._before: frozenset[object] = frozenset()  # what lay there before all
         self._left_open: set[str] = set()  # incidents of guards that ended without closing them
@@ -111,12 +113,14 @@ class SaveWatch:
         """What `take_over` has to be given after we were killed. May be called from another thread."""
         return tuple(sorted(self._series.copy())), self._targets.copy()
 
-    def begin(self) -> Before:
+    def begin(self) -> StateBefore:
         """The command is about to start: note what is there."""
         self._left_open |= {i.id for i in self._guards_incidents()}
-        return Before(good=self._good(), lying=self._signatures(), incidents=frozenset(i.id for i in self._incidents()))
+        return StateBefore(
+            good=self._good(), lying=self._signatures(), incidents=frozenset(i.id for i in self._incidents())
+        )
 
-    def since(self, before: Before) -> Since:
+    def since(self, before: StateBefore) -> Since:
         """What came since then."""
         given_up = [i for i in self._incidents() if i.actions and i.actions[-1].startswith(GAVE_UP)]
         return Since(
@@ -152,30 +156,29 @@ class SaveWatch:
     def sick(self) -> list[SickSave]:
         """The sick saves, from the records as they are; none if they cannot be read."""
         try:
-            run = self._open()
-            history, checkpoints = load_history(run), list_checkpoints(run)
-            seen = (history.names, history.quarantined, [c.signature for c in checkpoints])
+            view = self._look()
+            seen = (view.history.names, view.history.quarantined, [c.signature for c in view.checkpoints])
             if seen != self._seen:
-                self._found = find_sick_saves(run, history, checkpoints, before=self._before)
+                self._found = find_sick_saves(view, before=self._before)
                 self._seen = seen
             return self._found
         except Exception as error:
             self._complain(error)
             return []
 
-    def go_back(self, sick: list[SickSave], reason: str) -> WentBack:
+    def go_back(self, sick: list[SickSave], reason: str) -> SupervisedRollback:
         """Quarantine what is newer than known-good, and have that in place: in the sick series, or after a crash in
         all that lie there. Raises what a rollback raises; NoKnownGoodError only about sick saves."""
-        run = self._open()
+        view = self._look()
         if sick:
-            done = [self._go_back_in(run, s.series, reason=f"{reason}: {s.reason}", since=s.since) for s in sick]
+            done = [self._go_back_in(view, s.series, reason=f"{reason}: {s.reason}", since=s.since) for s in sick]
             moved = [path for one in done for path in one.quarantined]
-            for path in sick_without_step(load_history(run), list_checkpoints(run)):
-                quarantine(run, path, reason=reason)
+            for path in sick_without_step(view):
+                quarantine(view, path, reason=reason)
                 moved.append(path)
         else:
-            done, moved = self._go_back_everywhere(run, reason)
-        return WentBack(
+            done, moved = self._go_back_everywhere(view, reason)
+        return SupervisedRollback(
             to=tuple(one.known_good.path for one in done),
             ids=tuple(one.known_good.id for one in done),
             quarantined=tuple(moved),
@@ -190,68 +193,61 @@ class SaveWatch:
             except CkptguardError as error:
                 self._complain(error)
 
-    def _go_back_everywhere(self, run: Run, reason: str) -> tuple[list[RolledBack], list[str]]:
+    def _go_back_everywhere(self, view: RunView, reason: str) -> tuple[list[RolledBack], list[str]]:
         done: list[RolledBack] = []
         moved: list[str] = []
-        self._note_series(list_checkpoints(run))
+        self._note_series(view.checkpoints)
         for series in sorted(self._series):
             try:
-                done.append(self._roll_back(run, series, reason, None))
+                done.append(self._roll_back(view, series, reason, None))
                 moved += done[-1].quarantined
             except NoKnownGoodError:
+                view.forget()
                 # Nothing of it is good. What the dead command left half-written would only stop the next start.
-                for checkpoint in self._of_no_use(run, series):
-                    quarantine(run, checkpoint.path, reason=reason)
+                for checkpoint in self._of_no_use(view, series):
+                    quarantine(view, checkpoint.path, reason=reason)
                     moved.append(checkpoint.path)
         return done, moved
 
-    def _go_back_in(self, run: Run, series: str, *, reason: str, since: int | None) -> RolledBack:
+    def _go_back_in(self, view: RunView, series: str, *, reason: str, since: int | None) -> RolledBack:
         """A sickness that came again from where it went back to last is not over there: one further, if there is."""
         last = self._targets.get(series)
-        found = known_good_candidates(run, load_history(run), before_step=since, series=series, most=2)
-        again = len(found) > 1 and found[0].key[0] == last
-        done = self._roll_back(run, series, reason, last if again else since)
+        found = list(islice(known_good_candidates(view, Wanted(before_step=since, series=series)), 2))
+        again = len(found) > 1 and found[0].id.step == last
+        done = self._roll_back(view, series, reason, last if again else since)
         if done.known_good.step is not None:
             self._targets[series] = done.known_good.step
         return done
 
-    def _roll_back(self, run: Run, series: str, reason: str, before_step: int | None) -> RolledBack:
-        return roll_back(
-            run,
-            self._settings,
-            reason=reason,
-            series=series,
-            before_step=before_step,
-            check_writing=False,  # we have ended who wrote
-            scanner=self._scanner,
-        )
+    def _roll_back(self, view: RunView, series: str, reason: str, before_step: int | None) -> RolledBack:
+        # Nobody is asked whether training writes: we have ended who wrote.
+        back = GoBack(reason=reason, series=series, before_step=before_step, check_writing=False)
+        return roll_back(view, back, work=Work(scanner=self._scanner))
 
-    def _of_no_use(self, run: Run, series: str) -> list[Checkpoint]:
+    def _of_no_use(self, view: RunView, series: str) -> list[Checkpoint]:
         """The new ones that were judged, and not good, or are unfinished. What could not be read may be whole."""
-        history, found = load_history(run), []
-        for checkpoint in self._new(run, series):
+        found = []
+        for checkpoint in view.checkpoints:
+            if checkpoint.series != series or checkpoint.signature in self._before:
+                continue
             try:
-                key = history.current_if_readable(series, checkpoint.step, checkpoint.path)
-                judged = key is not None and key in history.standings(series)
-                if judged or unfinished_because(run.storage, checkpoint, scanner=self._scanner) is not None:
+                id = view.current_if_readable(checkpoint)
+                judged = id is not None and view.history.has_verdict(id)
+                if judged or unfinished_because(view.run.storage, checkpoint, scanner=self._scanner) is not None:
                     found.append(checkpoint)
             except CouldNotTellError as error:
                 self._complain(error)
         return found
 
-    def _new(self, run: Run, series: str) -> list[Checkpoint]:
-        return [c for c in list_checkpoints(run) if c.series == series and c.signature not in self._before]
-
-    def _pass(self, stop: threading.Event, *, assume_quiet: bool = False) -> Pass | None:
+    def _pass(self, stop: threading.Event, *, assume_quiet: bool = False) -> PassResult | None:
         try:
-            run = self._open()
-            if not has_records(run) and not list_checkpoints(run):
+            view = self._look()
+            if not has_records(view.run) and not view.checkpoints:
                 return None  # a folder of ours in a run without saves keeps some trainers from starting
             if self._known is None:
-                self._known = known_outcomes(run)
-            done = reconcile(
-                run, self._settings, self._watch, scanner=self._scanner, stop=stop, assume_quiet=assume_quiet
-            )
+                self._known = known_outcomes(view.run)
+            work = Work(scanner=self._scanner, stop=stop)
+            done = reconcile(view, self._notes, work=work, assume_quiet=assume_quiet)
             for sentence in done.could_not_tell:
                 self._tell_once(sentence)
             return done
@@ -259,7 +255,7 @@ class SaveWatch:
             self._complain(error)
             return None
 
-    def _tell_of(self, done: Pass | None, sick: list[SickSave]) -> None:
+    def _tell_of(self, done: PassResult | None, sick: list[SickSave]) -> None:
         """Hooks are told of all that turned bad; people here of what is no reason to stop anything."""
         if done is None or self._known is None:
             return
@@ -269,7 +265,7 @@ class SaveWatch:
                 self._tell(f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}")
             self._event(verdict_event(self._open(), checked, source="supervise"))
 
-    def _pause(self, done: Pass | None, cost: float) -> float:
+    def _pause(self, done: PassResult | None, cost: float) -> float:
         """Seconds until the next pass: soon on a local disk, where a listing costs little and rotation is quick; a
         slow look must not follow itself at once."""
         most = self._settings.scan_interval
@@ -284,25 +280,25 @@ class SaveWatch:
         return pause
 
     def _open(self) -> Run:
-        return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
+        return open_run(self._url, self._settings)
 
-    def _good(self) -> frozenset[tuple[str, Key]]:
+    def _look(self) -> RunView:
+        """The run as it is now, for one piece of work."""
+        return RunView(self._open(), self._settings)
+
+    def _good(self) -> frozenset[CheckpointId]:
         """Every generation whose verdict is GOOD, by the names of the ledger alone."""
         try:
-            history = load_history(self._open())
-            return frozenset(
-                (series, key)
-                for series in history.names
-                for key, standing in history.standings(series).items()
-                if standing.outcome is Outcome.GOOD
-            )
+            history = self._look().history
+            standings = [standing for series in history.names for standing in history.standings(series).values()]
+            return frozenset(standing.id for standing in standings if standing.outcome is Outcome.GOOD)
         except Exception as error:
             self._complain(error)
             return frozenset()
 
     def _signatures(self) -> frozenset[object]:
         try:
-            checkpoints = list_checkpoints(self._open())
+            checkpoints = self._look().checkpoints
             self._note_series(checkpoints)
             return frozenset(c.signature for c in checkpoints)
         except NotFoundError:

@@ -8,9 +8,8 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.run import Run
-from ckptguard.runs.find_known_good import known_good_candidates
-from ckptguard.runs.history import History
+from ckptguard.runs.find_known_good import Wanted, newest_candidate
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import sick_since
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 
@@ -43,9 +42,7 @@ def sickness_in(verdict: Verdict) -> str | None:
     return None
 
 
-def find_sick_saves(
-    run: Run, history: History, checkpoints: Iterable[Checkpoint], *, before: Iterable[object] = ()
-) -> list[SickSave]:
+def find_sick_saves(view: RunView, *, before: Iterable[object] = ()) -> list[SickSave]:
     """The series whose newest judged save in place is sick, and that there is reason to go back for: one with a
     known-good checkpoint; if the whole run has none, one that was saved since `before` (signatures).
 
@@ -53,17 +50,17 @@ def find_sick_saves(
     """
     old = set(before)
     by_series: dict[str, list[Checkpoint]] = {}
-    for checkpoint in checkpoints:
+    for checkpoint in view.checkpoints:
         if checkpoint.step is not None:
             by_series.setdefault(checkpoint.series, []).append(checkpoint)
-    any_good = bool(known_good_candidates(run, history, most=1))
+    any_good = newest_candidate(view) is not None
     found = []
     for series, saves in by_series.items():
-        sick = _newest_sick(run, history, sorted(saves, key=lambda c: c.step or 0, reverse=True))
+        sick = _newest_sick(view, sorted(saves, key=lambda c: c.step or 0, reverse=True))
         if sick is None:
             continue
         checkpoint, since, reason = sick
-        series_good = any_good and bool(known_good_candidates(run, history, series=series, most=1))
+        series_good = any_good and newest_candidate(view, Wanted(series=series)) is not None
         if series_good or (not any_good and checkpoint.signature not in old):
             found.append(
                 SickSave(path=checkpoint.path, series=series, step=checkpoint.step, reason=reason, since=since)
@@ -71,28 +68,31 @@ def find_sick_saves(
     return found
 
 
-def sick_without_step(history: History, checkpoints: Iterable[Checkpoint]) -> list[str]:
+def sick_without_step(view: RunView) -> list[str]:
     """Paths of sick checkpoints that have no step: they go when others do."""
     found = []
-    for checkpoint in checkpoints:
-        key = history.current_if_readable(checkpoint.series, None, checkpoint.path) if checkpoint.step is None else None
-        verdict = history.verdict(checkpoint.series, key) if key is not None else None
+    for checkpoint in view.checkpoints:
+        verdict = _verdict(view, checkpoint) if checkpoint.step is None else None
         if verdict is not None and sickness_in(verdict) is not None:
             found.append(checkpoint.path)
     return found
 
 
-def _newest_sick(run: Run, history: History, saves: list[Checkpoint]) -> tuple[Checkpoint, int | None, str] | None:
+def _verdict(view: RunView, checkpoint: Checkpoint) -> Verdict | None:
+    id = view.current_if_readable(checkpoint)
+    return view.history.verdict(id) if id is not None else None
+
+
+def _newest_sick(view: RunView, saves: list[Checkpoint]) -> tuple[Checkpoint, int | None, str] | None:
     """The newest sick one of a series, newest first given, unless a healthy one is newer."""
     for checkpoint in saves:
-        key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-        verdict = history.verdict(checkpoint.series, key) if key is not None else None
+        verdict = _verdict(view, checkpoint)
         if verdict is None:
             continue
         reason = sickness_in(verdict)
         logged = None
         try:
-            logged = sick_since(run, checkpoint)
+            logged = sick_since(view.run, checkpoint)
         except CouldNotTellError:
             pass  # the log says nothing
         if reason is not None or logged is not None:

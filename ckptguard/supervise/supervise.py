@@ -32,9 +32,9 @@ from ckptguard.supervise.lock_file import MARK, Note, Supervision
 from ckptguard.supervise.orphaned_command import end_left_running, left_running
 from ckptguard.supervise.process_tree import become_subreaper
 from ckptguard.supervise.recover_run import Recovery
-from ckptguard.supervise.save_watch import Before, SaveWatch, Since
+from ckptguard.supervise.save_watch import SaveWatch, Since, StateBefore
 from ckptguard.supervise.sick_saves import SickSave
-from ckptguard.supervise.wait_for_command import Abandoned, SignalWatch, look_again
+from ckptguard.supervise.wait_for_command import SignalWatch, WaitAbandoned, wake_waiting
 from ckptguard.values.settings import Settings
 
 Tell = Callable[[str], None]
@@ -115,7 +115,7 @@ class _Supervisor:
             if self._watch.asked is None:  # else somebody is in a hurry
                 self._watch.look_at(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None)
             return done
-        except Abandoned:
+        except WaitAbandoned:
             return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM))
         except Exception as error:
             self._to_mend = True
@@ -147,7 +147,7 @@ class _Supervisor:
                 return Supervised(status=1, error=error)
         died_before, is_first = False, left is None
         while self._watch.asked is None:
-            before = self._watch.beside(self._saves.begin, Before())
+            before = self._watch.beside(self._saves.begin, StateBefore())
             if self._watch.asked is not None:
                 break
             found = self._attempt()
@@ -215,7 +215,7 @@ class _Supervisor:
         if self._command.trouble is not None:
             self._tell(self._command.trouble)
         self._watch.command_runs = True
-        watching = self._background.submit(lambda: self._saves.watch(until), look_again)
+        watching = self._background.submit(lambda: self._saves.watch(until), wake_waiting)
 
         def found() -> list[SickSave]:
             return watching.result() if watching.done() and watching.exception() is None else []

@@ -15,7 +15,7 @@ from ckptguard.supervise.command import SupervisedCommand
 Result = TypeVar("Result")
 
 
-class Abandoned(Exception):
+class WaitAbandoned(Exception):
     """We were told to end while no command runs, and what we do then may be left at once."""
 
 
@@ -36,10 +36,10 @@ class SignalWatch:
         self._told: list[float] = []  # when we were told to end, each time
         self._only_looking = False
 
-    def wait(self, so: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until something is so, or for some seconds, and see to signals meanwhile."""
+    def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait until a condition holds, or for some seconds, and see to signals meanwhile."""
         end = None if seconds is None else time.monotonic() + seconds
-        while not so():
+        while not condition():
             left = 3600.0 if end is None else end - time.monotonic()
             if left <= 0:
                 return
@@ -48,9 +48,9 @@ class SignalWatch:
                 self._pass_on(*taken)
 
     def beside(self, call: Callable[[], Result], otherwise: Result) -> Result:
-        """The result of a call in the other thread; `otherwise` if it fails unexpectedly. Abandoned if we are told
+        """The result of a call in the other thread; `otherwise` if it fails unexpectedly. WaitAbandoned if we are told
         to end while no command runs, and whoever does so means it."""
-        future = self._background.submit(call, look_again)
+        future = self._background.submit(call, wake_waiting)
         self.wait(future.done)
         error = future.exception()
         if error is not None:
@@ -60,7 +60,7 @@ class SignalWatch:
 
     def look_at(self, look: Callable[[], Result], otherwise: Result) -> Result:
         """The same for what changes nothing and may take as long as reading a checkpoint: the first word to end is
-        enough for Abandoned."""
+        enough for WaitAbandoned."""
         self._only_looking = True
         try:
             return self.beside(look, otherwise)
@@ -79,7 +79,7 @@ class SignalWatch:
             self.asked = self.asked or number
             self._told.append(now)
             if not running and not self.command_runs and (is_firm or self._only_looking):
-                raise Abandoned
+                raise WaitAbandoned
         if is_firm and running:
             self._tell("killing the command")
             self._command.kill()
@@ -87,6 +87,6 @@ class SignalWatch:
             self._command.send(number)
 
 
-def look_again() -> None:
-    """Have the thread that waits look whether what it waits for is so."""
+def wake_waiting() -> None:
+    """Wake the waiting thread to check its condition."""
     os.kill(os.getpid(), signal.SIGCHLD)

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import click
 
@@ -30,6 +30,19 @@ Exit codes:
 """
 
 
+class Options(TypedDict):
+    """What may be said beside the runs."""
+
+    once: bool
+    config: str | None
+    socket_path: str | None
+    parent: int | None
+    log_file: str | None
+    settle: float | None
+    interval: float | None
+    records: str | None
+
+
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--once", is_flag=True, help="Verify what is there and end: for cron or a job's epilog.")
@@ -41,25 +54,16 @@ Exit codes:
 @click.option("--interval", type=float, metavar="SECONDS", help="How often to look without being told of a change.")
 @click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
-def command(
-    runs: tuple[str, ...],
-    once: bool,
-    config: str | None,
-    socket_path: str | None,
-    parent: int | None,
-    log_file: str | None,
-    settle: float | None,
-    interval: float | None,
-    records: str | None,
-) -> None:
+def command(runs: tuple[str, ...], **options: Unpack[Options]) -> None:
     """Guard training runs: verify every new save, and answer which checkpoint is the last known-good one.
 
     RUN is the folder or URL under which a training run saves; it need not exist yet.
     """
     try:
-        settings = load_settings(config, os.environ, settle=settle, scan_interval=interval, records=records)
+        flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
+        settings = load_settings(options["config"], os.environ, **flags)
         urls = distinct_urls(runs, settings)
-        _start_logging(log_file)
+        _start_logging(options["log_file"])
     except CkptguardError as error:
         _end(error)
     # Imported after the settings are known to be sound: a mistake in them is answered at once.
@@ -69,16 +73,19 @@ def command(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
+    parent = options["parent"]
+
     def still_wanted() -> bool:
         return parent is None or os.getppid() == parent
 
     gc.freeze()  # what was imported stays; the idle daemon need not look at it again
     try:
-        if once:
+        if options["once"]:
             code = run_once(urls, settings, stop)
             if stop.is_set():
                 code = 130
         else:
+            socket_path = options["socket_path"]
             code = serve(urls, settings, os.environ, stop, socket_path=socket_path, still_wanted=still_wanted)
     except CkptguardError as error:
         _end(error)

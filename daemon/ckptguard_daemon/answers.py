@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ckptguard.documents.build import Document
 from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError, SettingsError
 from ckptguard.incidents.events import incident_event
 from ckptguard.incidents.notify import Hooks
@@ -23,9 +24,7 @@ from ckptguard.inspect.list_states import survey, without_verdict
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
-from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, is_safe_path
 from ckptguard_daemon import documents
@@ -106,8 +105,8 @@ class Answers:
         return _json(documents.runs_document(list(self._runs.values())))
 
     async def _checkpoints(self, request: Request) -> Response:
-        guarded, run = await self._run_of(request)
-        return _json(documents.checkpoints_document(guarded, await run_in_threadpool(survey, run)))
+        guarded = self._guarded(request)
+        return _json(documents.checkpoints_document(guarded, await run_in_threadpool(lambda: survey(guarded.look()))))
 
     async def _known_good(self, request: Request) -> Response:
         guarded = self._guarded(request)
@@ -134,7 +133,8 @@ class Answers:
         return _json(documents.known_good_document(guarded, answer, waited=waited, pending=pending))
 
     async def _incidents(self, request: Request) -> Response:
-        guarded, run = await self._run_of(request)
+        guarded = self._guarded(request)
+        run = await run_in_threadpool(guarded.open)
         body = await _body(request, IncidentBody, empty=None)
         if body.step is not None and not 0 <= body.step <= MAX_STEP:
             raise SettingsError("`step` must be a number of updates, 0 or more")
@@ -153,12 +153,13 @@ class Answers:
         return _json(documents.incident_document(guarded, incident), status=201)
 
     async def _verify(self, request: Request) -> Response:
-        guarded, run = await self._run_of(request)
+        guarded = self._guarded(request)
+        run = await run_in_threadpool(guarded.open)
         path = (await _body(request, VerifyBody, empty=VerifyBody())).path
         if path is not None:
             if path != "." and not is_safe_path(path):
                 raise SettingsError("`path` must be the path of a checkpoint, relative to its run")
-            if await run_in_threadpool(find_checkpoint, run, path) is None:
+            if await run_in_threadpool(lambda: guarded.look().checkpoint(path)) is None:
                 raise NotFoundError(f"there is no checkpoint {path} in {run.url}")
             guarded.ask(path)
         self._loop.wake(guarded.run_id)
@@ -177,22 +178,20 @@ class Answers:
                 return error, -1
             return found, -1 if found.step is None else found.step
 
-        run = guarded.open()
+        view = guarded.look()
+        run = view.run
         looked = self._alive() and self._loop.has_seen_all(guarded.run_id) and guarded.state == "guarded"
         pending: Sequence[Waiting | Checkpoint] = guarded.last_pass.pending
         answer, newest = best()
         above = newest if looked and not certain else MAX_STEP + 1
         while newest < above:
             above = newest
-            pending = without_verdict(run, guarded.names.steps(run), above=above)
+            view.forget()
+            pending = without_verdict(view, guarded.names.steps(run), above=above)
             answer, newest = best()  # again: it may have got its verdict between the two
         below = MAX_STEP + 1 if before is None else before
         wanted = (w for w in pending if series in (None, w.series))
         return answer, [w.path for w in wanted if w.step is not None and newest < w.step < below]
-
-    async def _run_of(self, request: Request) -> tuple[GuardedRun, Run]:
-        guarded = self._guarded(request)
-        return guarded, await run_in_threadpool(guarded.open)
 
     def _guarded(self, request: Request) -> GuardedRun:
         guarded = self._runs.get(request.path_params["run"])
@@ -237,7 +236,7 @@ async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Bo
         raise SettingsError(f"the body is not what is expected here: {error}") from error
 
 
-def _json(document: documents.Document, status: int = 200) -> Response:
+def _json(document: Document, status: int = 200) -> Response:
     return Response(msgspec.json.encode(document) + b"\n", status_code=status, media_type="application/json")
 
 

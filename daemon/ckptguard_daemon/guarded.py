@@ -16,10 +16,11 @@ from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import Run, open_run
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.runs.results import Checked
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
-from ckptguard.upkeep.reconcile import Pass, Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
@@ -41,7 +42,7 @@ class GuardedRun:
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
         self.trouble: CkptguardError | None = None
-        self.last_pass = Pass()
+        self.last_pass = PassResult()
         self.last_pass_at: str | None = None
         self.passes = 0
         self.due = 0.0  # monotonic
@@ -52,7 +53,7 @@ class GuardedRun:
         self._settings = settings
         self._hooks = hooks
         self._presence = presence
-        self._watch = Watch()
+        self._notes = PassNotes()
         self._known: Known | None = None
         self._asked: set[str] = set()
         self._asked_lock = threading.Lock()
@@ -62,7 +63,11 @@ class GuardedRun:
     def open(self) -> Run:
         """The run as it is there now: opened anew each time, so that a folder that was removed is noticed, and not made
         again by our records. NotFoundError where there is none."""
-        return open_run(self.url, records=self._settings.records, patterns=self._settings.patterns)
+        return open_run(self.url, self._settings)
+
+    def look(self) -> RunView:
+        """The run as it is now, for one call in one thread. NotFoundError where there is none."""
+        return RunView(self.open(), self._settings)
 
     def ask(self, path: str) -> None:
         """Have a checkpoint read again in the next pass, whatever the records say. Safe from any thread."""
@@ -71,9 +76,9 @@ class GuardedRun:
 
     def mend_soon(self) -> None:
         """Have the next pass repair what it may. Safe from any thread."""
-        self._watch.prune_at = 0.0
+        self._notes.prune_at = 0.0
 
-    def step(self, scanner: Scanner, stop: threading.Event) -> Pass | None:
+    def step(self, scanner: Scanner, stop: threading.Event) -> PassResult | None:
         """Make one pass; None if it failed, which is logged and never raised. Sets when the next one is due."""
         began = time.monotonic()
         try:
@@ -114,8 +119,9 @@ class GuardedRun:
             except CkptguardError as error:
                 log("presence_not_cleared", level="warning", run=self.url, reason=error.message)
 
-    def _pass(self, scanner: Scanner, stop: threading.Event) -> Pass:
-        self.run = run = self.open()
+    def _pass(self, scanner: Scanner, stop: threading.Event) -> PassResult:
+        view = self.look()
+        self.run = run = view.run
         if self._known is None:
             self._known = known_outcomes(run)
             log("guarding", run=self.url, run_id=self.run_id)
@@ -125,30 +131,30 @@ class GuardedRun:
                 write_daemon_record(run, self._presence)
         with self._asked_lock:
             asked, self._asked = self._asked, set()
-        done = reconcile(run, self._settings, self._watch, scanner=scanner, stop=stop)
+        done = reconcile(view, self._notes, work=Work(scanner=scanner, stop=stop))
         self._report(run, done, stopping=stop.is_set())
         touched = {c.path for c in done.checked} | {w.path for w in done.pending}
         for path in sorted(asked - touched):
-            self._read_again(run, path, scanner)
+            self._read_again(view, path, scanner)
         with contextlib.suppress(CkptguardError):  # whoever asks lists them himself then, and is told
             self.names.prepare(run)
         return done
 
-    def _read_again(self, run: Run, path: str, scanner: Scanner) -> None:
-        checkpoint = find_checkpoint(run, path)
+    def _read_again(self, view: RunView, path: str, scanner: Scanner) -> None:
+        checkpoint = view.look_again(path)
         if checkpoint is None:
             log("no_such_checkpoint", level="warning", run=self.url, path=path)
             return
         try:
-            checked = verify_checkpoint(run, checkpoint, self._settings, scanner=scanner)
+            checked = verify_checkpoint(view, checkpoint, work=Work(scanner=scanner))
         except CkptguardError as error:
             log("could_not_tell", level="warning", run=self.url, path=path, reason=error.message)
             return
-        self._tell(run, (checked,))
+        self._tell(view.run, (checked,))
         if checked.outcome is Outcome.BAD:
             self.mend_soon()
 
-    def _report(self, run: Run, done: Pass, *, stopping: bool) -> None:
+    def _report(self, run: Run, done: PassResult, *, stopping: bool) -> None:
         self.verdicts += len(done.checked)
         self._tell(run, done.checked)
         for waiting in done.pending:
@@ -168,7 +174,7 @@ class GuardedRun:
                 run=self.url,
                 path=one.path,
                 step=one.step,
-                id=one.id,
+                id=one.id and str(one.id),
                 outcome=one.outcome.value,
                 bytes=one.bytes,
                 seconds=one.seconds,
@@ -183,7 +189,7 @@ class GuardedRun:
                 log("incident_not_recorded", level="warning", run=self.url, path=one.path, reason=error.message)
         if checked:
             try:
-                log("known_good", run=self.url, id=find_known_good(run).id)
+                log("known_good", run=self.url, id=str(find_known_good(run).id))
             except CkptguardError as error:
                 log("known_good", level="warning", run=self.url, id=None, reason=error.message)
 

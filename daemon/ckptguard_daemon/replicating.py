@@ -10,13 +10,16 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ckptguard.documents.build import fields
 from ckptguard.errors import CkptguardError, StoppedError
 from ckptguard.incidents.events import replica_event
 from ckptguard.incidents.notify import Hooks
-from ckptguard.records.run import Run, open_run
 from ckptguard.replicas.replicate import Replica, open_replica, replica_urls, replicate
 from ckptguard.retention.prune import prune
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
 from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.settings import Settings
 from ckptguard_daemon.guarded import GuardedRun
@@ -34,7 +37,7 @@ class _Place(msgspec.Struct, kw_only=True):
     due: float = 0.0  # monotonic
     verdicts: int = -1  # of the run, when it was last brought up to date
     failures: int = 0
-    arrived: set[tuple[str, tuple[int | None, int]]] = msgspec.field(default_factory=set)
+    arrived: set[CheckpointId] = msgspec.field(default_factory=set)
 
 
 class Replicating:
@@ -86,58 +89,51 @@ class Replicating:
 
     def _bring_up_to_date(self, guarded: GuardedRun) -> None:
         verdicts, now = guarded.verdicts, time.monotonic()
-        run: Run | None = None
         for url in self._urls(guarded):
             place = self._places.setdefault((guarded.run_id, url), _Place())
             news = place.verdicts != verdicts and not place.failures
             if (now < place.due and not news) or self._stop.is_set():
                 continue
-            run = run or open_run(guarded.url, records=self._settings.records, patterns=self._settings.patterns)
+            view = guarded.look()  # anew for each replica: one may take hours
             place.due = time.monotonic() + _LATEST  # also if it raises
-            done = self._replicate(run, url, place)
+            done = self._replicate(view, url, place)
             if self._stop.is_set():
                 return
             place.verdicts = verdicts
-            self._tell(guarded, run, url, place, done)
+            self._tell(guarded, view, place, done)
 
     def _urls(self, guarded: GuardedRun) -> tuple[str, ...]:
         return replica_urls(guarded.url, self._settings)
 
-    def _replicate(self, run: Run, url: str, place: _Place) -> Replica:
+    def _replicate(self, view: RunView, url: str, place: _Place) -> Replica:
         settings = self._settings
+        work = Work(rate=settings.replica_rate, stop=self._stop)
         try:
-            done = replicate(
-                run,
-                settings,
-                url,
-                rate=settings.replica_rate,
-                stop=self._stop,
-                hold=self._hold,
-                arrived=place.arrived,
-            )
+            done = replicate(view, url, work=work, hold=self._hold, arrived=place.arrived)
             if done.trouble is None and settings.retention(replica=True).has_rules:
-                self._prune(run, url)
+                self._prune(view, url)
         except CkptguardError as error:
             done = Replica(url=url, behind=None, last_good=None, trouble=error.message)
         failed = next((c.message for c in done.checkpoints if c.done == "failed"), None)
         return msgspec.structs.replace(done, trouble=done.trouble or failed)
 
-    def _prune(self, run: Run, url: str) -> None:
+    def _prune(self, view: RunView, url: str) -> None:
         settings = self._settings
-        replica = open_replica(run, url)
+        replica = open_replica(view, url)
         pruned = prune(replica, settings.retention(replica=True), grace=parse_span(settings.trash_grace))
         for decision in pruned.removed:
-            log("pruned", run=replica.url, path=decision.checkpoint.path)
+            log("pruned", run=replica.run.url, path=decision.checkpoint.path)
         for sentence in pruned.could_not_tell:
-            log("could_not_tell", level="warning", run=replica.url, reason=sentence)
+            log("could_not_tell", level="warning", run=replica.run.url, reason=sentence)
 
-    def _tell(self, guarded: GuardedRun, run: Run, url: str, place: _Place, done: Replica) -> None:
+    def _tell(self, guarded: GuardedRun, view: RunView, place: _Place, done: Replica) -> None:
+        url = done.url
         known = {replica.url: replica for replica in (*guarded.replicas, done)}
         guarded.replicas = tuple(known[u] for u in self._urls(guarded) if u in known)
         for one in done.checkpoints:
             if one.done != "there":
                 level = "info" if one.done in ("sent", "raced", "gone") else "warning"
-                log("replicated", level=level, run=guarded.url, replica=url, **msgspec.to_builtins(one))
+                log("replicated", level=level, run=guarded.url, replica=url, **fields(one))
             if one.done == "damaged":
                 guarded.ask(one.path)  # the loop tells of what is bad
                 self._wake(guarded.run_id)
@@ -151,7 +147,7 @@ class Replicating:
         place.due = time.monotonic() + pause
         if place.failures == 1:
             log("replica_in_trouble", level="warning", run=guarded.url, replica=url, reason=done.trouble)
-            self._hooks.tell(replica_event(run, url, done.trouble, source="daemon"))
+            self._hooks.tell(replica_event(view.run, url, done.trouble, source="daemon"))
 
     def _hold(self) -> None:
         while self._idle is not None and not self._idle.wait(_TICK):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from ckptguard.values.ids import CheckpointId
+
 
 class PlaceAt(msgspec.Struct, frozen=True, kw_only=True):
     """A place of a generation, and when it was read, or is to be read; `at` is in seconds since 1970."""
 
     path: str
-    id: str
+    id: CheckpointId
     place: str
     at: float | None
 

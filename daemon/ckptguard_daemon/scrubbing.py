@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from ckptguard.documents.build import fields
 from ckptguard.errors import CkptguardError
 from ckptguard.incidents.notify import Hooks
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import Where
-from ckptguard.repair.scrub import Reread, Scrubbed, Watcher, scrub
+from ckptguard.repair.scrub import Reread, Scrubbed, ScrubOrder, Watcher, scrub
 from ckptguard.repair.scrub_plan import Due
+from ckptguard.runs.work import Work
 from ckptguard.scan.process.low_priority import stand_back
 from ckptguard.scan.reread import ReadingStopped
 from ckptguard.values.settings import Settings
@@ -104,21 +105,18 @@ class Scrubbing:
             nonlocal state
             found = PlaceAt(path=done.path, id=done.id, place=done.place, at=time.time())
             run.scrub = state = msgspec.structs.replace(state, last=found)
-            log("scrubbed", run=run.url, **msgspec.to_builtins(msgspec.structs.replace(done, findings=())))
+            log("scrubbed", run=run.url, **fields(done, findings=[]))
 
         def verify(checkpoint: Checkpoint) -> None:
             run.ask(checkpoint.path)
             self._wake(run.run_id)
 
-        opened = open_run(run.url, records=self._settings.records, patterns=self._settings.patterns)
         done = scrub(
-            opened,
-            self._settings,
-            max_age=every,
-            leave_out=dict(left_out),
-            rate=self._settings.scrub_rate,
+            run.look(),
+            ScrubOrder(max_age=every, leave_out=dict(left_out)),
             hold=self._hold,
             watcher=Watcher(verify=verify, tell=self._hooks.tell, begin=begin, end=end, source="daemon"),
+            work=Work(rate=self._settings.scrub_rate),
         )
         for sentence in done.could_not_tell:
             log("could_not_tell", level="warning", run=run.url, reason=sentence)

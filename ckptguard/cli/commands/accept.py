@@ -21,17 +21,17 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 @settings_options
 def command(run: str, step: int, as_json: bool, config: str | None, records: str | None) -> None:
     """Take the tensors, shapes and dtypes of this step of RUN as the reference from now on, and verify it again."""
-    from ckptguard.cli.documents import checked_fields, document
     from ckptguard.cli.render import print_checked
-    from ckptguard.records.run import open_run
+    from ckptguard.documents.build import document
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.runs.work import Work
     from ckptguard.verify.accept import accept
 
-    settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    view = open_view(run, settings_from(config, records))
     with progress_bar("verifying") as advance:
-        checked = accept(opened, settings, step, progress=advance)
+        checked = accept(view, step, work=Work(progress=advance))
     if as_json:
-        emit(document("accept", target=opened.url, checkpoint=checked_fields(checked)))
+        emit(document("accept", target=view.run.url, checkpoint=checked))
     else:
         print_checked(checked)
     raise click.exceptions.Exit(of_outcomes([checked.outcome]))

@@ -41,18 +41,19 @@ def command(
     are not finite, in file order: in a model that is the order of its layers, as its writer wrote them. It ends with
     0 if all is good, with 3 if something turned bad, and with 13 if nothing good came before.
     """
-    from ckptguard.cli.documents import bisect_document
+    from ckptguard.cli.commands.diff import diff_fields
+    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.bisect import bisect_run
-    from ckptguard.records.run import open_run
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.runs.work import Work
 
-    settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    view = open_view(run, settings_from(config, records))
     with progress_bar("reading") as advance:
-        found = bisect_run(opened, settings, series=series, record=not no_record, progress=advance)
+        found = bisect_run(view, series=series, record=not no_record, work=Work(progress=advance))
     for note in dict.fromkeys(found.notes):
         trouble(f"warning: {note}")
     if as_json:
-        emit(bisect_document(found, top))
+        emit(document("bisect", **fields(found, diff=found.diff and diff_fields(found.diff, top))))
     else:
         print_bisection(found, DEFAULT_TOP if top is None else top)
     raise click.exceptions.Exit(code_of(found))

@@ -22,18 +22,16 @@ def command(run: str, checkpoint: str, reason: str, as_json: bool, config: str |
 
     Damage cannot be cleared.
     """
-    from ckptguard.cli.documents import clear_document
-    from ckptguard.records.run import open_run
-    from ckptguard.values.ids import checkpoint_id, escape
+    from ckptguard.documents.build import document, fields
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.values.ids import escape
     from ckptguard.verify.clear import clear
 
     if not reason.strip():
         raise click.BadParameter("it is empty", param_hint="--reason")
-    settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
-    verdict = clear(opened, checkpoint, reason=reason)
+    view = open_view(run, settings_from(config, records))
+    verdict = clear(view, checkpoint, reason=reason)
     if as_json:
-        emit(clear_document(opened.url, verdict))
+        emit(document("clear", target=view.run.url, **fields(verdict, "cleared")))
     else:
-        name = checkpoint_id(verdict.step, verdict.generation)
-        say(f"{name} of {escape(verdict.series)} is {verdict.outcome.value}")
+        say(f"{verdict.id} of {escape(verdict.series)} is {verdict.outcome.value}")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit
 from ckptguard.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from ckptguard.documents.build import Document
+    from ckptguard.inspect.diff import Diff
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 
@@ -25,15 +31,25 @@ def command(a: str, b: str, top: int | None, as_json: bool, config: str | None, 
     formats. What became NaN or infinite comes first, then the changes by their relative L2 distance |b - a| / |a|.
     It ends with 0 whatever the difference; with 3 if one of the two is damaged.
     """
-    from ckptguard.cli.documents import diff_document
     from ckptguard.cli.render_diff import print_diff
+    from ckptguard.documents.build import document
     from ckptguard.inspect.diff import diff
+    from ckptguard.runs.work import Work
 
     settings = settings_from(config, records)
     with progress_bar("comparing") as advance:
-        found = diff(a, b, settings, progress=advance)
+        found = diff(a, b, settings, work=Work(progress=advance))
     if as_json:
-        emit(diff_document(found, top))
+        emit(document("diff", **diff_fields(found, top)))
     else:
         print_diff(found, top=top)
     raise click.exceptions.Exit(ExitCode.BAD if found.damaged else ExitCode.GOOD)
+
+
+def diff_fields(found: Diff, top: int | None) -> Document:
+    """A difference as documents show it; `top` limits the tensors of each kind of change."""
+    from ckptguard.documents.build import fields
+    from ckptguard.inspect.diff import shown
+
+    changes = shown(found.changes, top)
+    return fields(found, changes=changes, omitted=len(found.changes) - len(changes))

@@ -28,13 +28,13 @@ def command(url: str, as_json: bool, config: str | None) -> None:
 
     The probes write a few small objects beside the run's files, and remove them.
     """
-    from ckptguard.cli.documents import doctor_document
+    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.doctor import diagnose, words
 
     settings_from(config)
     found = diagnose(url)
     if as_json:
-        emit(doctor_document(found))
+        emit(document("doctor", **fields(found)))
     else:
         say(words(found))
         for probe in found.probes:

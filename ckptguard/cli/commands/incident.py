@@ -32,22 +32,22 @@ def command(
 ) -> None:
     """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
     what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
-    from ckptguard.cli.documents_of_incidents import incident_document
+    from ckptguard.documents.build import document, fields
     from ckptguard.incidents.build_report import choose_incident, report_of
     from ckptguard.incidents.report_text import report_text
-    from ckptguard.records.run import open_run
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.runs.work import Work
 
-    settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
-    incident = choose_incident(opened, incident_id)
+    view = open_view(run, settings_from(config, records))
+    incident = choose_incident(view.run, incident_id)
     with progress_bar("reading") as advance:
-        report = report_of(opened, incident, read=read, progress=advance)
+        report = report_of(view, incident, read=read, work=Work(progress=advance))
     if html is not None:
         from ckptguard.incidents.report_html import report_html
 
         _write(html, report_html(report))
     if as_json:
-        emit(incident_document(report))
+        emit(document("incident", **fields(report)))
     elif html is not None:
         say(escape(os.path.abspath(html)))
     else:

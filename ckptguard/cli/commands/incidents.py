@@ -15,16 +15,15 @@ from ckptguard.cli.output import emit, say
 @settings_options
 def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
     """List the incidents of RUN, oldest first: when training or a save turned sick, and what was done."""
-    from ckptguard.cli.documents_of_incidents import incidents_document
     from ckptguard.cli.render import table
+    from ckptguard.documents.build import document, fields
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
 
-    settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records)
+    opened = open_run(run, settings_from(config, records))
     found = list_incidents(opened)
     if as_json:
-        emit(incidents_document(opened.url, found))
+        emit(document("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found]))
         return
     if not found:
         say("there are no incidents")

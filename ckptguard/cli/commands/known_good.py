@@ -28,15 +28,22 @@ def command(
 
     What RUN has lost is looked for in the settings' replicas.
     """
-    from ckptguard.cli.documents import known_good_document
-    from ckptguard.records.run import open_run
-    from ckptguard.replicas.find_replicas import find_known_good_anywhere
-
     settings = settings_from(config, records)
-    exists = not settings.replicas
-    opened = open_run(run, records=settings.records, must_exist=exists, patterns=settings.patterns)
-    known_good = find_known_good_anywhere(opened, settings, before_step=before_step, series=series)
+    if settings.replicas:
+        from ckptguard.replicas.find_replicas import find_known_good_anywhere
+        from ckptguard.runs.find_known_good import Wanted
+        from ckptguard.runs.run_view import open_view
+
+        view = open_view(run, settings, must_exist=False)
+        known_good = find_known_good_anywhere(view, Wanted(before_step=before_step, series=series))
+    else:
+        from ckptguard.records.run import open_run
+        from ckptguard.runs.find_known_good import find_known_good
+
+        known_good = find_known_good(open_run(run, settings), before_step=before_step, series=series)
     if as_json:
-        emit(known_good_document(known_good))
+        from ckptguard.documents.build import document, fields
+
+        emit(document("known-good", **fields(known_good)))
     else:
         say(escape(known_good.path))

@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 @settings_options
 def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
     """List RUN's checkpoints with their verdicts, from the records; nothing is read back."""
-    from ckptguard.cli.documents import list_document
     from ckptguard.cli.render import size, table
+    from ckptguard.documents.build import document
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
-    settings = settings_from(config, records)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
-    states = survey(opened)
+    view = open_named_run(run, settings_from(config, records))
+    states = survey(view)
     if as_json:
-        emit(list_document(opened.url, states))
+        emit(document("list", target=view.run.url, checkpoints=states))
         return
     if not states:
         trouble("no checkpoints yet")

@@ -13,7 +13,7 @@ from ckptguard.cli.output import emit, say
 
 if TYPE_CHECKING:
     from ckptguard.layouts import Checkpoint
-    from ckptguard.records.run import Run
+    from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
 _LONGEST_NOTE = 1000
@@ -30,33 +30,33 @@ def command(ckpt: str, note: str, until: str | None, as_json: bool, config: str 
 
     The trainer's own rotation knows nothing of pins.
     """
-    from ckptguard.cli.documents_of_retention import pins_document
     from ckptguard.cli.render import cell
+    from ckptguard.documents.build import document
     from ckptguard.retention.pin import pin
 
     if len(note) > _LONGEST_NOTE:
         raise click.BadParameter(f"it has more than {_LONGEST_NOTE} characters", param_hint="--note")
     lasts = None if until is None else _lasts(until)
-    run, checkpoint = checkpoint_of_run(ckpt, settings_from(config, records))
-    pinned = pin(run, checkpoint, note=note, lasts=lasts)
+    view, checkpoint = checkpoint_of_run(ckpt, settings_from(config, records))
+    pinned = pin(view, checkpoint, note=note, lasts=lasts)
     if as_json:
-        emit(pins_document("pin", run.url, [pinned]))
+        emit(document("pin", target=view.run.url, pins=[pinned]))
     else:
         say(f"pinned {cell(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""))
 
 
-def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[Run, Checkpoint]:
-    """The run with records and the checkpoint of it that a path names. NotFoundError."""
+def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[RunView, Checkpoint]:
+    """The view of a run with records, and the checkpoint of it that a path names. NotFoundError."""
     from ckptguard.errors import NotFoundError
     from ckptguard.runs.target import resolve_target
 
-    target = resolve_target(ckpt, records=settings.records, patterns=settings.patterns)
-    if target.run is None or target.checkpoint is None:
+    target = resolve_target(ckpt, settings)
+    if target.view is None or target.checkpoint is None:
         hint = (
             "name the checkpoint's own path" if target.checkpoint is None else "ckptguard verify RUN begins its records"
         )
         raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint=hint)
-    return target.run, target.checkpoint
+    return target.view, target.checkpoint
 
 
 def _lasts(when: str) -> datetime.timedelta:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble
 from ckptguard.values.ids import escape
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from ckptguard.retention.prune import Pruned
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
+
+
+class Options(Shared):
+    """What may be said beside RUN."""
+
+    keep_last: int | None
+    keep_every: int | None
+    keep_within: str | None
+    keep_best: tuple[str, ...]
+    failed: bool
+    replica: bool
+    dry_run: bool
 
 
 @click.command("prune", cls=Command, codes=CODES, short_help="Remove checkpoints that the policy does not keep.")
@@ -28,19 +40,7 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
 @settings_options
-def command(
-    run: str,
-    keep_last: int | None,
-    keep_every: int | None,
-    keep_within: str | None,
-    keep_best: tuple[str, ...],
-    failed: bool,
-    replica: bool,
-    dry_run: bool,
-    as_json: bool,
-    config: str | None,
-    records: str | None,
-) -> None:
+def command(run: str, **options: Unpack[Options]) -> None:
     """Keep the good checkpoints of RUN that any rule asks for, in each series, and move the others to the trash.
 
     A rule counts verified good ones only. One is sealed when the guard saves it, or else when it is first verified. The
@@ -48,21 +48,20 @@ def command(
     whatever the rules say. Without a rule nothing is removed. `ckptguard restore RUN --step N` still finds what is in
     the trash, until trash_grace is over.
     """
-    from ckptguard.cli.documents_of_retention import prune_document
     from ckptguard.decisions.retention import unknown_metrics
+    from ckptguard.documents.build import document, fields
     from ckptguard.retention.prune import prune
     from ckptguard.runs.target import open_named_run
     from ckptguard.values.retention_policy import parse_span
 
-    prefix = "replica_keep_" if replica else "keep_"
-    flags = {"last": keep_last, "every": keep_every, "within": keep_within, "best": keep_best}
-    given: dict[str, object] = {prefix + name: value for name, value in flags.items()}
-    settings = settings_from(config, records, prune_failed=failed or None, **given)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
-    policy = settings.retention(replica=replica)
-    done = prune(opened, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
-    if as_json:
-        emit(prune_document(opened.url, done))
+    prefix = "replica_" if options["replica"] else ""
+    given = {prefix + name: value for name, value in options.items() if name.startswith("keep_")}
+    settings = settings_from(options["config"], options["records"], prune_failed=options["failed"] or None, **given)
+    view = open_named_run(run, settings)
+    policy = settings.retention(replica=options["replica"])
+    done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=options["dry_run"])
+    if options["as_json"]:
+        emit(document("prune", target=view.run.url, **fields(done)))
     else:
         _show(done)
     for metric in unknown_metrics([d.checkpoint for d in done.decisions], policy):

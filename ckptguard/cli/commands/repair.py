@@ -29,19 +29,20 @@ def command(run: str, ckpt: str | None, dry_run: bool, as_json: bool, config: st
     Only damaged files are replaced, by copies whose every byte is as it was sealed; the damaged ones go to quarantine.
     Refused while training writes them. `ckptguard scrub` finds damage.
     """
-    from ckptguard.cli.documents_of_scrubs import repair_document
+    from ckptguard.documents.build import document, fields
     from ckptguard.repair.repair import repair
     from ckptguard.runs.target import open_named_run
+    from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of
 
     settings = settings_from(config, records)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    view = open_named_run(run, settings)
     if ckpt is not None and "://" not in ckpt and os.path.lexists(ckpt):
         ckpt = os.path.abspath(ckpt)
     with scanner_of(settings) as scanner:
-        done = repair(opened, settings, ckpt, dry_run=dry_run, scanner=scanner)
+        done = repair(view, ckpt, dry_run=dry_run, work=Work(scanner=scanner))
     if as_json:
-        emit(repair_document(opened.url, done))
+        emit(document("repair", target=view.run.url, **fields(done)))
     else:
         _show(done)
     for sentence in done.could_not_tell:

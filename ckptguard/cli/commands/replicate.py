@@ -42,22 +42,22 @@ def command(
     A replica is a run: verify, known-good and restore work on it without the original. What is there already is not
     sent again; what was cut short goes on. How many it holds is said by replica_keep_... in the settings.
     """
-    from ckptguard.cli.documents_of_replicas import replicate_document
+    from ckptguard.documents.build import document
     from ckptguard.replicas.replicate import replica_urls, replicate
     from ckptguard.runs.target import open_named_run
+    from ckptguard.runs.work import Work
 
     fastest = None if rate is None else parse_rate(rate)
     settings = settings_from(config, records, replicas=urls, replica_rate=fastest)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
-    places = replica_urls(opened.url, settings)
+    view = open_named_run(run, settings)
+    places = replica_urls(view.run.url, settings)
     if not places:
         raise click.UsageError("there is no place to replicate to: give --to, or `replicas` in the settings")
-    done = []
     with progress_bar("replicating") as advance:
-        for url in places:
-            done.append(replicate(opened, settings, url, dry_run=dry_run, rate=settings.replica_rate, progress=advance))
+        work = Work(rate=settings.replica_rate, progress=advance)
+        done = [replicate(view, url, dry_run=dry_run, work=work) for url in places]
     if as_json:
-        emit(replicate_document(opened.url, done, dry_run=dry_run))
+        emit(document("replicate", target=view.run.url, dry_run=dry_run, replicas=done))
     else:
         _show(done)
     for replica in done:

@@ -21,20 +21,20 @@ def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -
 
     Its digests are taken as they are now: only say so if you know that it was saved again on purpose.
     """
-    from ckptguard.cli.documents import checked_fields, document
     from ckptguard.cli.render import print_checked
+    from ckptguard.documents.build import document
     from ckptguard.errors import NotFoundError
     from ckptguard.runs.target import resolve_target
+    from ckptguard.runs.work import Work
     from ckptguard.verify.reseal import reseal
 
-    settings = settings_from(config, records)
-    target = resolve_target(ckpt, records=settings.records, patterns=settings.patterns)
-    if target.run is None or target.checkpoint is None:
+    target = resolve_target(ckpt, settings_from(config, records))
+    if target.view is None or target.checkpoint is None:
         raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint="name the checkpoint's own path")
     with progress_bar("verifying", bytes_below(ckpt)) as advance:
-        checked = reseal(target.run, settings, target.checkpoint.path, progress=advance)
+        checked = reseal(target.view, target.checkpoint.path, work=Work(progress=advance))
     if as_json:
-        emit(document("reseal", target=target.run.url, checkpoint=checked_fields(checked)))
+        emit(document("reseal", target=target.view.run.url, checkpoint=checked))
     else:
         print_checked(checked)
     raise click.exceptions.Exit(of_outcomes([checked.outcome]))

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
 from ckptguard.cli.progress import progress_bar
 from ckptguard.values.ids import escape
 
 if TYPE_CHECKING:
+    from ckptguard.recover.restore import Restored
+    from ckptguard.replicas.start_run import Started
     from ckptguard.values.settings import Settings
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.NO_KNOWN_GOOD)
+
+
+class Options(Shared):
+    """What may be said beside RUN."""
+
+    step: int | None
+    dest: str | None
+    as_run: str | None
+    force: bool
 
 
 @click.command("restore", cls=Command, short_help="Copy a verified checkpoint out.", codes=CODES)
@@ -26,54 +37,51 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
 @json_option
 @settings_options
-def command(
-    run: str,
-    step: int | None,
-    dest: str | None,
-    as_run: str | None,
-    force: bool,
-    as_json: bool,
-    config: str | None,
-    records: str | None,
-) -> None:
+def command(run: str, **options: Unpack[Options]) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
 
     The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, kept, then in the
     settings' replicas. With --as-run, RUN is a replica, and the checkpoint lies in the new run with all that is on
     record about the training: it goes on from there, and with --step leaves later ones behind, as a rollback does.
     """
-    from ckptguard.cli.documents import restore_document
-    from ckptguard.records.run import open_run
-    from ckptguard.recover.restore import restore
+    from ckptguard.documents.build import document, fields
 
+    dest, as_run, force = options["dest"], options["as_run"], options["force"]
     if (dest is None) == (as_run is None):
         raise click.UsageError("say either --to DEST or --as-run RUN")
-    settings = settings_from(config, records)
+    if as_run is not None and force:
+        raise click.UsageError("--force is not for --as-run: training goes on from good checkpoints alone")
+    settings = settings_from(options["config"], options["records"])
+    done: Restored | Started
     if as_run is not None:
-        if force:
-            raise click.UsageError("--force is not for --as-run: training goes on from good checkpoints alone")
-        _start(run, as_run, step, settings, as_json=as_json)
-        return
-    assert dest is not None
-    with progress_bar("restoring") as advance:
-        exists = not settings.replicas
-        opened = open_run(run, records=settings.records, must_exist=exists, patterns=settings.patterns)
-        restored = restore(opened, settings, dest, step=step, force=force, progress=advance)
-    if as_json:
-        emit(restore_document(opened.url, restored))
+        target, done = _start(run, as_run, options["step"], settings)
     else:
-        say(escape(restored.path))
+        assert dest is not None
+        target, done = _restore(run, dest, options["step"], settings, force=force)
+    if options["as_json"]:
+        emit(document("restore", target=target, **fields(done)))
+    else:
+        say(escape(done.path))
 
 
-def _start(replica: str, url: str, step: int | None, settings: Settings, *, as_json: bool) -> None:
-    from ckptguard.cli.documents_of_replicas import started_document
-    from ckptguard.records.run import open_run
-    from ckptguard.replicas.start_run import start_from_replica
+def _restore(run: str, dest: str, step: int | None, settings: Settings, *, force: bool) -> tuple[str, Restored]:
+    """Copy a checkpoint out; with the run's URL."""
+    from ckptguard.recover.restore import restore
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.runs.work import Work
 
     with progress_bar("restoring") as advance:
-        opened = open_run(replica, patterns=settings.patterns)
-        started = start_from_replica(opened, url, settings, step=step, progress=advance)
-    if as_json:
-        emit(started_document(started))
-    else:
-        say(escape(started.path))
+        view = open_view(run, settings, must_exist=not settings.replicas)
+        return view.run.url, restore(view, dest, step=step, force=force, work=Work(progress=advance))
+
+
+def _start(replica: str, url: str, step: int | None, settings: Settings) -> tuple[str, Started]:
+    """Begin a run from a replica; with the replica's URL."""
+    from ckptguard.replicas.start_run import start_run
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.runs.work import Work
+
+    with progress_bar("restoring") as advance:
+        view = open_view(replica, settings.of_replica())
+        started = start_run(view, url, settings, step=step, work=Work(progress=advance))
+        return started.source, started

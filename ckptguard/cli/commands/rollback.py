@@ -22,16 +22,15 @@ def command(run: str, dry_run: bool, force: bool, as_json: bool, config: str | N
 
     A trainer that resumes from its latest checkpoint then finds the good one. Refused while RUN is being written.
     """
-    from ckptguard.cli.documents import rollback_document
     from ckptguard.cli.render import cell
-    from ckptguard.records.run import open_run
-    from ckptguard.recover.roll_back import roll_back
+    from ckptguard.documents.build import document, fields
+    from ckptguard.recover.roll_back import GoBack, roll_back
+    from ckptguard.runs.run_view import open_view
 
-    settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
-    done = roll_back(opened, settings, reason="rolled back from the command line", dry_run=dry_run, force=force)
+    view = open_view(run, settings_from(config, records))
+    done = roll_back(view, GoBack(reason="rolled back from the command line", dry_run=dry_run, force=force))
     if as_json:
-        emit(rollback_document(opened.url, done))
+        emit(document("rollback", target=view.run.url, **fields(done)))
         return
     for path in done.unverified if dry_run else ():
         say(f"would first verify {cell(path)}, and go back to it if it is good; else:")

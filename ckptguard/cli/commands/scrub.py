@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble
 from ckptguard.cli.progress import progress_bar
@@ -18,6 +19,18 @@ if TYPE_CHECKING:
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _HOOK_SECONDS = 65.0
 
+Value = TypeVar("Value")
+
+
+class Options(Shared):
+    """What may be said beside RUN."""
+
+    max_duration: str | None
+    max_age: str | None
+    subset: str | None
+    rate: str | None
+    md5: bool
+
 
 @click.command("scrub", cls=Command, codes=CODES, short_help="Read again what has a verdict, to find rot.")
 @click.argument("run", type=Place())
@@ -28,54 +41,42 @@ _HOOK_SECONDS = 65.0
 @click.option("--md5", is_flag=True, help="Compare MD5 too, where it is on record.")
 @json_option
 @settings_options
-def command(
-    run: str,
-    max_duration: str | None,
-    max_age: str | None,
-    subset: str | None,
-    rate: str | None,
-    md5: bool,
-    as_json: bool,
-    config: str | None,
-    records: str | None,
-) -> None:
+def command(run: str, **options: Unpack[Options]) -> None:
     """Read RUN's checkpoints and kept copies again, what nobody has read for the longest time first.
 
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage turns the verdict BAD, is an
     incident, and is told to hooks; a damaged kept copy counts no more. `ckptguard repair` puts the right bytes back.
     """
-    from ckptguard.cli.documents_of_scrubs import scrub_document
+    from ckptguard.documents.build import document, fields
     from ckptguard.incidents.notify import Hooks
-    from ckptguard.repair.scrub import Watcher, scrub
+    from ckptguard.repair.scrub import ScrubOrder, Watcher, scrub
     from ckptguard.repair.scrub_plan import parse_subset
     from ckptguard.runs.target import open_named_run
+    from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of
     from ckptguard.values.retention_policy import parse_span
 
-    part = None if subset is None else parse_subset(subset)
-    duration, age = (None if span is None else parse_span(span) for span in (max_duration, max_age))
-    bytes_a_second = None if rate is None else parse_rate(rate)
-    settings = settings_from(config, records)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    def said(parse: Callable[[str], Value], text: str | None) -> Value | None:
+        return None if text is None else parse(text)
+
+    order = ScrubOrder(
+        max_duration=said(parse_span, options["max_duration"]),
+        max_age=said(parse_span, options["max_age"]),
+        subset=said(parse_subset, options["subset"]),
+        md5=options["md5"],
+    )
+    rate = said(parse_rate, options["rate"])
+    settings = settings_from(options["config"], options["records"])
+    view = open_named_run(run, settings)
     hooks = Hooks(settings, _log)
     try:
         with progress_bar("scrubbing") as advance, scanner_of(settings) as scanner:
-            done = scrub(
-                opened,
-                settings,
-                max_duration=duration,
-                max_age=age,
-                subset=part,
-                rate=bytes_a_second,
-                md5=md5,
-                watcher=Watcher(tell=hooks.tell),
-                scanner=scanner,
-                progress=advance,
-            )
+            work = Work(scanner=scanner, progress=advance, rate=rate)
+            done = scrub(view, order, watcher=Watcher(tell=hooks.tell), work=work)
     finally:
         hooks.close(patience=_HOOK_SECONDS)
-    if as_json:
-        emit(scrub_document(opened.url, done))
+    if options["as_json"]:
+        emit(document("scrub", target=view.run.url, **fields(done)))
     else:
         _show(done)
     for sentence in done.could_not_tell:

@@ -26,18 +26,19 @@ def command(ckpt: str, tensors: bool, as_json: bool, config: str | None, records
     With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
     (65504). These come from the records; a checkpoint that was never verified is read for them.
     """
-    from ckptguard.cli.documents import show_document
+    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.show import show
+    from ckptguard.runs.work import Work
 
     settings = settings_from(config, records)
     with progress_bar("reading", bytes_below(ckpt)) as advance:
-        shown = show(ckpt, settings, magnitudes=tensors, progress=advance)
+        shown = show(ckpt, settings, magnitudes=tensors, work=Work(progress=advance))
     for name in shown.left_out:
         trouble(f"warning: {name} is no regular file and was not read")
     for problem in shown.problems:
         trouble(f"warning: {problem}")
     if as_json:
-        emit(show_document(shown))
+        emit(document("show", **fields(shown)))
     elif tensors:
         from ckptguard.cli.render_tensor_tree import print_tree
 

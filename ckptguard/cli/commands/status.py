@@ -18,15 +18,14 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon, copies and
     replicas."""
     from ckptguard.cli.commands.replicate import standing_text
-    from ckptguard.cli.documents import status_document
     from ckptguard.cli.render import age, facts, some
+    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.status import status
-    from ckptguard.records.run import open_run
+    from ckptguard.runs.run_view import open_view
 
-    settings = settings_from(config, records)
-    found = status(open_run(run, records=settings.records, patterns=settings.patterns), settings)
+    found = status(open_view(run, settings_from(config, records)))
     if as_json:
-        emit(status_document(found))
+        emit(document("status", **fields(found)))
     else:
         known_good, incident, daemon = found.known_good, found.last_incident, found.daemon
         say(f"protected? {escape(found.explanation)}")

@@ -28,18 +28,18 @@ def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -
         cd runs/exp1/checkpoint-500 && ckptguard sums . | md5sum -c
         cd runs/exp1 && ckptguard sums net-500.pt | md5sum -c
     """
-    from ckptguard.cli.documents import document
+    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.sums import check_line, sums
+    from ckptguard.runs.work import Work
     from ckptguard.values.ids import escape
 
     settings = settings_from(config, records)
     with progress_bar("reading", bytes_below(ckpt)) as advance:
-        found = sums(ckpt, settings, progress=advance)
+        found = sums(ckpt, settings, work=Work(progress=advance))
     for name in found.left_out:
         trouble(f"warning: {name} is no regular file and has no sum")
     if as_json:
-        fields = {"id": found.id, "folder": found.folder, "recorded": found.recorded, "files": found.files}
-        emit(document("sums", target=found.target, **fields))
+        emit(document("sums", **fields(found)))
         return
     for file in found.files:
         line = check_line(file.md5, file.path)

@@ -16,13 +16,13 @@ from ckptguard.cli.output import emit, say
 @settings_options
 def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -> None:
     """Lift every pin of CKPT that somebody set. What is being loaded or restored stays until that has ended."""
-    from ckptguard.cli.documents_of_retention import pins_document
     from ckptguard.cli.render import cell
+    from ckptguard.documents.build import document
     from ckptguard.retention.pin import unpin
 
-    run, checkpoint = checkpoint_of_run(ckpt, settings_from(config, records))
-    released = unpin(run, checkpoint)
+    view, checkpoint = checkpoint_of_run(ckpt, settings_from(config, records))
+    released = unpin(view, checkpoint)
     if as_json:
-        emit(pins_document("unpin", run.url, released))
+        emit(document("unpin", target=view.run.url, pins=released))
     else:
         say(f"unpinned {cell(checkpoint.path)}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble
 from ckptguard.cli.progress import bytes_below, progress_bar
@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from ckptguard.runs.results import Report
 
 ORDER = ("bad", "incomplete", "suspect", "pending", "good")
+
+
+class Options(Shared):
+    """What may be said beside TARGET."""
+
+    step: int | None
+    newest: int | None
+    check_sums: str | None
+    reference: str | None
+    trust_global: tuple[str, ...]
+    allow_nonfinite: tuple[str, ...]
+    digest: str | None
+    executor: str | None
+    workers: int | None
+    no_record: bool
+    wait: float | None
 
 
 @click.command(
@@ -38,62 +54,35 @@ ORDER = ("bad", "incomplete", "suspect", "pending", "good")
 @click.option("--no-record", is_flag=True, help="Write no verdicts into the run's records.")
 @click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait so long for files to be quiet.")
 @settings_options
-def command(
-    target: str,
-    as_json: bool,
-    step: int | None,
-    newest: int | None,
-    check_sums: str | None,
-    reference: str | None,
-    trust_global: tuple[str, ...],
-    allow_nonfinite: tuple[str, ...],
-    digest: str | None,
-    executor: str | None,
-    workers: int | None,
-    no_record: bool,
-    wait: float | None,
-    config: str | None,
-    records: str | None,
-) -> None:
+def command(target: str, **options: Unpack[Options]) -> None:
     """Read TARGET's bytes back, compare them with what is recorded, and judge them.
 
     TARGET is a run, a checkpoint or a single file. Verdicts of a run are recorded; a stray file or checkpoint is only
     read.
     """
+    from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of
-    from ckptguard.verify.target import verify_target
+    from ckptguard.verify.target import DEFAULT_WAIT, Selection, verify_target
 
-    settings = settings_from(
-        config,
-        records,
-        trust_globals=trust_global,
-        allow_nonfinite=allow_nonfinite,
-        digest=digest,
-        executor=executor,
-        workers=workers,
+    flags = {name: options[name] for name in ("allow_nonfinite", "digest", "executor", "workers")}
+    settings = settings_from(options["config"], options["records"], trust_globals=options["trust_global"], **flags)
+    what = Selection(
+        step=options["step"],
+        newest=options["newest"],
+        record=not options["no_record"],
+        check_sums=options["check_sums"],
+        reference=options["reference"],
+        wait=DEFAULT_WAIT if options["wait"] is None else options["wait"],
     )
-    with (
-        progress_bar("verifying", bytes_below(target) if step is None and newest is None else None) as advance,
-        scanner_of(settings) as scanner,
-    ):
-        report = verify_target(
-            target,
-            settings,
-            step=step,
-            newest=newest,
-            record=not no_record,
-            check_sums=check_sums,
-            reference=reference,
-            wait=wait,
-            scanner=scanner,
-            progress=advance,
-        )
+    total = bytes_below(target) if what.step is None and what.newest is None else None
+    with progress_bar("verifying", total) as advance, scanner_of(settings) as scanner:
+        report = verify_target(target, settings, what, work=Work(scanner=scanner, progress=advance))
     for note in report.notes:
         trouble(f"warning: {note}")
-    if as_json:
-        from ckptguard.cli.documents import verify_document
+    if options["as_json"]:
+        from ckptguard.documents.build import document, fields
 
-        emit(verify_document(report))
+        emit(document("verify", **fields(report)))
     else:
         print_report(report)
     outcomes = [c.outcome for c in report.checkpoints]

@@ -6,10 +6,7 @@ seed, so that a test can say what must come back.
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -31,26 +28,14 @@ from ckptguard.storage import Storage
 from ckptguard.upkeep.reconcile import Pass, PassNotes, reconcile
 from ckptguard.values.manifest import File
 from ckptguard.values.settings import Settings
+from support.tiny_files import CONFIG as CONFIG
+from support.tiny_files import WEIGHTS as WEIGHTS
+from support.tiny_files import Content
+from support.tiny_files import content as content
 from support.views import look
 
 TINY = Settings(settle=0.0, scan_interval=1.0, keep="copy", workers=1)
 SERIES = "model-#"
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-Content = dict[str, bytes]  # by the name in the checkpoint's folder
-
-
-def content(seed: int) -> Content:
-    """The files of a checkpoint: of one size, and different in each of its three tensors for every seed."""
-    numbers = random.Random(seed)
-    header: dict[str, object] = {}
-    for index, name in enumerate(("a", "b", "c")):
-        header[name] = {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * index, 16 * index + 16]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return {
-        WEIGHTS: struct.pack("<Q", len(text)) + text + struct.pack("<12f", *(numbers.uniform(1, 2) for _ in range(12))),
-        CONFIG: json.dumps({"hidden_size": 4, "seed": f"{seed:06d}"}).encode(),
-    }
 
 
 def files_of_manifest(path: str, seed: int) -> tuple[File, ...]:
@@ -159,7 +144,7 @@ def inline(
     return scan_files(storage, keys, msgspec.structs.replace(options or ScanOptions(), workers=1), progress)
 
 
-def cycle(run: Run, settings: Settings = TINY) -> Pass:
+def cycle(run: Run, settings: Settings = TINY) -> PassResult:
     """One pass as a daemon makes it at its start, an hour later: whatever was left behind is old by now."""
     with mock.patch.object(left_alone, "OLD", -1.0):
         return reconcile(look(run, settings), PassNotes(), work=Work(scanner=inline), assume_quiet=True)

@@ -1,0 +1,78 @@
+"""What a pass costs: the first one over many tiny saves, and an idle one over very many checkpoints.
+
+``python tests/benchmarks/bench_pass.py [--first 500 1000 2000] [--idle 5000] [--at FOLDER]`` prints seconds of
+processor time (of this process and its scanners) and requests to storage. The first pass must be linear: twice as many
+saves, hardly more than twice the time. Files lie in memory (``/dev/shm``), so that no disk is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.counting_storage import counted
+from support.tiny_files import content
+
+from ckptguard.records.run import open_run
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
+from ckptguard.scan import scan_files
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
+from ckptguard.values.settings import Settings
+
+SETTINGS = Settings(settle=0.0, scan_interval=1.0, workers=1)
+
+
+def make(root: Path, count: int) -> None:
+    """Save `count` checkpoints of two small files each."""
+    for step in range(1, count + 1):
+        folder = root / f"model-{step}"
+        folder.mkdir(parents=True)
+        for name, data in content(step).items():
+            (folder / name).write_bytes(data)
+
+
+def measure(count: int, place: str, passes: int) -> list[tuple[float, int, PassResult]]:
+    """(processor seconds, requests, result) of this many passes, the first one over new saves."""
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        root = Path(folder, "run")
+        make(root, count)
+        run, requests = counted(open_run(str(root)))
+        notes, found = PassNotes(), []
+        for _ in range(passes):
+            requests.clear()
+            before = time.process_time()
+            done = reconcile(RunView(run, SETTINGS), notes, work=Work(scanner=scan_files), assume_quiet=True)
+            found.append((time.process_time() - before, requests.total(), done))
+        shutil.rmtree(root)
+        return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, nargs="*", default=[500, 1000, 2000])
+    parser.add_argument("--idle", type=int, nargs="*", default=[5000])
+    parser.add_argument("--at", default="/dev/shm" if os.path.isdir("/dev/shm") else None)
+    given = parser.parse_args()
+    for count in given.first:
+        [(seconds, requests, done)] = measure(count, given.at, 1)
+        assert len(done.checked) == count
+        print(
+            f"first pass, {count:6} saves: {seconds:7.2f} s, {requests} requests, {seconds / count * 1e3:.2f} ms each"
+        )
+    for count in given.idle:
+        *_, (settling, _, _), (seconds, requests, done) = measure(count, given.at, 4)
+        assert done == PassResult()
+        print(f"idle pass, {count:6} checkpoints: {seconds:7.3f} s, {requests} requests (before it: {settling:.2f} s)")
+
+
+if __name__ == "__main__":
+    main()

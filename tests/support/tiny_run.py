@@ -25,7 +25,7 @@ from ckptguard.runs.work import Work
 from ckptguard.scan import Progress, ScanOptions, scan_files
 from ckptguard.scan.result import Scan
 from ckptguard.storage import Storage
-from ckptguard.upkeep.reconcile import Pass, PassNotes, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.manifest import File
 from ckptguard.values.settings import Settings
 from support.tiny_files import CONFIG as CONFIG

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ckptguard.inspect.tensor_table import Source
-from ckptguard.scan import Progress, Scanner, ScanOptions
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Numbers
 from ckptguard.values.verdict import Finding, Severity
 from ckptguard.verify.collect_evidence import roles_of
@@ -31,12 +32,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_culprits(
-    source: Source | None,
-    path: str,
-    findings: Sequence[Finding],
-    *,
-    scanner: Scanner,
-    progress: Progress | None = None,
+    source: Source | None, path: str, findings: Sequence[Finding], *, work: Work = PLAIN
 ) -> tuple[Culprit, ...]:
     """Recorded errors about bytes and structure first, then every tensor that is not finite, in file order.
 
@@ -50,11 +46,7 @@ def find_culprits(
     wrong = {(c.file, c.tensor) for c in recorded}
     # A mask and what the user allows are only noticed.
     noticed = {(_inside(f.file, path), f.tensor) for f in findings if f.severity is Severity.NOTICE} - wrong
-    sick = [
-        c
-        for c in _not_finite(source, scanner, progress)
-        if (c.file, c.tensor) not in noticed and c.role in _FIRST_ROLES
-    ]
+    sick = [c for c in _not_finite(source, work) if (c.file, c.tensor) not in noticed and c.role in _FIRST_ROLES]
     seen = {(c.file, c.tensor) for c in sick}
     rest = [c for c in recorded if c.check == "finite" and (c.file, c.tensor) not in seen]
     return (*(c for c in recorded if c.check != "finite"), *sick, *rest)
@@ -74,9 +66,9 @@ def _inside(file: str | None, path: str) -> str | None:
     return None if file is None else file.rpartition("/")[2] if file == path else file.removeprefix(path + "/")
 
 
-def _not_finite(source: Source, scanner: Scanner, progress: Progress | None) -> list[Culprit]:
+def _not_finite(source: Source, work: Work) -> list[Culprit]:
     """Every tensor that holds NaN or infinity: those of the model first, then as they lie in the files."""
-    found = scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), progress).files
+    found = work.scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), work.progress).files
     roles = roles_of(found)
     culprits = []
     for file in found:

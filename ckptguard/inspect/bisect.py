@@ -12,16 +12,13 @@ from ckptguard.inspect.diff import Diff, diff_sources
 from ckptguard.inspect.list_states import CheckpointState, survey
 from ckptguard.inspect.locate import locate
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.records.run import Run
-from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint, list_checkpoints
 from ckptguard.runs.results import Checked
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
-from ckptguard.scan import Progress, Scanner, scan_files
-from ckptguard.values.ids import parse_id
-from ckptguard.values.settings import Settings
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Finding, Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 
 _LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely is what turned
 
@@ -30,7 +27,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint of the series; stages come by step and generation."""
 
     path: str
-    id: str | None
+    id: CheckpointId | None
     step: int
     outcome: Outcome
 
@@ -55,24 +52,16 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     could_not_tell: bool = False
 
 
-def bisect_run(
-    run: Run,
-    settings: Settings,
-    *,
-    series: str | None = None,
-    record: bool = True,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
-) -> Bisection:
+def bisect_run(view: RunView, *, series: str | None = None, record: bool = True, work: Work = PLAIN) -> Bisection:
     """Find where a run turned bad, by its recorded verdicts. Checkpoints without one are verified first, and their
     verdicts recorded unless `record` is false.
 
     NotFoundError where there is nothing to look at, SettingsError where several series turned bad and none is named.
     """
     notes: list[str] = []
-    judged, unsure = _verify_pending(run, settings, series, notes, record=record, scanner=scanner, progress=progress)
+    judged, unsure = _verify_pending(view, series, notes, record=record, work=work)
     by_series: dict[str, list[tuple[CheckpointState, Stage]]] = {}
-    for state in survey(run):
+    for state in survey(view):
         if state.step is not None and series in (None, state.series):
             fresh = judged.get(state.path) if state.outcome is Outcome.PENDING else None
             outcome = fresh.outcome if fresh is not None else state.outcome
@@ -80,13 +69,13 @@ def bisect_run(
             by_series.setdefault(state.series, []).append((state, stage))
     if not by_series:
         what = f" of series {series}" if series is not None else ""
-        raise NotFoundError(f"{run.url} has no checkpoints{what} whose step is known")
+        raise NotFoundError(f"{view.run.url} has no checkpoints{what} whose step is known")
     chosen = _choose(by_series)
     if chosen is None:
         stages = tuple(stage for own in by_series.values() for _, stage in sorted(own, key=_age))
         only = next(iter(by_series)) if len(by_series) == 1 else None
         return Bisection(
-            target=run.url,
+            target=view.run.url,
             series=only,
             stages=stages,
             last_good=None,
@@ -97,24 +86,24 @@ def bisect_run(
     ordered = sorted(by_series[chosen], key=_age)
     good, bad = _turn([stage for _, stage in ordered])
     fresh = judged.get(ordered[bad][1].path)
-    findings = _recorded_findings(run, ordered[bad][0]) or (fresh.findings if fresh is not None else ())
-    source = locate(run, ordered[bad][0])
+    findings = _recorded_findings(view, ordered[bad][0]) or (fresh.findings if fresh is not None else ())
+    source = locate(view, ordered[bad][0])
     culprits: tuple[Culprit, ...] = ()
     found: Diff | None = None
     try:
-        culprits = find_culprits(source, ordered[bad][1].path, findings, scanner=scanner, progress=progress)
+        culprits = find_culprits(source, ordered[bad][1].path, findings, work=work)
         earlier = [state for state, stage in ordered[: good + 1 if good is not None else 0] if _is_good(stage)]
-        before = next((s for s in (locate(run, state) for state in reversed(earlier)) if s is not None), None)
+        before = next((s for s in (locate(view, state) for state in reversed(earlier)) if s is not None), None)
         if source is None:
             notes.append(f"{ordered[bad][1].path} is gone: only its verdict is left")
         elif before is None:
             notes.append("there is no good checkpoint before it to compare it with")
         else:
-            found = diff_sources(before, source, scanner=scanner, progress=progress)
+            found = diff_sources(before, source, work=work)
     except CkptguardError as error:
         notes.append(f"the two cannot be compared: {error.message}")
     return Bisection(
-        target=run.url,
+        target=view.run.url,
         series=chosen,
         stages=tuple(stage for _, stage in ordered),
         last_good=ordered[good][1] if good is not None else None,
@@ -128,31 +117,24 @@ def bisect_run(
 
 
 def _verify_pending(
-    run: Run,
-    settings: Settings,
-    series: str | None,
-    notes: list[str],
-    *,
-    record: bool,
-    scanner: Scanner,
-    progress: Progress | None,
+    view: RunView, series: str | None, notes: list[str], *, record: bool, work: Work
 ) -> tuple[dict[str, Checked], bool]:
     """Verify what has no verdict: the answers by path, and whether something could not be read."""
-    pending = {s.path for s in survey(run) if s.outcome is Outcome.PENDING and s.in_place and s.step is not None}
+    pending = {s.path for s in survey(view) if s.outcome is Outcome.PENDING and s.in_place and s.step is not None}
     answers: dict[str, Checked] = {}
     unsure = False
-    for checkpoint in list_checkpoints(run):
+    for checkpoint in view.checkpoints:
         if checkpoint.path not in pending or series not in (None, checkpoint.series):
             continue
-        quiet = _quiet(run, checkpoint, settings)
+        quiet = _quiet(view, checkpoint)
         if quiet is None:
             notes.append(f"{checkpoint.path} is still being written")
             continue
         try:
             try:
-                checked = verify_checkpoint(run, quiet, settings, scanner=scanner, record=record, progress=progress)
+                checked = verify_checkpoint(view, quiet, Verification(record=record), work=work)
             except DeniedError as error:
-                checked = verify_checkpoint(run, quiet, settings, scanner=scanner, record=False, progress=progress)
+                checked = verify_checkpoint(view, quiet, Verification(record=False), work=work)
                 notes.append(f"verdicts could not be recorded: {error.message}")
         except CouldNotTellError as error:
             unsure = True
@@ -162,19 +144,17 @@ def _verify_pending(
     return answers, unsure
 
 
-def _quiet(run: Run, checkpoint: Checkpoint, settings: Settings) -> Checkpoint | None:
+def _quiet(view: RunView, checkpoint: Checkpoint) -> Checkpoint | None:
     if LAYOUTS[checkpoint.layout].sealed_by_writer:
         return checkpoint
-    limit = min(2 * settings.settle, _LONGEST_WAIT)
-    return wait_until_quiet(
-        checkpoint, lambda: find_checkpoint(run, checkpoint.path), settle=settings.settle, limit=limit
-    )
+    settle = view.settings.settle
+    limit = min(2 * settle, _LONGEST_WAIT)
+    return wait_until_quiet(checkpoint, lambda: view.look_again(checkpoint.path), settle=settle, limit=limit)
 
 
 def _age(item: tuple[CheckpointState, Stage]) -> tuple[int, int, str]:
     stage = item[1]
-    parsed = parse_id(stage.id) if stage.id else None
-    return stage.step, parsed[1] if parsed else 0, stage.path
+    return stage.step, stage.id.generation if stage.id is not None else 0, stage.path
 
 
 def _is_good(stage: Stage) -> bool:
@@ -204,8 +184,7 @@ def _turn(stages: Sequence[Stage]) -> tuple[int | None, int]:
     return good[-1], next(i for i in bad if i > good[-1])
 
 
-def _recorded_findings(run: Run, state: CheckpointState) -> tuple[Finding, ...]:
+def _recorded_findings(view: RunView, state: CheckpointState) -> tuple[Finding, ...]:
     """What the recorded verdict found; nothing where there is none."""
-    parsed = parse_id(state.id) if state.id else None
-    verdict = load_history(run).verdict(state.series, parsed) if parsed else None
-    return verdict.findings if verdict else ()
+    verdict = view.history.verdict(state.id) if state.id is not None else None
+    return verdict.findings if verdict is not None else ()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ckptguard.errors import CkptguardError
 from ckptguard.inspect.diff import TensorChange, diff_sources
 from ckptguard.inspect.tensor_table import Source
-from ckptguard.scan import Progress, Scanner
+from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.incident import ChangedTensor, worded
 
 MOST_SICK = 10  # of those that became non-finite, so that there is room for those that merely changed
@@ -15,19 +15,14 @@ MOST_CHANGES = 20
 
 
 def changed_tensors(
-    good: Source,
-    bad: Source,
-    largest: Mapping[str, float],
-    *,
-    scanner: Scanner,
-    progress: Progress | None = None,
+    good: Source, bad: Source, largest: Mapping[str, float], *, work: Work = PLAIN
 ) -> tuple[tuple[ChangedTensor, ...], int, str | None]:
     """(What became non-finite, then what changed most; how many more; why they could not be compared, or not wholly).
 
     `largest` are the largest finite magnitudes of the good one's tensors by name. Raises nothing about the bytes.
     """
     try:
-        found = diff_sources(good, bad, scanner=scanner, progress=progress)
+        found = diff_sources(good, bad, work=work)
     except CkptguardError as error:
         return (), 0, f"the two cannot be compared: {error.message}"
     sick = [c for c in found.changes if c.difference is not None and c.difference.became_nonfinite]

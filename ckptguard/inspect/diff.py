@@ -9,9 +9,11 @@ import msgspec
 
 from ckptguard.inspect.match_tensors import Matching, match_tensors
 from ckptguard.inspect.tensor_table import Contents, HeldTensor, Source, find_source, read_contents
-from ckptguard.scan import Progress, Scanner, scan_files
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import Progress
 from ckptguard.scan.tensor_difference import Difference
 from ckptguard.storage import Reader
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -22,7 +24,7 @@ class DiffedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One side. `digests`: "recorded", if its files are by all that storage says the sealed ones, else "read"."""
 
     path: str
-    id: str | None
+    id: CheckpointId | None
     step: int | None
     outcome: Outcome | None
     layout: str
@@ -86,24 +88,22 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         return {kind: sum(c.change == kind for c in self.changes) for kind in KINDS}
 
 
-def diff(
-    a: str, b: str, settings: Settings, *, scanner: Scanner = scan_files, progress: Progress | None = None
-) -> Diff:
+def diff(a: str, b: str, settings: Settings, *, work: Work = PLAIN) -> Diff:
     """Compare two checkpoints, each a path or URL: files or folders, of a run or stray, of any layouts.
 
     NotFoundError for what is no checkpoint, RefusedError for one too damaged to be read, CouldNotTellError and its
     kinds where reading fails.
     """
     first, second = find_source(a, settings), find_source(b, settings)
-    return diff_sources(first, second, scanner=scanner, progress=progress)
+    return diff_sources(first, second, work=work)
 
 
-def diff_sources(a: Source, b: Source, *, scanner: Scanner, progress: Progress | None = None) -> Diff:
+def diff_sources(a: Source, b: Source, *, work: Work = PLAIN) -> Diff:
     """The same for checkpoints that were found."""
-    before = read_contents(a, scanner=scanner, progress=progress)
-    after = read_contents(b, scanner=scanner, progress=progress)
+    before = read_contents(a, work=work)
+    after = read_contents(b, work=work)
     matching = match_tensors(before, after)
-    with _Comparison(a, b, progress) as comparison:
+    with _Comparison(a, b, work.progress) as comparison:
         found = [comparison.change(x, y) for x, y in sorted(matching.pairs, key=lambda p: (p[0].key, p[1].key))]
         comparison.check_unchanged()
     changes = [c for c in found if c is not None]

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
+from ckptguard.inspect.glance import Glance
+from ckptguard.inspect.state_memo import StateMemo, remembered
 from ckptguard.keep.copy_cost import own_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.names_by_step import ListedSteps
-from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
-from ckptguard.runs.history import History, Key, history_of_step, load_history
-from ckptguard.runs.listing import list_checkpoints
+from ckptguard.runs.history import history_of_step
 from ckptguard.runs.removal_holds import pins_of
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches
-from ckptguard.values.ids import checkpoint_id
-from ckptguard.values.verdict import Outcome, Severity, Verdict
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.verdict import Outcome
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +31,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     series: str
     layout: str
     step: int | None
-    id: str | None
+    id: CheckpointId | None
     outcome: Outcome
     in_place: bool
     kept: bool
@@ -43,84 +45,94 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def survey(run: Run) -> tuple[CheckpointState, ...]:
-    """Every checkpoint in place, then every recorded generation that is elsewhere or gone; by series and step."""
-    history = load_history(run)
-    kept, trash, pins = set(list_kept(run)), set(list_trashed(run)), pins_of(run)
-    states: dict[tuple[str, Key], CheckpointState] = {}
+def survey(view: RunView, memo: StateMemo | None = None) -> tuple[CheckpointState, ...]:
+    """Every checkpoint in place, then every recorded generation that is elsewhere or gone; by series and step.
+
+    Of checkpoints whose records are unchanged since the last survey nothing is read. What that one learned is in
+    `memo`, else in a file of this user's; see `state_memo`.
+    """
+    if memo is not None:
+        return states_by_glance(view, Glance(view, memo))
+    with remembered(view.run) as own:
+        return states_by_glance(view, Glance(view, own))
+
+
+def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ...]:
+    """The same, by what a glance tells of the records."""
+    look = _Look(view, glance, set(list_kept(view.run)), set(list_trashed(view.run)), pins_of(view.run))
+    states: dict[CheckpointId, CheckpointState] = {}
     fresh: list[CheckpointState] = []
-    for checkpoint in list_checkpoints(run):
-        key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-        open_key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
-        state = _state(run, history, checkpoint.series, open_key, kept, trash, pins, checkpoint)
-        if open_key in history.standings(checkpoint.series) or key is not None:
-            states[(checkpoint.series, open_key)] = state
+    for checkpoint in view.checkpoints:
+        id = view.history.current_if_readable(
+            checkpoint.series, checkpoint.step, checkpoint.path, path_of=glance.sealed_path
+        )
+        own = id or view.history.next_id(checkpoint.series, checkpoint.step)
+        state = look.state(own, checkpoint)
+        if id is not None or view.history.has_verdict(own):
+            states[own] = state
         else:
             fresh.append(msgspec.structs.replace(state, id=None))
-    for series in history.names:
-        for key in history.standings(series):
-            if (series, key) not in states:
-                states[(series, key)] = _state(run, history, series, key, kept, trash, pins, None)
+    for series in view.history.names:
+        for id in view.history.standings(series):
+            if id not in states:
+                states[id] = look.state(id, None)
+    glance.forget_others()
     everything = [*states.values(), *fresh]
-    return tuple(sorted(everything, key=lambda s: (s.series, s.step is None, s.step or 0, s.id or "", s.path)))
+    return tuple(sorted(everything, key=_place))
 
 
-def without_verdict(run: Run, listed: ListedSteps, *, above: int = -1) -> list[Checkpoint]:
+def without_verdict(view: RunView, listed: ListedSteps, *, above: int = -1) -> list[Checkpoint]:
     """The numbered checkpoints in place, of steps above this one, that `survey` calls PENDING. `listed`: the names in
     the records."""
     found = []
-    for checkpoint in list_checkpoints(run):
+    for checkpoint in view.checkpoints:
         if checkpoint.step is not None and checkpoint.step > above:
-            history = history_of_step(run, checkpoint.series, checkpoint.step, listed)
-            key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-            key = key or (checkpoint.step, history.next_generation(checkpoint.series, checkpoint.step))
-            if history.verdict(checkpoint.series, key) is None:
+            history = history_of_step(view.run, checkpoint.series, checkpoint.step, listed)
+            id = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
+            if history.verdict(id or history.next_id(checkpoint.series, checkpoint.step)) is None:
                 found.append(checkpoint)
     return found
 
 
-def _state(
-    run: Run,
-    history: History,
-    series: str,
-    key: Key,
-    kept: set[tuple[str, int | None, int]],
-    trash: set[tuple[str, int | None, int]],
-    pins: Mapping[tuple[str, Key], Sequence[str]],
-    checkpoint: Checkpoint | None,
-) -> CheckpointState:
-    verdict, manifest = history.verdict(series, key), history.manifest(series, key)
-    copy = read_kept(run, series, *key) if (series, *key) in kept else None
-    if copy is not None and manifest is not None and not kept_matches(run, copy, manifest):
-        copy = None  # a hard link shares what was done to the original
-    size = checkpoint.bytes if checkpoint else manifest.bytes if manifest else None
-    return CheckpointState(
-        path=checkpoint.path if checkpoint else manifest.path if manifest else series,
-        series=series,
-        layout=checkpoint.layout if checkpoint else manifest.layout if manifest else "",
-        step=key[0],
-        id=checkpoint_id(*key),
-        outcome=verdict.outcome if verdict else Outcome.PENDING,
-        in_place=checkpoint is not None,
-        kept=copy is not None,
-        kept_how=copy.how if copy else None,
-        quarantined=key in history.quarantined.get(series, ()),
-        trashed=(series, *key) in trash,
-        verified_at=verdict.checked_at if verdict else None,
-        bytes=size,
-        kept_bytes=own_bytes(run, copy) if copy else None,
-        pins=tuple(pins.get((series, key), ())),
-        reason=heaviest_reason(verdict),
-    )
+@dataclass(frozen=True)
+class _Look:
+    """Where generations lie besides their places, as one survey found it."""
+
+    view: RunView
+    glance: Glance
+    kept: set[CheckpointId]
+    trash: set[CheckpointId]
+    pins: Mapping[CheckpointId, Sequence[str]]
+
+    def state(self, id: CheckpointId, checkpoint: Checkpoint | None) -> CheckpointState:
+        """What is known of a generation, whose content lies in this checkpoint if there is one."""
+        run = self.view.run
+        verdict, sealed = self.glance.judged(id), self.glance.sealed(id)
+        copy = read_kept(run, id) if id in self.kept else None
+        if copy is not None:
+            files = self.glance.sealed_files(id)
+            if files is not None and not kept_matches(run, copy, files):
+                copy = None  # a hard link shares what was done to the original
+        size = checkpoint.bytes if checkpoint else sealed.bytes if sealed else None
+        return CheckpointState(
+            path=checkpoint.path if checkpoint else sealed.path if sealed else id.series,
+            series=id.series,
+            layout=checkpoint.layout if checkpoint else sealed.layout if sealed else "",
+            step=id.step,
+            id=id,
+            outcome=verdict.outcome if verdict else Outcome.PENDING,
+            in_place=checkpoint is not None,
+            kept=copy is not None,
+            kept_how=copy.how if copy else None,
+            quarantined=self.view.history.is_quarantined(id),
+            trashed=id in self.trash,
+            verified_at=verdict.checked_at if verdict else None,
+            bytes=size,
+            kept_bytes=own_bytes(run, copy) if copy else None,
+            pins=tuple(self.pins.get(id, ())),
+            reason=verdict.reason if verdict else "",
+        )
 
 
-def heaviest_reason(verdict: Verdict | None) -> str:
-    """The message of the heaviest finding, with what it is about; "" where nothing weighs."""
-    if verdict is None:
-        return ""
-    for severity in (Severity.ERROR, Severity.SICKNESS, Severity.WARNING):
-        for finding in verdict.findings:
-            if finding.severity is severity:
-                about = finding.tensor or finding.file
-                return f"{about}: {finding.message}" if about else finding.message
-    return ""
+def _place(state: CheckpointState) -> tuple[object, ...]:
+    return (state.series, state.step is None, state.step or 0, str(state.id or ""), state.path)

@@ -9,39 +9,34 @@ from ckptguard.inspect.list_states import CheckpointState
 from ckptguard.inspect.tensor_table import Source, find_source
 from ckptguard.records.kept import read_kept
 from ckptguard.records.quarantine import read_quarantined
-from ckptguard.records.run import Run
 from ckptguard.records.trash import trash_folder
-from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.values.ids import parse_id
+from ckptguard.runs.run_view import RunView
 from ckptguard.values.settings import Settings
 
 
-def locate(run: Run, state: CheckpointState) -> Source | None:
+def locate(view: RunView, state: CheckpointState) -> Source | None:
     """Where a surveyed checkpoint can be read; None if it is gone."""
-    key = parse_id(state.id) if state.id else None
+    run, id = view.run, state.id
     if state.in_place:
-        checkpoint = find_checkpoint(run, state.path)
+        checkpoint = view.look_again(state.path)
         if checkpoint is None:
             return None
-        sealed = load_history(run).manifest(state.series, key) if key else None
-        return Source(
-            run.usable(state.path), run.storage, checkpoint, id=state.id, outcome=state.outcome, sealed=sealed
-        )
-    if key is None:
+        sealed = view.history.manifest(id) if id is not None else None
+        return Source(run.usable(state.path), run.storage, checkpoint, id=id, outcome=state.outcome, sealed=sealed)
+    if id is None:
         return None
-    mark, copy = read_quarantined(run, state.series, *key), read_kept(run, state.series, *key)
+    mark, copy = read_quarantined(run, id), read_kept(run, id)
     places = []
     if mark is not None:
         places.append(mark.folder if mark.path == "." else f"{mark.folder}/{mark.path}")
     if state.kept and copy is not None:
         places.append(copy.checkpoint_key)
     if state.trashed:
-        places.append(f"{trash_folder(state.series, *key)}/{state.path}")
+        places.append(f"{trash_folder(id)}/{state.path}")
     for place in places:
         try:
             found = find_source(run.usable_record(place), Settings())
         except (NotFoundError, StorageError):
             continue
-        return replace(found, id=state.id, outcome=state.outcome)
+        return replace(found, id=id, outcome=state.outcome)
     return None

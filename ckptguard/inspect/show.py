@@ -9,11 +9,12 @@ import msgspec
 
 from ckptguard.decisions.known_good import parse_verdict_name
 from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
-from ckptguard.records.run import Run
-from ckptguard.runs.history import load_history
-from ckptguard.runs.target import resolve_target, several_checkpoints
-from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
-from ckptguard.values.ids import checkpoint_id
+from ckptguard.layouts import Checkpoint
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.target import Target, resolve_target, several_checkpoints
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Outcome, Verdict
@@ -36,7 +37,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     `left_out` names what is no regular file."""
 
     target: str
-    id: str | None
+    id: CheckpointId | None
     sealed: bool
     manifest: Manifest
     verdict: Verdict | None
@@ -46,55 +47,43 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
 
 
-def show(
-    target: str,
-    settings: Settings,
-    *,
-    magnitudes: bool = False,
-    scanner: Scanner = scan_files,
-    progress: Progress | None = None,
-) -> Shown:
+def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Work = PLAIN) -> Shown:
     """Describe a checkpoint. NotFoundError for a run, or for what is no checkpoint; one of a run that was never
     verified is described as it lies there.
 
     With `magnitudes` the files are read once if the manifest does not know how large the numbers are, as where the
     writer sealed it and nobody verified it yet.
     """
-    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
-    checkpoint = resolved.checkpoint
+    resolved = resolve_target(target, settings)
+    checkpoint, view = resolved.checkpoint, resolved.view
     if checkpoint is None:
         raise several_checkpoints(resolved, target)
-    left_out = tuple(checkpoint.inside(e.key) for e in checkpoint.irregular)
-    run: Run | None = resolved.run
-    if run is not None:
-        history = load_history(run)
-        key = history.current(checkpoint.series, checkpoint.step, checkpoint.path)
-        manifest = history.manifest(checkpoint.series, key) if key else None
-        if key is not None and manifest is not None:
-            entries = (parse_verdict_name(n) for n in history.names.get(checkpoint.series, ()))
-            lines = sorted(
-                (e.number, e.outcome.value) for e in entries if e is not None and (e.step, e.generation) == key
-            )
-            if magnitudes and not any(t.largest is not None for f in manifest.files for t in f.tensors):
-                scan = scan_checkpoint(
-                    resolved.storage, checkpoint, ScanOptions(md5=False), scanner=scanner, progress=progress
-                )
-                read = manifest_files(collect_evidence(resolved.storage, checkpoint, scan))
-                manifest = msgspec.structs.replace(manifest, files=_with_magnitudes(manifest.files, read))
-            verdict = history.verdict(checkpoint.series, key)
-            return Shown(
-                target=resolved.url,
-                id=checkpoint_id(*key),
-                sealed=True,
-                manifest=manifest,
-                verdict=verdict,
-                history=tuple(VerdictLine(number=n, outcome=Outcome(o)) for n, o in lines),
-                left_out=left_out,
-                nonfinite=frozenset(
-                    (f.file or "", f.tensor or "") for f in (verdict.findings if verdict else ()) if _tells_nonfinite(f)
-                ),
-            )
-    scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), scanner=scanner, progress=progress)
+    id = view.current(checkpoint) if view is not None else None
+    sealed = view.history.manifest(id) if view is not None and id is not None else None
+    if view is None or id is None or sealed is None:
+        return _as_it_lies(resolved, checkpoint, work)
+    if magnitudes and not any(t.largest is not None for f in sealed.files for t in f.tensors):
+        scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), work)
+        read = manifest_files(collect_evidence(resolved.storage, checkpoint, scan))
+        sealed = msgspec.structs.replace(sealed, files=_with_magnitudes(sealed.files, read))
+    verdict = view.history.verdict(id)
+    return Shown(
+        target=resolved.url,
+        id=id,
+        sealed=True,
+        manifest=sealed,
+        verdict=verdict,
+        history=_lines(view, id),
+        left_out=_left_out(checkpoint),
+        nonfinite=frozenset(
+            (f.file or "", f.tensor or "") for f in (verdict.findings if verdict else ()) if _tells_nonfinite(f)
+        ),
+    )
+
+
+def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
+    """A checkpoint without records: everything is read."""
+    scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), work)
     manifest = Manifest(
         series=checkpoint.series,
         path=checkpoint.path,
@@ -114,7 +103,7 @@ def show(
         manifest=manifest,
         verdict=None,
         history=(),
-        left_out=left_out,
+        left_out=_left_out(checkpoint),
         problems=tuple(
             f"{checkpoint.inside(f.entry.key)}: {p.message}" for f in scan.files for p in f.structure.problems
         ),
@@ -125,6 +114,16 @@ def show(
             if numbers is not None and numbers.first_bad is not None
         ),
     )
+
+
+def _lines(view: RunView, id: CheckpointId) -> tuple[VerdictLine, ...]:
+    entries = (parse_verdict_name(id.series, name) for name in view.history.names.get(id.series, ()))
+    lines = sorted((e.number, e.outcome.value) for e in entries if e is not None and e.id == id)
+    return tuple(VerdictLine(number=number, outcome=Outcome(outcome)) for number, outcome in lines)
+
+
+def _left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
+    return tuple(checkpoint.inside(entry.key) for entry in checkpoint.irregular)
 
 
 def stored_bytes(tensor: Tensor) -> int | None:

@@ -6,15 +6,16 @@ import datetime
 
 import msgspec
 
-from ckptguard.errors import NoKnownGoodError
-from ckptguard.inspect.list_states import CheckpointState, survey
+from ckptguard.inspect.glance import Glance
+from ckptguard.inspect.list_states import CheckpointState, states_by_glance
+from ckptguard.inspect.state_memo import StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
-from ckptguard.records.incidents import Incident, list_incidents
-from ckptguard.records.run import Run
+from ckptguard.records.incidents import Incident, list_incidents, newest_incidents
 from ckptguard.replicas.find_replicas import replica_standings
 from ckptguard.replicas.replicate import Replica
-from ckptguard.runs.find_known_good import KnownGood, find_known_good
-from ckptguard.values.settings import Settings
+from ckptguard.runs.find_known_good import Copies, KnownGood, presence_of, ranked_candidates
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.verdict import Outcome
 
 
@@ -37,29 +38,50 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...] = ()
 
 
-def status(run: Run, settings: Settings | None = None) -> Status:
-    """Look at the records and the listing of a run, and at those of the settings' replicas; reads no tensor bytes."""
-    states = survey(run)
+def status(view: RunView, memo: StateMemo | None = None) -> Status:
+    """Look at the records and the listing of a run, and at those of the settings' replicas; reads no tensor bytes.
+
+    Of checkpoints whose records are unchanged since the last look nothing is read, as for `survey`.
+    """
+    if memo is not None:
+        return _status(view, Glance(view, memo))
+    with remembered(view.run) as own:
+        return _status(view, Glance(view, own))
+
+
+def _status(view: RunView, glance: Glance) -> Status:
+    states = states_by_glance(view, glance)
     present = [s for s in states if s.in_place]
-    try:
-        known_good = find_known_good(run)
-    except NoKnownGoodError:
-        known_good = None
-    incidents = list_incidents(run)
-    kept = next((s for s in states if known_good and (s.series, s.id) == (known_good.series, known_good.id)), None)
+    known_good = _known_good(view, glance)
+    newest = newest_incidents(view.run, 1) or list_incidents(view.run)  # the newest may be damaged
+    kept = next((s for s in states if known_good is not None and s.id == known_good.id), None)
     return Status(
-        run=run.url,
+        run=view.run.url,
         protected=kept is not None and kept.kept,
         explanation=_explain(known_good, kept),
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
         pending=tuple(s.path for s in present if s.outcome is Outcome.PENDING),
         outcomes={o.value: sum(s.outcome is o for s in present) for o in Outcome},
-        last_incident=incidents[-1] if incidents else None,
-        daemon=read_daemon_record(run),
+        last_incident=newest[-1] if newest else None,
+        daemon=read_daemon_record(view.run),
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
-        replicas=replica_standings(run, settings) if settings is not None else (),
+        replicas=replica_standings(view),
     )
+
+
+def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
+    """What `find_known_good` says, by what a glance tells of the records."""
+    for id in ranked_candidates(view.history):
+        verdict = glance.judged(id)
+        if verdict is None or sealed_outcome(verdict) is not Outcome.GOOD:
+            continue
+        sealed = glance.sealed_files(id)
+        if sealed is not None:
+            found = presence_of(view.history, id, verdict, sealed, copies=Copies.IF_NEEDED, path_of=glance.sealed_path)
+            if found is not None:
+                return found.answer
+    return None
 
 
 def _explain(known_good: KnownGood | None, state: CheckpointState | None) -> str:

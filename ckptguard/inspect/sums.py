@@ -7,7 +7,9 @@ import msgspec
 from ckptguard.checks.digests import same_content
 from ckptguard.errors import RefusedError
 from ckptguard.inspect.tensor_table import Source, find_source
-from ckptguard.scan import Progress, Scanner, ScanOptions, scan_files
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 
@@ -27,13 +29,13 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
 
     target: str
     folder: str
-    id: str | None
+    id: CheckpointId | None
     recorded: bool
     files: tuple[FileSum, ...]
     left_out: tuple[str, ...]
 
 
-def sums(target: str, settings: Settings, *, scanner: Scanner = scan_files, progress: Progress | None = None) -> Sums:
+def sums(target: str, settings: Settings, *, work: Work = PLAIN) -> Sums:
     """The MD5 of each file of a checkpoint: recorded ones without reading a byte, else computed now.
 
     A sealed file whose MD5 nobody took yet is read and held against its sealed digests first: RefusedError if it is
@@ -44,9 +46,9 @@ def sums(target: str, settings: Settings, *, scanner: Scanner = scan_files, prog
     single = checkpoint.path in checkpoint.files
     if sealed is not None:
         sizes = {f.path: f.size for f in sealed.files}
-        digests = _recorded(source, sealed, scanner, progress)
+        digests = _recorded(source, sealed, work)
     else:
-        found = scanner(source.storage, checkpoint.files, ScanOptions(md5=True), progress).files
+        found = work.scanner(source.storage, checkpoint.files, ScanOptions(md5=True), work.progress).files
         sizes = {f.entry.key: f.entry.size for f in found}
         digests = {f.entry.key: f.md5 or "" for f in found}
 
@@ -63,10 +65,10 @@ def sums(target: str, settings: Settings, *, scanner: Scanner = scan_files, prog
     )
 
 
-def _recorded(source: Source, sealed: Manifest, scanner: Scanner, progress: Progress | None) -> dict[str, str]:
+def _recorded(source: Source, sealed: Manifest, work: Work) -> dict[str, str]:
     digests = {f.path: f.md5 for f in sealed.files if f.md5 is not None}
     missing = [f for f in sealed.files if f.md5 is None]
-    scanned = scanner(source.storage, [f.path for f in missing], ScanOptions(md5=True), progress).files
+    scanned = work.scanner(source.storage, [f.path for f in missing], ScanOptions(md5=True), work.progress).files
     for file, found in zip(missing, scanned, strict=True):
         if found.md5 is None or not same_content(file, found):
             raise RefusedError(

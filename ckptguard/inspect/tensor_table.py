@@ -9,12 +9,12 @@ from typing import NamedTuple
 from ckptguard.errors import CouldNotTellError, RefusedError
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.layouts import Checkpoint
-from ckptguard.runs.history import load_history
 from ckptguard.runs.target import resolve_target, several_checkpoints
-from ckptguard.scan import Progress, Scanner, ScanOptions
+from ckptguard.runs.work import Work
+from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import Storage
-from ckptguard.values.ids import checkpoint_id
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -28,7 +28,7 @@ class Source:
     url: str
     storage: Storage
     checkpoint: Checkpoint
-    id: str | None = None
+    id: CheckpointId | None = None
     outcome: Outcome | None = None
     sealed: Manifest | None = None
 
@@ -67,33 +67,33 @@ class Contents:
 
 def find_source(target: str, settings: Settings) -> Source:
     """The one checkpoint that a path or URL means, of a run or stray. NotFoundError for a run."""
-    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
-    checkpoint = resolved.checkpoint
+    resolved = resolve_target(target, settings)
+    checkpoint, view = resolved.checkpoint, resolved.view
     if checkpoint is None:
         raise several_checkpoints(resolved, target)
-    if resolved.run is None:
+    id = view.current_if_readable(checkpoint) if view is not None else None
+    if view is None or id is None:
         return Source(resolved.url, resolved.storage, checkpoint)
-    history = load_history(resolved.run)
-    key = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-    verdict = history.verdict(checkpoint.series, key) if key else None
+    verdict = view.history.verdict(id)
     return Source(
         resolved.url,
         resolved.storage,
         checkpoint,
-        id=checkpoint_id(*key) if key else None,
+        id=id,
         outcome=verdict.outcome if verdict else None,
-        sealed=history.manifest(checkpoint.series, key) if key else None,
+        sealed=view.history.manifest(id),
     )
 
 
-def read_contents(source: Source, *, scanner: Scanner, progress: Progress | None = None) -> Contents:
+def read_contents(source: Source, *, work: Work) -> Contents:
     """Read what a checkpoint holds. Files that are, by all that storage says, the sealed ones keep their recorded
     digests; all others are read once.
 
     RefusedError (bad) where no tensor can be found because of damage, CouldNotTellError where there is none at all.
     """
     checkpoint, storage = source.checkpoint, source.storage
-    found = {f.entry.key: f for f in scanner(storage, checkpoint.files, ScanOptions(structure_only=True), None).files}
+    structures = work.scanner(storage, checkpoint.files, ScanOptions(structure_only=True), None).files
+    found = {f.entry.key: f for f in structures}
     digests = {
         key: recorded
         for key, file in found.items()
@@ -101,7 +101,7 @@ def read_contents(source: Source, *, scanner: Scanner, progress: Progress | None
     }
     unread = [key for key, file in found.items() if file.structure.spans and key not in digests]
     if unread:
-        for file in scanner(storage, unread, ScanOptions(md5=False), progress).files:
+        for file in work.scanner(storage, unread, ScanOptions(md5=False), work.progress).files:
             found[file.entry.key] = file
             digests[file.entry.key] = file.span_digests
     files = [found[key] for key in checkpoint.files]

@@ -8,6 +8,7 @@ import pytest
 from support import damage
 from support.kept_runs import guarded
 from support.runs import QUICK, write_sharded, write_torch
+from support.views import look
 from test_scrub import rot, told
 
 from ckptguard.errors import BusyError, NotFoundError
@@ -22,12 +23,14 @@ from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 SECOND = "sharded-200/model-00002-of-00003.safetensors"
 THIRD = "sharded-200/model-00003-of-00003.safetensors"
 KEPT = "_ckptguard/kept/sharded-#/000000000200.1/"
+ID_100, ID_200 = (CheckpointId("sharded-#", step, 1) for step in (100, 200))
 
 
 def contents(root, folder="sharded-200"):
@@ -50,9 +53,9 @@ def leftovers(root):
     return list(root.rglob("*tmp-repair*"))
 
 
-def outcomes(run, key=(200, 1)):
+def outcomes(run, id=ID_200):
     """The outcomes in the ledger of one generation, in order."""
-    names = [n for n in ledger_names(run)["sharded-#"] if n.startswith(f"{key[0]:012}.{key[1]}.")]
+    names = [n for n in ledger_names(run)["sharded-#"] if n.startswith(f"{id.record_name}.")]
     return [name.split(".")[3] for name in sorted(names)]
 
 
@@ -66,59 +69,61 @@ def test_only_what_was_damaged_is_replaced(root, kind):
     run = guarded(root)
     whole = contents(root)
     before = inodes(root)
-    manifest = load_history(run).manifest("sharded-#", (200, 1))
+    manifest = load_history(run).manifest(ID_200)
     hit = damage.KINDS[kind](root, manifest, random.Random(7))
     damage.set_times(root, manifest, "kept")
     harmed = contents(root).get(hit.file)
-    scrub(run, QUICK)
-    [planned] = repair(run, QUICK, dry_run=True).files
+    scrub(look(run))
+    [planned] = repair(look(run), dry_run=True).files
     assert (planned.file, planned.repaired, planned.source) == (hit.file, False, "kept copy")
     assert contents(root).get(hit.file) == harmed
-    done = repair(run, QUICK)
+    done = repair(look(run))
     [file] = done.files
-    assert (file.file, file.repaired, file.source, file.id) == (hit.file, True, "kept copy", "200.1")
+    assert (file.file, file.repaired, file.source, str(file.id)) == (hit.file, True, "kept copy", "200.1")
     assert contents(root) == whole
     changed = {name for name, inode in inodes(root).items() if before[name] != inode}
     assert changed <= {hit.file.rpartition("/")[2]}  # the number of a deleted file may be used again
     assert in_quarantine(root) == ([] if harmed is None else [harmed])
     assert outcomes(run) == ["good", "bad", "good"]
-    assert [f.file for f in load_history(run).verdict("sharded-#", (200, 1)).findings if f.check == "repair"] == [
-        hit.file
-    ]
+    assert [f.file for f in load_history(run).verdict(ID_200).findings if f.check == "repair"] == [hit.file]
     [incident] = list_incidents(run)
     assert (incident.state, incident.actions) == ("closed", ("put the right bytes back from the kept copy",))
     known = find_known_good(run)
-    assert (known.id, known.kept) == ("200.1", False)
+    assert (str(known.id), known.kept) == ("200.1", False)
     assert leftovers(root) == []
     # A link to the new file would be no copy: each has bytes of its own.
     assert (root / hit.file).stat().st_ino != (root / KEPT / hit.file).stat().st_ino
-    assert repair(run, QUICK).files == ()
-    assert not [c for c in reconcile(run, QUICK.changed(keep="copy"), Watch()).checked if c.outcome is not Outcome.GOOD]
+    assert repair(look(run)).files == ()
+    assert not [
+        c
+        for c in reconcile(look(run, QUICK.changed(keep="copy")), PassNotes()).checked
+        if c.outcome is not Outcome.GOOD
+    ]
 
 
 def test_a_hard_link_is_no_source(root):
     """It shares the damage; nothing is touched, and the reason is told."""
     run = guarded(root, keep="link")
-    if read_kept(run, "sharded-#", 200, 1).how != "link":
+    if read_kept(run, ID_200).how != "link":
         pytest.skip("this file system makes reflinks")
     with (root / SECOND).open("r+b") as file:
         file.seek(-9, os.SEEK_END)
         file.write(b"\x55\xaa")
     harmed = contents(root)
-    [file] = repair(run, QUICK, "200", dry_run=True).files
+    [file] = repair(look(run), "200", dry_run=True).files
     assert (file.repaired, file.source, file.reason) == (
         False,
         None,
         "the kept copy is a hard link to the damaged file",
     )
-    [file] = repair(run, QUICK, "sharded-200").files
+    [file] = repair(look(run), "sharded-200").files
     assert (file.repaired, file.source, file.reason) == (
         False,
         None,
         "the kept copy is a hard link to the damaged file",
     )
     assert contents(root) == harmed
-    assert find_known_good(run).id == "100.1"
+    assert str(find_known_good(run).id) == "100.1"
 
 
 def test_place_and_copy_help_each_other(root):
@@ -127,18 +132,18 @@ def test_place_and_copy_help_each_other(root):
     whole = contents(root)
     rot(root / SECOND)
     rot(root / KEPT / THIRD)
-    scrub(run, QUICK)
-    assert read_set_aside(run, "sharded-#", 200, 1) is not None
-    trim_kept(run, load_history(run), QUICK.changed(keep_good=1))  # which must not throw its whole files away
-    done = repair(run, QUICK)
+    scrub(look(run))
+    assert read_set_aside(run, ID_200) is not None
+    trim_kept(look(run, QUICK.changed(keep_good=1)))  # which must not throw its whole files away
+    done = repair(look(run))
     assert sorted((f.place, f.file, f.repaired, f.source) for f in done.files) == [
         ("kept", THIRD, True, "place"),
         ("place", SECOND, True, "kept copy"),
     ]
     assert contents(root) == whole
     assert contents(root / KEPT) == whole
-    assert read_kept(run, "sharded-#", 200, 1) is not None
-    assert {one[2] for one in told(scrub(run, QUICK))} == {"good"}
+    assert read_kept(run, ID_200) is not None
+    assert {one[2] for one in told(scrub(look(run)))} == {"good"}
     assert all(i.state == "closed" for i in list_incidents(run))
 
 
@@ -149,8 +154,8 @@ def test_what_has_no_source_stays_and_is_told(root):
     rot(root / SECOND)
     rot(root / KEPT / SECOND)
     rot(root / THIRD)
-    scrub(run, QUICK)
-    done = repair(run, QUICK)
+    scrub(look(run))
+    done = repair(look(run))
     found = {(f.place, f.file): (f.repaired, f.source, f.reason) for f in done.files}
     assert found["place", THIRD] == (True, "kept copy", "")
     assert found["place", SECOND][:2] == (False, None)
@@ -158,8 +163,8 @@ def test_what_has_no_source_stays_and_is_told(root):
     assert found["kept", SECOND][:2] == (False, None)
     assert contents(root)[THIRD] == whole[THIRD]
     assert contents(root)[SECOND] != whole[SECOND]
-    assert load_history(run).verdict("sharded-#", (200, 1)).outcome is Outcome.BAD
-    assert find_known_good(run).id == "100.1"
+    assert load_history(run).verdict(ID_200).outcome is Outcome.BAD
+    assert str(find_known_good(run).id) == "100.1"
 
 
 def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
@@ -168,13 +173,13 @@ def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
     whole = contents(root)
     rot(root / SECOND)
     rot(root / "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors")
-    scrub(run, QUICK)
-    reconcile(run, QUICK.changed(keep="copy"), Watch())
-    assert read_kept(run, "sharded-#", 100, 1) is not None
+    scrub(look(run))
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    assert read_kept(run, ID_100) is not None
     assert contents(root) != whole
-    done = reconcile(run, QUICK.changed(keep="copy", repair=True), Watch())
+    done = reconcile(look(run, QUICK.changed(keep="copy", repair=True)), PassNotes())
     assert contents(root) == whole
-    assert ("200.1", Outcome.GOOD) in {(c.id, c.outcome) for c in done.checked}
+    assert ("200.1", Outcome.GOOD) in {(str(c.id), c.outcome) for c in done.checked}
 
 
 def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
@@ -184,38 +189,38 @@ def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
     run = guarded(root)
     for place in (root, root / KEPT):
         rot(place / SECOND)
-    scrub(run, QUICK)
-    watch, settings, read = Watch(), QUICK.changed(keep="copy", repair=True), []
+    scrub(look(run))
+    watch, settings, read = PassNotes(), QUICK.changed(keep="copy", repair=True), []
     real = module.reread
     monkeypatch.setattr(module, "reread", lambda *args, **kwargs: read.append(args[1]) or real(*args, **kwargs))
-    reconcile(run, settings, watch)
+    reconcile(look(run, settings), watch)
     assert read
     read.clear()
     watch.prune_at = 0.0
-    reconcile(run, settings, watch)
+    reconcile(look(run, settings), watch)
     assert read == []
     rot(root / "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors")
-    scrub(run, QUICK)
+    scrub(look(run))
     watch.prune_at = 0.0
-    reconcile(run, settings, watch)
-    assert read_kept(run, "sharded-#", 100, 1) is not None
+    reconcile(look(run, settings), watch)
+    assert read_kept(run, ID_100) is not None
 
 
 def test_what_never_was_good_is_not_repaired(root):
     """Damage in a poisoned checkpoint: its sealed bytes help nobody."""
     run = guarded(root, steps=(100,))
-    manifest = load_history(run).manifest("sharded-#", (100, 1))
+    manifest = load_history(run).manifest(ID_100)
     shutil.copytree(root / "sharded-100", root / "sharded-200")
     for file in (root / "sharded-200").glob("*.safetensors"):
         data = bytearray(file.read_bytes())
         span = next(f for f in manifest.files if f.path.endswith(file.name)).spans[0]
         data[span.offset : span.offset + span.length] = b"\xff" * span.length
         file.write_bytes(data)
-    reconcile(run, QUICK.changed(keep="copy"), Watch())
-    assert load_history(run).verdict("sharded-#", (200, 1)).outcome is Outcome.BAD
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    assert load_history(run).verdict(ID_200).outcome is Outcome.BAD
     rot(root / SECOND)
     harmed = contents(root)
-    done = repair(run, QUICK, "200.1")
+    done = repair(look(run), "200.1")
     assert [(f.repaired, f.reason) for f in done.files] == [(False, "what was sealed was not good either")]
     assert contents(root) == harmed
 
@@ -225,15 +230,15 @@ def test_what_is_gone_comes_back_only_by_its_name(root):
     run = guarded(root, writer=write_torch)
     whole = (root / "net-200.pt").read_bytes()
     (root / "net-200.pt").unlink()
-    assert repair(run, QUICK).files == ()
+    assert repair(look(run)).files == ()
     assert not (root / "net-200.pt").exists()
-    [file] = repair(run, QUICK, "net-200.pt").files
+    [file] = repair(look(run), "net-200.pt").files
     assert file.repaired
     assert (root / "net-200.pt").read_bytes() == whole
-    assert find_known_good(run).id == "200.1"
+    assert str(find_known_good(run).id) == "200.1"
     for word in ("net-999.pt", "999.1", "../x", ""):
         with pytest.raises(NotFoundError):
-            repair(run, QUICK, word)
+            repair(look(run), word)
 
 
 def test_while_it_is_written_it_is_refused(root):
@@ -241,13 +246,13 @@ def test_while_it_is_written_it_is_refused(root):
     run = guarded(root)
     rot(root / SECOND)
     with pytest.raises(BusyError):
-        repair(run, QUICK.changed(settle=60.0), "sharded-200")
+        repair(look(run, QUICK.changed(settle=60.0)), "sharded-200")
     shutil.copy(root / "sharded-100" / "model-00001-of-00003.safetensors", root / "sharded-200" / "x")
     os.replace(root / "sharded-200" / "x", root / "sharded-200" / "model-00001-of-00003.safetensors")
     harmed = contents(root)
     for settle in (60.0, 0.0):
         with pytest.raises(BusyError):
-            repair(run, QUICK.changed(settle=settle), "sharded-200")
+            repair(look(run, QUICK.changed(settle=settle)), "sharded-200")
     assert contents(root) == harmed
     assert outcomes(run) == ["good"]
 
@@ -256,7 +261,7 @@ def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
     """What was staged is read back: wrong bytes get no name."""
     run = guarded(root)
     rot(root / SECOND)
-    scrub(run, QUICK)
+    scrub(look(run))
     harmed = contents(root)
     real = repair_files._copy
 
@@ -265,7 +270,7 @@ def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
         rot(root / target)
 
     monkeypatch.setattr(repair_files, "_copy", rotten)
-    [file] = repair(run, QUICK).files
+    [file] = repair(look(run)).files
     assert not file.repaired
     assert "was not copied right" in file.reason
     assert contents(root) == harmed
@@ -281,7 +286,7 @@ def test_links_and_folders_in_the_way_are_not_followed(root, tmp_path, at):
     shutil.move(root / at, elsewhere)
     (root / at).symlink_to(elsewhere)
     before = contents(tmp_path, "elsewhere") if elsewhere.is_dir() else elsewhere.read_bytes()
-    done = repair(run, QUICK, "200.1")
+    done = repair(look(run), "200.1")
     assert (contents(tmp_path, "elsewhere") if elsewhere.is_dir() else elsewhere.read_bytes()) == before
     if at == SECOND:
         assert [f.repaired for f in done.files] == [True]
@@ -295,11 +300,11 @@ def test_a_hostile_mark_of_a_copy_leads_nowhere(root):
     """A mark of a set-aside copy with paths that leave its folder is none."""
     run = guarded(root)
     rot(root / KEPT / SECOND)
-    scrub(run, QUICK)
+    scrub(look(run))
     mark = root / "_ckptguard/kept/sharded-#/000000000200.1.damaged.json"
     mark.write_bytes(mark.read_bytes().replace(b'"path":"sharded-200"', b'"path":"../../../etc"'))
-    assert read_set_aside(run, "sharded-#", 200, 1) is None
-    assert repair(run, QUICK).files == ()
+    assert read_set_aside(run, ID_200) is None
+    assert repair(look(run)).files == ()
 
 
 def test_on_an_object_store(tmp_path):
@@ -314,18 +319,18 @@ def test_on_an_object_store(tmp_path):
         store.rm("/repaired", recursive=True)
     store.put(str(root), "/repaired", recursive=True)
     run = open_run("memory://repaired")
-    reconcile(run, QUICK.changed(keep="copy"), Watch(), assume_quiet=True)
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes(), assume_quiet=True)
     for prefix, file in (("", SECOND), (KEPT, THIRD)):
         data = bytearray(store.cat_file(f"/repaired/{prefix}{file}"))
         data[-3] ^= 1
         store.pipe_file(f"/repaired/{prefix}{file}", bytes(data))
-    scrub(run, QUICK)
-    done = repair(run, QUICK.changed(settle=0.0))
+    scrub(look(run))
+    done = repair(look(run, QUICK.changed(settle=0.0)))
     assert sorted((f.place, f.repaired) for f in done.files) == [("kept", True), ("place", True)]
     for file, content in contents(root).items():
         assert store.cat_file(f"/repaired/{file}") == content
         assert store.cat_file(f"/repaired/{KEPT}{file}") == content
-    assert {one[2] for one in told(scrub(run, QUICK))} == {"good"}
+    assert {one[2] for one in told(scrub(look(run)))} == {"good"}
 
 
 def test_a_replica_helps_where_no_copy_does(root, tmp_path):
@@ -334,19 +339,19 @@ def test_a_replica_helps_where_no_copy_does(root, tmp_path):
     whole = contents(root)
     replica = str(tmp_path / "replica")
     settings = QUICK.changed(keep="copy", replicas=(replica,))
-    assert replicate(run, settings, replica).behind == 0
+    assert replicate(look(run, settings), replica).behind == 0
     for place in (root, root / KEPT):
         rot(place / SECOND)
-    scrub(run, QUICK)
-    [planned, _] = repair(run, settings, dry_run=True).files
+    scrub(look(run))
+    [planned, _] = repair(look(run, settings), dry_run=True).files
     assert (planned.repaired, planned.source) == (False, f"replica {replica}")
-    done = repair(run, settings)
+    done = repair(look(run, settings))
     assert sorted((f.place, f.repaired) for f in done.files) == [("kept", True), ("place", True)]
     assert contents(root) == contents(root / KEPT) == whole
     rot(root / SECOND)
     rot(root / KEPT / SECOND)
-    assert {one[2] for one in told(scrub(open_run(replica), QUICK))} == {"good"}  # a replica is a run like any other
+    assert {one[2] for one in told(scrub(look(open_run(replica))))} == {"good"}  # a replica is a run like any other
     rot(tmp_path / "replica" / SECOND)
-    assert ("200.1", "place", "bad") in told(scrub(open_run(replica), QUICK))
-    found = {(f.place, f.repaired) for f in repair(run, settings, "sharded-200").files}
+    assert ("200.1", "place", "bad") in told(scrub(look(open_run(replica))))
+    found = {(f.place, f.repaired) for f in repair(look(run, settings), "sharded-200").files}
     assert found == {("kept", False), ("place", False)}

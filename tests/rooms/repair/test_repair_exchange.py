@@ -4,7 +4,7 @@ import os
 
 import pytest
 from support.kept_runs import guarded
-from support.runs import QUICK
+from support.views import look
 from test_repair import SECOND, contents, in_quarantine, leftovers, outcomes
 from test_scrub import rot
 
@@ -19,7 +19,7 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
     """The trainer saves the file again while it is repaired: its bytes stay, whichever moment it chose."""
     run = guarded(root)
     rot(root / SECOND)
-    scrub(run, QUICK)
+    scrub(look(run))
     new = b"saved again by the trainer"
     real = repair_files._to_records
 
@@ -33,7 +33,7 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
     monkeypatch.setattr(repair_files, "swap_files", lambda *_: False)
     monkeypatch.setattr(repair_files, "_to_records", raced)
     with pytest.raises(BusyError):
-        repair(run, QUICK, "sharded-200")
+        repair(look(run), "sharded-200")
     assert (root / SECOND).read_bytes() == new
     assert outcomes(run)[-1] == "bad"
     assert leftovers(root) == []
@@ -43,7 +43,7 @@ def test_a_save_that_comes_before_the_exchange_wins(root, monkeypatch):
     """What is taken out is looked at, and put back if it is not what was damaged."""
     run = guarded(root)
     rot(root / SECOND)
-    scrub(run, QUICK)
+    scrub(look(run))
     new, real = b"saved again by the trainer", repair_files.swap_files
 
     def raced(*where):
@@ -54,7 +54,7 @@ def test_a_save_that_comes_before_the_exchange_wins(root, monkeypatch):
 
     monkeypatch.setattr(repair_files, "swap_files", raced)
     with pytest.raises(BusyError):
-        repair(run, QUICK, "sharded-200")
+        repair(look(run), "sharded-200")
     assert (root / SECOND).read_bytes() == new
     assert (in_quarantine(root), leftovers(root)) == ([], [])
 
@@ -65,7 +65,7 @@ def test_the_name_is_never_free(root, monkeypatch):
     whole = contents(root)
     rot(root / SECOND)
     harmed = (root / SECOND).read_bytes()
-    scrub(run, QUICK)
+    scrub(look(run))
     seen, real = [], repair_files.swap_files
 
     def watched(*where):
@@ -79,7 +79,7 @@ def test_the_name_is_never_free(root, monkeypatch):
     can = real(str(root), "a", "b")
     assert ((root / "a").read_bytes(), (root / "b").read_bytes()) == ((b"2", b"1") if can else (b"1", b"2"))
     monkeypatch.setattr(repair_files, "swap_files", watched)
-    repair(run, QUICK)
+    repair(look(run))
     assert contents(root) == whole
     assert in_quarantine(root) == [harmed]
     assert seen == [True, can]

@@ -7,6 +7,7 @@ import pytest
 from support.kept_runs import guarded
 from support.kill_points import Killed, fail_at, kill_at
 from support.runs import QUICK, write_sharded, write_torch
+from support.views import look
 from test_scrub import rot
 
 from ckptguard.errors import CkptguardError, StorageError
@@ -16,7 +17,8 @@ from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 STRIDE = 1 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 3
@@ -45,11 +47,11 @@ def damaged(root, writer):
         hit = [SHARDS[0], SHARDS[1], f"{kept}/sharded-#/000000000200.1/{SHARDS[2]}"]
     for name in hit:
         rot(root / name)
-    scrub(run, QUICK)
+    scrub(look(run))
     return whole, files(root)
 
 
-def look(root, whole, harmed):
+def look_at_files(root, whole, harmed):
     """After a crash each name holds the right bytes, the damaged ones, or nothing; never anything else."""
     now = files(root)
     for name in whole:
@@ -65,10 +67,10 @@ def check_end(root, run, whole):
     assert not list(root.rglob("*tmp-repair*"))
     history = load_history(run)
     for series in history.names:
-        for key, standing in history.standings(series).items():
+        for id, standing in history.standings(series).items():
             assert standing.outcome is Outcome.GOOD
-            assert read_kept(run, series, *key) is not None
-    assert find_known_good(run).id == "200.1"
+            assert read_kept(run, id) is not None
+    assert str(find_known_good(run).id) == "200.1"
 
 
 @pytest.mark.timeout(1200 if STRIDE == 1 else 120)
@@ -85,18 +87,18 @@ def test_killed_at_any_step_it_is_finished(root, tmp_path, monkeypatch, writer, 
         run = open_run(str(root))
         try:
             with kill_at(monkeypatch, number):
-                repair(run, KEEP)
+                repair(look(run, KEEP))
             break
         except Killed:
             killed += 1
-        look(root, whole, harmed)
+        look_at_files(root, whole, harmed)
         free += set(files(root)) < set(whole) or any("tmp-repair" in name for name in files(root))
-        assert find_known_good(run).id in ("100.1", "200.1")
+        assert str(find_known_good(run).id) in ("100.1", "200.1")
         if after == "reconcile":
-            reconcile(run, KEEP, Watch())
+            reconcile(look(run, KEEP), PassNotes())
             assert set(files(root)) == set(whole)  # no name is free
             assert not list(root.rglob("*tmp-repair*"))
-        repair(run, KEEP)
+        repair(look(run, KEEP))
         check_end(root, run, whole)
     assert killed * STRIDE >= 10
     assert free
@@ -116,16 +118,16 @@ def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, f
         run = open_run(str(root))
         with fail_at(monkeypatch, number, StorageError("input/output error", key="x"), for_ever=for_ever):
             try:
-                done = repair(run, KEEP)
+                done = repair(look(run, KEEP))
                 told = bool(done.could_not_tell)
             except CkptguardError:
                 told = True
         failed, passed = failed + told, 0 if told else passed + 1
-        look(root, whole, harmed)
-        assert find_known_good(run).id in ("100.1", "200.1")
-        repair(run, KEEP)
-        if load_history(run).verdict("sharded-#", (200, 1)).outcome is not Outcome.GOOD:
-            repair(run, KEEP, "sharded-200")  # all of its bytes are right, and nobody could verify that
+        look_at_files(root, whole, harmed)
+        assert str(find_known_good(run).id) in ("100.1", "200.1")
+        repair(look(run, KEEP))
+        if load_history(run).verdict(CheckpointId("sharded-#", 200, 1)).outcome is not Outcome.GOOD:
+            repair(look(run, KEEP), "sharded-200")  # all of its bytes are right, and nobody could verify that
         check_end(root, run, whole)
         if passed >= 3:
             break

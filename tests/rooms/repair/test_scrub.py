@@ -8,6 +8,7 @@ import pytest
 from support import damage
 from support.kept_runs import guarded
 from support.runs import QUICK, write_sharded, write_torch
+from support.views import look
 
 from ckptguard.errors import SettingsError
 from ckptguard.records.incidents import list_incidents
@@ -15,13 +16,17 @@ from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import read_scrubs
-from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.repair.scrub import ScrubOrder, Watcher, scrub
 from ckptguard.repair.scrub_plan import parse_subset
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
+from ckptguard.runs.work import Work
 from ckptguard.scan.reread import ReadingStopped
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
+
+ID_200 = CheckpointId("sharded-#", 200, 1)
 
 
 def rot(path, at=-9):
@@ -34,7 +39,7 @@ def rot(path, at=-9):
 
 def told(done):
     """What was read, and what was found."""
-    return [(one.id, one.place, one.outcome.value) for one in done.places]
+    return [(str(one.id), one.place, one.outcome.value) for one in done.places]
 
 
 def test_all_is_read_and_a_good_one_changes_nothing(root):
@@ -42,11 +47,11 @@ def test_all_is_read_and_a_good_one_changes_nothing(root):
     run = guarded(root)
     before = ledger_names(run)
     for _ in range(2):
-        done = scrub(run, QUICK)
+        done = scrub(look(run))
         assert sorted(told(done)) == [(id, place, "good") for id in ("100.1", "200.1") for place in ("kept", "place")]
         assert (done.left, done.stopped, done.could_not_tell) == (0, False, ())
     assert ledger_names(run) == before
-    assert sorted((s.step, s.place, s.done, s.files) for s in read_scrubs(run)) == [
+    assert sorted((s.id.step, s.place, s.done, s.files) for s in read_scrubs(run)) == [
         (step, place, 4, 4) for step in (100, 200) for place in ("kept", "place")
     ]
     assert list_incidents(run) == []
@@ -59,21 +64,21 @@ KINDS = ["span_flip", "envelope_flip", "zeroed_page", "truncation", "appended_by
 def test_damage_in_place_is_bad_at_once(root, kind):
     """The verdict names the file, and the tensor where one was hit; an incident is open and hooks are told, once."""
     run = guarded(root)
-    manifest = load_history(run).manifest("sharded-#", (200, 1))
+    manifest = load_history(run).manifest(ID_200)
     hit = damage.KINDS[kind](root, manifest, random.Random(4))
     damage.set_times(root, manifest, "kept")
     events = []
-    done = scrub(run, QUICK, watcher=Watcher(tell=events.append))
+    done = scrub(look(run), watcher=Watcher(tell=events.append))
     [bad] = [one for one in done.places if one.outcome is Outcome.BAD]
-    assert (bad.id, bad.place) == ("200.1", "place")
+    assert (str(bad.id), bad.place) == ("200.1", "place")
     assert hit.file in {f.file for f in bad.findings}
     named = {f.tensor for f in bad.findings}
     assert all(named & set(group) for group in hit.tensors)
-    assert load_history(run).verdict("sharded-#", (200, 1)).outcome is Outcome.BAD
+    assert load_history(run).verdict(ID_200).outcome is Outcome.BAD
     [incident] = list_incidents(run)
     assert (incident.cause, incident.state, incident.evidence["checkpoint"]) == ("damage", "open", "200.1")
     assert [event["step"] for event in events] == [200]
-    scrub(run, QUICK, watcher=Watcher(tell=events.append))
+    scrub(look(run), watcher=Watcher(tell=events.append))
     assert (len(list_incidents(run)), len(events)) == (1, 1)
     assert find_known_good(run).kept
 
@@ -81,84 +86,87 @@ def test_damage_in_place_is_bad_at_once(root, kind):
 def test_files_added_and_rotation_are_no_alarm(root):
     """An extra file, and a checkpoint that the trainer deleted with its copy; what was on record of it goes."""
     run = guarded(root)
-    scrub(run, QUICK)
+    scrub(look(run))
     (root / "sharded-200" / "eval.txt").write_text("0.5")
     shutil.rmtree(root / "sharded-100")
     shutil.rmtree(root / "_ckptguard/kept/sharded-#/000000000100.1")
     (root / "_ckptguard/kept/sharded-#/000000000100.1.json").unlink()
-    done = scrub(run, QUICK)
+    done = scrub(look(run))
     assert sorted(told(done)) == [("200.1", "kept", "good"), ("200.1", "place", "good")]
-    assert {s.step for s in read_scrubs(run)} == {200}
+    assert {s.id.step for s in read_scrubs(run)} == {200}
     assert list_incidents(run) == []
 
 
 def test_a_damaged_kept_copy_counts_no_more(root):
     """The checkpoint stays good; the ledger, an incident and a hook tell of its copy, which is no known-good."""
     run = guarded(root)
-    copy = read_kept(run, "sharded-#", 200, 1)
+    copy = read_kept(run, ID_200)
     [file] = (root / "_ckptguard" / copy.folder).rglob("model-00002*")
     rot(file)
     events = []
-    done = scrub(run, QUICK, watcher=Watcher(tell=events.append))
+    done = scrub(look(run), watcher=Watcher(tell=events.append))
     assert [one for one in told(done) if one[2] != "good"] == [("200.1", "kept", "bad")]
-    verdict = load_history(run).verdict("sharded-#", (200, 1))
+    verdict = load_history(run).verdict(ID_200)
     assert verdict.outcome is Outcome.GOOD
     [finding] = [f for f in verdict.findings if f.check == "kept"]
     assert finding.file == "sharded-200/model-00002-of-00003.safetensors"
     assert finding.tensor is not None
-    assert (read_kept(run, "sharded-#", 200, 1), read_set_aside(run, "sharded-#", 200, 1)) == (None, copy)
+    assert (read_kept(run, ID_200), read_set_aside(run, ID_200)) == (None, copy)
     assert [i.evidence["kept_copy"] for i in list_incidents(run)] == ["200.1"]
     assert [event["event"] for event in events] == ["incident"]
     shutil.rmtree(root / "sharded-200")
-    assert find_known_good(run).id == "100.1"
+    assert str(find_known_good(run).id) == "100.1"
 
 
 def test_the_last_copy_of_all_turns_bad(root):
     """Rotated away, and then its kept copy rots: no whole copy is left, and the verdict says so."""
     run = guarded(root)
     shutil.rmtree(root / "sharded-200")
-    copy = read_kept(run, "sharded-#", 200, 1)
+    copy = read_kept(run, ID_200)
     rot(next((root / "_ckptguard" / copy.folder).rglob("model-00002*")))
-    assert find_known_good(run).id == "200.1"  # nobody has looked yet
-    assert ("200.1", "kept", "bad") in told(scrub(run, QUICK))
-    verdict = load_history(run).verdict("sharded-#", (200, 1))
+    assert str(find_known_good(run).id) == "200.1"  # nobody has looked yet
+    assert ("200.1", "kept", "bad") in told(scrub(look(run)))
+    verdict = load_history(run).verdict(ID_200)
     assert (verdict.outcome, verdict.place_damaged, verdict.content) == (Outcome.BAD, True, Outcome.GOOD)
-    assert find_known_good(run).id == "100.1"
+    assert str(find_known_good(run).id) == "100.1"
 
 
 def test_links_are_read_once(root):
     """A kept copy that is nothing but links to what lies in place has no bytes of its own to rot."""
     run = guarded(root, keep="link")
-    assert read_kept(run, "sharded-#", 200, 1).how in ("link", "reflink")
-    read = told(scrub(run, QUICK))
+    assert read_kept(run, ID_200).how in ("link", "reflink")
+    read = told(scrub(look(run)))
     assert [one for one in read if one[1] == "place"] == [("100.1", "place", "good"), ("200.1", "place", "good")]
-    if read_kept(run, "sharded-#", 200, 1).how == "link":
+    if read_kept(run, ID_200).how == "link":
         assert len(read) == 2
 
 
 def test_the_oldest_comes_first_and_the_young_are_left_out(root):
     """By the records of scrubs, else by the verdict; one from the future says nothing."""
     run = guarded(root, keep="none", writer=write_torch, steps=(100, 200, 300))
-    scrub(run, QUICK)
+    scrub(look(run))
     folder = root / "_ckptguard/scrubs/net-#.pt"
     for step, began in ((200, "20240101T000000Z"), (300, "20990101T000000Z")):
         [record] = folder.glob(f"*{step}.1.place.*")
         record.rename(folder / f"{step:012}.1.place.{began}.1-1.json")
-    assert told(scrub(run, QUICK, max_age=86400.0)) == [("200.1", "place", "good")]  # 300 has its verdict's time
+    assert told(scrub(look(run), ScrubOrder(max_age=86400.0))) == [
+        ("200.1", "place", "good")
+    ]  # 300 has its verdict's time
     for name in ("000000000300.1.place.20240101T000000Z.1-1.json", "000000000100.1.place.20230101T000000Z.1-1.json"):
         for old in folder.glob(name[:22] + "*"):
             old.unlink()
         (folder / name).write_text("{}")
-    assert [one.id for one in scrub(run, QUICK).places] == ["100.1", "300.1", "200.1"]
+    assert [str(one.id) for one in scrub(look(run)).places] == ["100.1", "300.1", "200.1"]
 
 
 def test_subsets_are_a_partition(root):
     """Each checkpoint is in one of t parts, the same one each time."""
     run = guarded(root, keep="none", writer=write_torch, steps=tuple(range(10, 130, 10)))
-    parts = [[one.id for one in scrub(run, QUICK, subset=parse_subset(f"{n}/3")).places] for n in (1, 2, 3)]
+    orders = [ScrubOrder(subset=parse_subset(f"{n}/3")) for n in (1, 2, 3)]
+    parts = [[str(one.id) for one in scrub(look(run), order).places] for order in orders]
     assert sorted(id for part in parts for id in part) == sorted(f"{step}.1" for step in range(10, 130, 10))
     assert all(parts)
-    assert {*parts[1]} == {one.id for one in scrub(run, QUICK, subset=parse_subset("2/3")).places}
+    assert {*parts[1]} == {str(one.id) for one in scrub(look(run), orders[1]).places}
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/3", "4/3", "1/0", "a/b", "-1/3", "1/3/5", "1/99999999"])
@@ -189,7 +197,7 @@ def test_stopped_anywhere_it_goes_on_there(root):
     while True:
         rounds += 1
         # One block to begin with the checkpoint, one for a file: each of these is smaller than a block.
-        done = scrub(run, QUICK, hold=StopAfter(2), progress=read.append)
+        done = scrub(look(run), hold=StopAfter(2), work=Work(progress=read.append))
         if not done.stopped:
             break
         assert (done.left, done.places) == (1, ())
@@ -204,16 +212,16 @@ def test_stopped_anywhere_it_goes_on_there(root):
 def test_time_that_is_up_stops_it(root):
     """Nothing is read in no time, and what is left is counted."""
     run = guarded(root)
-    done = scrub(run, QUICK, max_duration=0.0)
+    done = scrub(look(run), ScrubOrder(max_duration=0.0))
     assert (done.places, done.left, done.stopped) == ((), 4, True)
-    assert done.next.id == "100.1"
+    assert str(done.next.id) == "100.1"
 
 
 def test_damage_is_told_although_time_is_up(root):
     """What was found before the stop is not lost by it."""
     run = guarded(root, keep="none", steps=(100,))
     rot(root / "sharded-100" / "model-00001-of-00003.safetensors")
-    done = scrub(run, QUICK, hold=StopAfter(3))
+    done = scrub(look(run), hold=StopAfter(3))
     assert told(done) == [("100.1", "place", "bad")]
 
 
@@ -231,17 +239,17 @@ def test_what_differs_only_once_is_no_damage(root, monkeypatch):
         return real(storage, key, sealed, *args, **kwargs)
 
     monkeypatch.setattr(module, "reread", reread)
-    done = scrub(run, QUICK)
+    done = scrub(look(run))
     assert {one[2] for one in told(done)} == {"good"}
     assert done.could_not_tell
     assert list_incidents(run) == []
-    assert load_history(run).verdict("net-#.pt", (100, 1)).outcome is Outcome.GOOD
+    assert load_history(run).verdict(CheckpointId("net-#.pt", 100, 1)).outcome is Outcome.GOOD
 
 
 def test_md5_is_compared_when_asked(root, monkeypatch):
     """An MD5 on record that is not that of the bytes cannot be told to be damage; without --md5 nobody looks."""
     run = guarded(root, keep="none", writer=write_torch, steps=(100,))
-    assert scrub(run, QUICK, md5=True).could_not_tell == ()
+    assert scrub(look(run), ScrubOrder(md5=True)).could_not_tell == ()
     import ckptguard.scan.reread as module
 
     class Other:
@@ -252,8 +260,8 @@ def test_md5_is_compared_when_asked(root, monkeypatch):
             return "0" * 32
 
     monkeypatch.setattr(module.hashlib, "md5", lambda **_: Other())
-    assert scrub(run, QUICK).could_not_tell == ()
-    [sentence] = scrub(run, QUICK, md5=True).could_not_tell
+    assert scrub(look(run)).could_not_tell == ()
+    [sentence] = scrub(look(run), ScrubOrder(md5=True)).could_not_tell
     assert "MD5" in sentence
 
 
@@ -275,7 +283,7 @@ def test_hostile_names_among_the_records_say_nothing(root):
     ):
         (folder / name).write_text("{}")
     (folder / "000000000100.1.place.20250101T000000Z.0-1.json").write_text("")
-    assert told(scrub(run, QUICK)) == [("100.1", "place", "good")]
+    assert told(scrub(look(run))) == [("100.1", "place", "good")]
 
 
 def test_a_damaged_manifest_is_no_verdict(root):
@@ -284,7 +292,7 @@ def test_a_damaged_manifest_is_no_verdict(root):
     [manifest] = root.glob("_ckptguard/manifests/*/*100.1.json")
     manifest.write_bytes(manifest.read_bytes()[:-30])
     before = ledger_names(run)
-    done = scrub(run, QUICK)
+    done = scrub(look(run))
     assert told(done) == [("200.1", "place", "good")]
     assert len(done.could_not_tell) == 1
     assert ledger_names(run) == before
@@ -295,7 +303,7 @@ def test_a_save_in_progress_is_left_alone(root):
     run = guarded(root, keep="none")
     (root / "sharded-200" / "model-00001-of-00003.safetensors").write_bytes(b"")
     before = ledger_names(run)
-    done = scrub(run, QUICK.changed(settle=60.0))
+    done = scrub(look(run, QUICK.changed(settle=60.0)))
     assert told(done) == []
     assert ledger_names(run) == before
 
@@ -311,10 +319,10 @@ def test_on_an_object_store(tmp_path):
     store.rm("/scrubbed", recursive=True) if store.exists("/scrubbed") else None
     store.put(str(root), "/scrubbed", recursive=True)
     run = open_run("memory://scrubbed")
-    reconcile(run, QUICK.changed(keep="copy"), Watch(), assume_quiet=True)
-    assert told(scrub(run, QUICK)) == [("100.1", "kept", "good"), ("100.1", "place", "good")]
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes(), assume_quiet=True)
+    assert told(scrub(look(run))) == [("100.1", "kept", "good"), ("100.1", "place", "good")]
     key = "/scrubbed/sharded-100/model-00003-of-00003.safetensors"
     data = bytearray(store.cat_file(key))
     data[-3] ^= 1
     store.pipe_file(key, bytes(data))
-    assert ("100.1", "place", "bad") in told(scrub(run, QUICK))
+    assert ("100.1", "place", "bad") in told(scrub(look(run)))

@@ -10,24 +10,24 @@ import pytest
 from servers.fixtures import S3_BUCKETS
 from support.kill_points import Killed, kill_at
 from support.runs import QUICK, write_sharded
+from support.views import look
 from test_replicate import files_of, verify_all
 
 from ckptguard.errors import CkptguardError
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.replicas.replicate import replicate
-from ckptguard.replicas.start_run import start_from_replica
+from ckptguard.replicas.start_run import start_run
 from ckptguard.runs.find_known_good import find_known_good, known_good_candidates
-from ckptguard.runs.history import load_history
-from ckptguard.storage.remote.etags import ExpectedTag
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 
 # Replicates, and kills itself when so many blocks have passed.
 KILLED = """
 import os, signal, sys
 from ckptguard.replicas.replicate import replicate
-from ckptguard.records.run import open_run
+from ckptguard.runs.run_view import open_view
+from ckptguard.runs.work import Work
 from ckptguard.storage.options import use_options
 from ckptguard.values.settings import Settings
 left = [int(sys.argv[3])]
@@ -36,7 +36,8 @@ def progress(length):
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 use_options(eval(sys.argv[4]))
-assert replicate(open_run(sys.argv[1]), Settings(), sys.argv[2], progress=progress).trouble is None
+view = open_view(sys.argv[1], Settings())
+assert replicate(view, sys.argv[2], work=Work(progress=progress)).trouble is None
 """
 
 
@@ -45,7 +46,7 @@ def two(root, run):
     """A run of two sharded checkpoints that are good."""
     for step in (100, 200):
         write_sharded(root, step, seed=step)
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     return run
 
 
@@ -53,35 +54,28 @@ def test_a_replica_in_a_bucket(root, two, moto, tmp_path):
     """It verifies, restores, and gives a lost run back, all from the bucket."""
     url = f"s3://{S3_BUCKETS[0]}/replicas/{tmp_path.name}"
     before = files_of(two)
-    done = replicate(two, QUICK, url)
-    assert (done.behind, done.last_good, done.trouble) == (0, "200.1", None)
+    done = replicate(look(two), url)
+    assert (done.behind, str(done.last_good), done.trouble) == (0, "200.1", None)
     shutil.rmtree(root)
     replica = open_run(url)
     assert files_of(replica) == before
     assert set(verify_all(replica).values()) == {Outcome.GOOD}
-    assert restore(replica, QUICK, str(tmp_path / "out")).step == 200
-    assert start_from_replica(replica, str(root), QUICK).id == "200.1"
+    assert restore(look(replica), str(tmp_path / "out")).step == 200
+    assert str(start_run(look(replica), str(root), QUICK).id) == "200.1"
     assert set(verify_all(open_run(str(root))).values()) == {Outcome.GOOD}
 
 
-def test_the_stores_own_checksum_may_be_enough(root, run, moto, tmp_path):
-    """Asked for, S3's ETags of a small file, of one part exactly and of several are compared instead of reading back;
-    a store that has none is read back, and so is what S3 does not vouch for."""
+def test_files_of_one_part_and_of_several_are_read_back(root, run, moto, tmp_path):
+    """A small file, one of one part exactly and one of several; also from a store without parts."""
     for name, length in (("a-1", 1 << 10), ("b-2", 8 << 20), ("c-3", (17 << 20) + 4)):
         header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (length - 128, length - 128)
         header = header.ljust(120)
         (root / f"{name}.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(length - 128))
-    reconcile(run, QUICK, Watch())
-    settings = QUICK.changed(replica_verify="checksum")
-    done = replicate(run, settings, f"s3://{S3_BUCKETS[0]}/sums/{tmp_path.name}")
-    assert [c.verified for c in done.checkpoints] == ["the store's checksum"] * 3
-    assert set(verify_all(open_run(done.url)).values()) == {Outcome.GOOD}
-    done = replicate(run, settings, f"memory://sums/{tmp_path.name}")
-    assert [c.verified for c in done.checkpoints] == ["read back"] * 3
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ExpectedTag, "is_that", lambda self, tag: False)
-        done = replicate(run, settings, f"s3://{S3_BUCKETS[0]}/sums-2/{tmp_path.name}")
-    assert [c.verified for c in done.checkpoints] == ["read back"] * 3
+    reconcile(look(run), PassNotes())
+    for url in (f"s3://{S3_BUCKETS[0]}/sums/{tmp_path.name}", f"memory://sums/{tmp_path.name}"):
+        done = replicate(look(run), url)
+        assert [c.verified for c in done.checkpoints] == ["read back"] * 3
+        assert set(verify_all(open_run(done.url)).values()) == {Outcome.GOOD}
 
 
 def test_killed_in_the_middle_and_run_again(two, moto, tmp_path):
@@ -98,7 +92,7 @@ def test_killed_in_the_middle_and_run_again(two, moto, tmp_path):
         there = open_run(url, must_exist=False)
         outcomes = verify_all(there)
         assert all(outcomes[c.manifest.path] is Outcome.GOOD for c in candidates(there))
-    done = replicate(two, QUICK, url)
+    done = replicate(look(two), url)
     assert 0 < sum(c.sent for c in done.checkpoints) < total
     assert files_of(open_run(url)) == files_of(two)
     assert done.behind == 0
@@ -106,32 +100,32 @@ def test_killed_in_the_middle_and_run_again(two, moto, tmp_path):
 
 def candidates(run):
     """What a run calls known-good."""
-    return known_good_candidates(run, load_history(run))
+    return known_good_candidates(look(run))
 
 
 def test_a_beginning_that_is_killed_at_any_step_goes_on(root, two, tmp_path, monkeypatch):
     """A run that is begun from a replica, killed before step 1, 2, ...: what it calls good is whole, and the same
     command again ends where an untouched one ends."""
     place = str(tmp_path / "replica")
-    replicate(two, QUICK, place)
+    replicate(look(two), place)
     before = {k: v for k, v in files_of(two).items() if k.split("/")[0].endswith("200")}
     killed = 0
     for number in itertools.count(1):
         new = tmp_path / f"new-{number}"
         try:
             with kill_at(monkeypatch, number):
-                start_from_replica(open_run(place), str(new), QUICK)
+                start_run(look(open_run(place)), str(new), QUICK)
             break
         except Killed:
             killed += 1
         lost = open_run(str(new), must_exist=False)
         try:
-            assert find_known_good(lost).id == "200.1"
+            assert str(find_known_good(lost).id) == "200.1"
             whole = files_of(lost)
         except CkptguardError:
             whole = None
         if whole is None:
-            assert start_from_replica(open_run(place), str(new), QUICK).id == "200.1"
+            assert str(start_run(look(open_run(place)), str(new), QUICK).id) == "200.1"
             whole = files_of(lost)
         assert whole == before
         shutil.rmtree(new)

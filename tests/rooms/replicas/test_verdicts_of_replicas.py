@@ -5,6 +5,7 @@ import shutil
 import pytest
 from support.kept_runs import flip
 from support.runs import QUICK
+from support.views import look
 from test_replicate import verify_all
 
 from ckptguard.keep.quarantine import mark_suspect
@@ -14,21 +15,22 @@ from ckptguard.replicas.replicate import replicate
 from ckptguard.replicas.start_run import regain
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 
 @pytest.fixture
 def replica(three, tmp_path):
     """A replica of a run whose three checkpoints are good, and lie in place alone."""
-    reconcile(three, QUICK.changed(keep="none"), Watch())
-    replicate(three, QUICK, str(tmp_path / "replica"))
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+    replicate(look(three), str(tmp_path / "replica"))
     return open_run(str(tmp_path / "replica"))
 
 
 def outcomes(run):
     """{step: the outcome that counts}."""
-    return {step: s.outcome for (step, _), s in load_history(run).standings("net-#.pt").items()}
+    return {id.step: s.outcome for id, s in load_history(run).standings("net-#.pt").items()}
 
 
 def test_damage_and_suspicion_stand_when_the_replica_was_healed(root, three, replica):
@@ -42,26 +44,26 @@ def test_damage_and_suspicion_stand_when_the_replica_was_healed(root, three, rep
             verify_all(replica)
     flip(root / "net-100.pt")
     verify_all(three)
-    mark_suspect(three, load_history(three), "net-#.pt", (200, 1), "training was sick")
+    mark_suspect(look(three), CheckpointId("net-#.pt", 200, 1), "training was sick")
     (root / "net-300.pt").unlink()
     assert outcomes(replica) == dict.fromkeys((100, 200, 300), Outcome.GOOD)
-    assert regain(three, QUICK.changed(replicas=(replica.url,))).id == "300.1"
+    assert str(regain(look(three, QUICK.changed(replicas=(replica.url,)))).id) == "300.1"
     assert outcomes(three) == {100: Outcome.BAD, 200: Outcome.SUSPECT, 300: Outcome.GOOD}
 
 
 def test_what_becomes_suspect_on_its_way_stays_so(root, three, replica, monkeypatch):
     """Another process rolls the run back meanwhile."""
-    real = send_checkpoint._send_files
+    real = send_checkpoint.send_files
 
     def send(work):
-        mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "training was sick")
+        mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "training was sick")
         return real(work)
 
     (root / "net-300.pt").unlink()
-    monkeypatch.setattr(send_checkpoint, "_send_files", send)
-    regain(three, QUICK.changed(replicas=(replica.url,)))
+    monkeypatch.setattr(send_checkpoint, "send_files", send)
+    regain(look(three, QUICK.changed(replicas=(replica.url,))))
     assert outcomes(three)[300] is Outcome.SUSPECT
-    assert find_known_good(three).id == "200.1"
+    assert str(find_known_good(three).id) == "200.1"
 
 
 def test_damage_in_the_replica_is_none_in_the_run(root, three, replica):
@@ -69,14 +71,14 @@ def test_damage_in_the_replica_is_none_in_the_run(root, three, replica):
     flip(type(root)(replica.url) / "net-200.pt")
     verify_all(replica)
     (root / "net-300.pt").unlink()
-    assert regain(three, QUICK.changed(replicas=(replica.url,))).id == "300.1"
+    assert str(regain(look(three, QUICK.changed(replicas=(replica.url,)))).id) == "300.1"
     assert outcomes(three) == dict.fromkeys((100, 200, 300), Outcome.GOOD)
 
 
 def test_sickness_known_in_the_replica_is_known_in_the_run(root, three, replica):
     """It is of the bytes themselves, wherever they lie."""
-    mark_suspect(replica, load_history(replica), "net-#.pt", (200, 1), "training was sick")
+    mark_suspect(look(replica), CheckpointId("net-#.pt", 200, 1), "training was sick")
     (root / "net-300.pt").unlink()
-    assert regain(three, QUICK.changed(replicas=(replica.url,))).id == "300.1"
+    assert str(regain(look(three, QUICK.changed(replicas=(replica.url,)))).id) == "300.1"
     assert outcomes(three)[200] is Outcome.SUSPECT
-    assert find_known_good(three, before_step=300).id == "100.1"
+    assert str(find_known_good(three, before_step=300).id) == "100.1"

@@ -32,6 +32,13 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def escape(text: str) -> str:
+    """Text from a file, safe to print. What it takes is imported when it is first needed: help needs none of it."""
+    from ckptguard.values import ids
+
+    return ids.escape(text)
+
+
 def say(text: str) -> None:
     """One or more lines of data to stdout. A reader that closed the pipe early ends the output, not the command:
     its exit code still tells what was found."""
@@ -61,8 +68,6 @@ def emit(document: Mapping[str, object]) -> None:
 
 def trouble(text: str) -> None:
     """One sentence to stderr, escaped; losing it must not change the outcome."""
-    from ckptguard.values.ids import escape
-
     try:
         click.echo(escape(text), err=True)
     except OSError:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.views import look
 
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import read_daemon_record
@@ -52,10 +53,10 @@ def lived(tmp_path_factory):
 def test_the_damaged_and_the_poisoned_save_are_bad(lived):
     """The flipped bit and the overflow were found, named, and moved out of the trainer's way."""
     run, story = lived
-    bad = {state.path: state for state in survey(open_run(str(run))) if state.outcome is Outcome.BAD}
+    bad = {state.path: state for state in survey(look(str(run))) if state.outcome is Outcome.BAD}
     poisoned = f"char-{story['sick_step']:04d}.pt"
     assert set(bad) == {story["damaged"], poisoned}
-    assert all(state.quarantined and not state.in_place and state.id.endswith(".1") for state in bad.values())
+    assert all(state.quarantined and not state.in_place and state.id.generation == 1 for state in bad.values())
     assert "CRC" in bad[story["damaged"]].reason or "digest" in bad[story["damaged"]].reason
     assert "NaN" in bad[poisoned].reason
 
@@ -95,7 +96,7 @@ def test_training_went_on_to_a_lower_loss(lived):
 def test_steps_saved_again_are_new_generations(lived):
     """After the rollback the same steps were saved again: second generations, good."""
     run, story = lived
-    again = {s.path: s.outcome for s in survey(open_run(str(run))) if (s.id or "").endswith(".2")}
+    again = {s.path: s.outcome for s in survey(look(str(run))) if s.id is not None and s.id.generation == 2}
     assert again == dict.fromkeys([story["damaged"], f"char-{story['sick_step']:04d}.pt"], Outcome.GOOD)
 
 

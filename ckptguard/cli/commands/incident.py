@@ -8,10 +8,9 @@ import click
 
 from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
+from ckptguard.cli.output import emit, escape, say
 from ckptguard.cli.progress import progress_bar
 from ckptguard.errors import CkptguardError
-from ckptguard.values.ids import escape
 
 
 @click.command("incident", cls=Command, short_help="Show an incident's report.", codes=(ExitCode.NOT_FOUND,))

@@ -6,8 +6,7 @@ import click
 
 from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
-from ckptguard.values.ids import escape
+from ckptguard.cli.output import emit, escape, say
 
 
 @click.command(

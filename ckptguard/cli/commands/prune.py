@@ -8,8 +8,7 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.values.ids import escape
+from ckptguard.cli.output import emit, escape, say, trouble
 
 if TYPE_CHECKING:
     from ckptguard.retention.prune import Pruned

@@ -8,10 +8,9 @@ import click
 
 from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.output import emit, escape, say, trouble
 from ckptguard.cli.progress import progress_bar
 from ckptguard.cli.rates import parse_rate
-from ckptguard.values.ids import escape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
+from ckptguard.cli.output import emit, escape, say
 from ckptguard.cli.progress import progress_bar
-from ckptguard.values.ids import escape
 
 if TYPE_CHECKING:
     from ckptguard.recover.restore import Restored

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from support.runs import QUICK, state_dict, write_torch
+from support.views import look
 
-from ckptguard.cli import documents
+from ckptguard.cli import entry
 from ckptguard.cli.entry import COMMANDS
+from ckptguard.documents.build import plain
 from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.records.run import open_run
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.incident import Details, Resumed, Sample, Training
 
-TEXT = (Path(documents.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
+TEXT = (Path(entry.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
 EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS)}
 FREE = {"evidence", "dtypes", "versions", "metrics"}  # whatever the one who noticed wrote down
@@ -40,8 +42,9 @@ def ordered(value):
 @pytest.fixture
 def eventful(three):
     """A guarded run with kept copies, a poisoned newest save, an incident and a daemon's record."""
-    run = open_run(str(three))
-    reconcile(run, QUICK.changed(keep="copy"), Watch())
+    view = look(str(three), QUICK.changed(keep="copy"))
+    run = view.run
+    reconcile(view, PassNotes())
     state = state_dict(4)
     state["embed.weight"][0, 0] = float("inf")
     torch.save(state, three / "net-400.pt")
@@ -174,7 +177,7 @@ def test_many_findings_end_with_how_many_were_omitted(document, root):
 
 def test_numbers_that_json_does_not_know_are_null():
     """A document never holds NaN or Infinity, which strict parsers refuse."""
-    assert documents.plain({"a": [float("nan"), 1.5], "b": float("-inf")}) == {"a": [None, 1.5], "b": None}
+    assert plain({"a": [float("nan"), 1.5], "b": float("-inf")}) == {"a": [None, 1.5], "b": None}
 
 
 def test_names_that_are_not_text_survive(invoke, root):

@@ -8,7 +8,7 @@ import pytest
 from support.runs import write_torch
 
 from ckptguard.cli.entry import COMMANDS
-from ckptguard.replicas import find_replicas as replica_places
+from ckptguard.runs import find_known_good
 
 
 def test_help_imports_no_heavy_module(process):
@@ -37,7 +37,7 @@ def test_an_unexpected_error_is_a_sentence(invoke, verified, monkeypatch):
     def broken(*args, **kwargs):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(replica_places, "find_known_good_anywhere", broken)
+    monkeypatch.setattr(find_known_good, "find_known_good", broken)
     result = invoke("known-good", verified)
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -76,7 +76,7 @@ def test_an_interruption_ends_with_130(invoke, verified, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(replica_places, "find_known_good_anywhere", interrupted)
+    monkeypatch.setattr(find_known_good, "find_known_good", interrupted)
     assert invoke("known-good", verified).exit_code == 130
 
 

@@ -9,6 +9,7 @@ import pytest
 from support.hub_caches import COMMIT, LATER, Hub, flip, git_sha1, sharded_files
 
 from ckptguard.cli.progress import bytes_below
+from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings
 from ckptguard.verify.target import verify_target
 
@@ -327,7 +328,7 @@ def test_blobs_that_snapshots_share_are_read_once(tmp_path, monkeypatch):
     repository = hub.repository()
     held = sum(p.stat().st_size for p in (repository / "blobs").iterdir())
     read = []
-    report = verify_target(str(repository), Settings(settle=0.0), progress=read.append)
+    report = verify_target(str(repository), Settings(settle=0.0), work=Work(progress=read.append))
     assert [c.outcome.value for c in report.checkpoints] == ["good", "good"]
     assert sum(read) == held
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)

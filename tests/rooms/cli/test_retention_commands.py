@@ -4,9 +4,9 @@ import os
 
 import pytest
 from support.runs import QUICK, write_torch
+from support.views import look
 
-from ckptguard.records.run import open_run
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 
 def steps(documents):
@@ -119,8 +119,7 @@ def test_only_checkpoints_of_a_run_can_be_pinned(invoke, root, tmp_path):
 
 def test_list_says_what_copies_cost(invoke, document, three):
     """A link costs nothing while the trainer's file lives, and its bytes when it is gone; a copy always costs them."""
-    run = open_run(str(three))
-    reconcile(run, QUICK.changed(keep="link"), Watch())
+    reconcile(look(str(three), QUICK.changed(keep="link")), PassNotes())
     found = {c["step"]: c for c in document("list", three)[1]["checkpoints"]}
     assert [found[s]["kept_how"] for s in (200, 300)] in (["link"] * 2, ["reflink"] * 2)
     if found[300]["kept_how"] == "reflink":

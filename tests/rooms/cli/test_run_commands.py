@@ -10,6 +10,7 @@ from support.runs import state_dict, write_torch
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Finding, Outcome, Severity
 
 
@@ -190,7 +191,7 @@ def test_clear_lifts_a_suspicion_with_a_reason(document, invoke, verified):
 def append_suspicion(root, step):
     """Record that training was sick when this step was saved; returns the checkpoint's id."""
     run = open_run(str(root))
-    verdict = load_history(run).verdict("net-#.pt", (step, 1))
+    verdict = load_history(run).verdict(CheckpointId("net-#.pt", step, 1))
     sick = Finding(check="incident", severity=Severity.SICKNESS, message="saved while the loss was nan")
     append_verdict(run, msgspec.structs.replace(verdict, outcome=Outcome.SUSPECT, findings=(sick,)))
     return f"{step}.1"

@@ -4,9 +4,9 @@ import os
 
 import pytest
 from support.runs import QUICK, write_sharded
+from support.views import look
 
-from ckptguard.records.run import open_run
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def copied(root):
     """Two verified checkpoints with copies of their own."""
     for step in (100, 200):
         write_sharded(root, step, seed=step)
-    reconcile(open_run(str(root)), QUICK.changed(keep="copy"), Watch())
+    reconcile(look(str(root), QUICK.changed(keep="copy")), PassNotes())
     return root
 
 

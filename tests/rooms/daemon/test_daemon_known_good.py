@@ -32,6 +32,7 @@ from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.scan import scan_files
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
@@ -42,7 +43,7 @@ SERIES = "net-#.safetensors"
 def make_suspect(run: Path, step: int) -> None:
     """As anybody may, with or without the daemon."""
     opened = open_run(str(run))
-    verdict = load_history(opened).verdict(SERIES, (step, 1))
+    verdict = load_history(opened).verdict(CheckpointId(SERIES, step, 1))
     assert verdict is not None
     append_verdict(opened, msgspec.structs.replace(verdict, outcome=Outcome.SUSPECT))
 

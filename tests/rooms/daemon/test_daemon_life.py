@@ -16,6 +16,7 @@ import fsspec
 import pytest
 from ckptguard_daemon.service import run_once
 from support.daemon_process import PATIENCE, DaemonProcess, Starter, flip_bit, save, until, was_asked
+from support.views import look
 
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import read_daemon_record
@@ -229,7 +230,7 @@ def test_once_over_a_storage_that_is_not_local() -> None:
             memory.pipe_file(f"/daemon-once/net-{step}.safetensors", save(Path(folder), step, nan=nan).read_bytes())
     try:
         assert run_once([url], Settings(settle=0.1), threading.Event()) == 3
-        assert {s.id: s.outcome.value for s in survey(open_run(url))} == {"1.1": "good", "2.1": "bad"}
+        assert {str(s.id): s.outcome.value for s in survey(look(url))} == {"1.1": "good", "2.1": "bad"}
     finally:
         memory.rm("/daemon-once", recursive=True)
 

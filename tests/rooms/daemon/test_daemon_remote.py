@@ -46,7 +46,7 @@ def test_saves_on_a_store_are_found_read_back_and_judged_and_no_secret_gets_out(
     history = load_history(run)
     for series in history.names:
         for key in history.standings(series):
-            verdict = history.verdict(series, key)
+            verdict = history.verdict(key)
             assert verdict is not None
             assert verdict.read_back == "bytes"
     damaged = bytearray(client.get_object(Bucket=S3_BUCKETS[0], Key=f"{folder}/net-100.safetensors")["Body"].read())

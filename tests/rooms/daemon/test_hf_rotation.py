@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.daemon_process import DaemonProcess
+from support.views import look
 
 from ckptguard.inspect.list_states import survey
-from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -50,7 +50,6 @@ def test_rotation_with_one_checkpoint_and_poisoned_saves(tmp_path, start):
     for byte from its kept copy."""
     output = tmp_path / "out"
     output.mkdir()
-    run = open_run(str(output))
     config = transformers.Qwen2Config(
         vocab_size=32,
         hidden_size=16,
@@ -78,9 +77,9 @@ def test_rotation_with_one_checkpoint_and_poisoned_saves(tmp_path, start):
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[saboteur])
     trainer.train()
     _, answer = saboteur.daemon.ask("known-good?wait_seconds=60")
-    in_place = [s for s in survey(run) if s.in_place]
+    in_place = [s for s in survey(look(str(output), Settings())) if s.in_place]
     assert [(s.step, s.outcome) for s in in_place] == [(10, Outcome.BAD)]
     assert (answer["step"], answer["kept"]) == (LAST_GOOD_STEP, True)
-    restored = restore(run, Settings(), str(tmp_path / "restored"))
+    restored = restore(look(str(output), Settings()), str(tmp_path / "restored"))
     assert os.path.basename(restored.path) == f"checkpoint-{LAST_GOOD_STEP}"
     assert content(Path(restored.path)) == saboteur.healthy

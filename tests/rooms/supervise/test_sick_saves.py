@@ -4,13 +4,11 @@ import json
 
 import pytest
 import torch
-from support.runs import QUICK, state_dict, write_torch
+from support.runs import state_dict, write_torch
+from support.views import look
 
-from ckptguard.records.run import open_run
-from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import list_checkpoints
 from ckptguard.supervise.sick_saves import find_sick_saves, sick_without_step, sickness_in
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 
 NAN = Finding(check="finite", severity=Severity.ERROR, message="1 NaN", tensor="w", count=1)
@@ -72,9 +70,8 @@ def folder(tmp_path):
 
 def found(folder, before=()):
     """The sick saves after a pass."""
-    run = open_run(str(folder))
-    reconcile(run, QUICK, Watch())
-    return find_sick_saves(run, load_history(run), list_checkpoints(run), before=before)
+    reconcile(look(str(folder)), PassNotes())
+    return find_sick_saves(look(str(folder)), before=before)
 
 
 def test_the_newest_judged_save_counts(folder):
@@ -94,8 +91,7 @@ def test_another_series_that_was_never_good_is_no_reason(folder):
     write_sick(folder, "dump-7.pt")
     write_sick(folder, "last.pt")
     assert found(folder) == []
-    run = open_run(str(folder))
-    assert sick_without_step(load_history(run), list_checkpoints(run)) == ["last.pt"]
+    assert sick_without_step(look(str(folder))) == ["last.pt"]
 
 
 def test_without_anything_good_only_a_new_save_is_a_reason(tmp_path):
@@ -103,7 +99,7 @@ def test_without_anything_good_only_a_new_save_is_a_reason(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     write_sick(run, "net-1.pt")
-    lying = [c.signature for c in list_checkpoints(open_run(str(run)))]
+    lying = [c.signature for c in look(str(run)).checkpoints]
     assert found(run, before=lying) == []
     write_sick(run, "net-2.pt", seed=8)
     assert [s.path for s in found(run, before=lying)] == ["net-2.pt"]

@@ -210,20 +210,22 @@ def test_an_incident_that_a_guard_deals_with_is_left_to_it(supervise, run):
     done = supervise(
         """
 from ckptguard.values.settings import Settings
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.records.incidents import open_incident, update_incident
-from ckptguard.records.run import open_run
+from ckptguard.runs.run_view import open_view
 
 start(run)
 train(run, 2)
-opened = open_run(str(run))
+view = open_view(str(run), Settings(settle=0.0))
+opened = view.run
 incident = open_incident(opened, step=3, cause="numeric", reason="NaN", evidence={}, source="guard")
 incident = update_incident(opened, incident, state="handling")
 save(run, 3, nan=True)
 await_verdict(run, 3, "bad")
 save(run, 4, nan=True)
 await_verdict(run, 4, "bad")  # whoever judged it has passed over 3
-roll_back(opened, Settings(settle=0.0), reason="guard", check_writing=False)
+view.forget()
+roll_back(view, GoBack(reason="guard", check_writing=False))
 update_incident(opened, incident, state="closed", action="went back")
 train(run, 4)
 """

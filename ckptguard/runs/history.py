@@ -105,10 +105,13 @@ class History:
             manifest = read_manifest(self.run, id)
         except RecordsError:
             manifest = None
+        self._remember(id, manifest)
+        return manifest
+
+    def _remember(self, id: CheckpointId, manifest: Manifest | None) -> None:
         if len(self._manifests) >= _MOST_MANIFESTS:
             del self._manifests[next(iter(self._manifests))]
         self._manifests[id] = manifest
-        return manifest
 
     def verdict(self, id: CheckpointId) -> Verdict | None:
         """The verdict that counts for a generation; entries that cannot be read do not exist."""
@@ -147,6 +150,14 @@ class History:
         if series in self._ever_good and entry.outcome is Outcome.GOOD:
             self._ever_good[series].add(entry.id)
         self._note_order(entry.id)
+
+    def note_manifest(self, manifest: Manifest) -> None:
+        """Take over one more manifest, such as one that was just written."""
+        id = manifest.id
+        self._remember(id, manifest)
+        if id.series in self._sealed:
+            self._sealed[id.series][id] = None
+        self._note_order(id)
 
     def _entries(self, series: str) -> dict[CheckpointId, list[str]]:
         """The ledger names of a series by generation."""

@@ -132,6 +132,7 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
         commits = sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer
         if commits:
             sealed = seal_observed(run, evidence, id)
+            history.note_manifest(sealed)
         verdict = Verdict(
             series=id.series,
             step=id.step,

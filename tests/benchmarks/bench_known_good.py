@@ -30,8 +30,9 @@ from unittest import mock
 
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.run_view import open_view
 from ckptguard.storage.local.local_storage import LocalStorage
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.manifest import decode_manifest, encode_manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import decode_verdict, encode_verdict
@@ -49,7 +50,7 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
     from support.tiny_run import name_of, save
 
     save(str(root), count, 1)
-    reconcile(open_run(str(root)), Settings(settle=0.0, keep="none"), Watch())
+    reconcile(open_view(str(root), Settings(settle=0.0, keep="none")), PassNotes())
     own, last = root / "_ckptguard", f"{count:012d}.1"
     manifest = decode_manifest((own / "manifests" / "model-#" / f"{last}.json").read_bytes())
     verdict = decode_verdict((own / "ledger" / "model-#" / f"{last}.0001.good.json").read_bytes())

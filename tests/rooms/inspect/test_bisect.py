@@ -6,12 +6,13 @@ import shutil
 import pytest
 import torch
 from support.runs import QUICK, state_dict, write_torch
+from support.views import look
 
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.inspect.bisect import bisect_run
 from ckptguard.records.ledger import ledger_names
-from ckptguard.recover.roll_back import roll_back
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import verify_target
 
@@ -43,8 +44,8 @@ def flip(path):
 
 def test_the_last_good_is_held_against_the_first_bad(turned):
     """Unverified checkpoints are verified and recorded; what is sick is listed in file order, with count and index."""
-    found = bisect_run(turned, QUICK)
-    assert (found.series, found.last_good.id, found.first_bad.id) == ("net-#.pt", "300.1", "400.1")
+    found = bisect_run(look(turned))
+    assert (found.series, str(found.last_good.id), str(found.first_bad.id)) == ("net-#.pt", "300.1", "400.1")
     assert [s.outcome.value for s in found.stages] == ["good", "good", "good", "bad", "bad"]
     assert [(c.tensor, c.nan, c.inf, c.first_index) for c in found.culprits] == [
         ("layers.2.norm.bias", 1, 0, 5),
@@ -52,13 +53,13 @@ def test_the_last_good_is_held_against_the_first_bad(turned):
     ]
     assert [c.name for c in found.diff.changes[:2]] == ["layers.2.norm.bias", "embed.weight"]
     assert found.diff.changes[1].difference.first_nonfinite == (2, 4)
-    assert (found.diff.a.id, found.diff.b.id) == ("300.1", "400.1")
+    assert (str(found.diff.a.id), str(found.diff.b.id)) == ("300.1", "400.1")
     assert len(ledger_names(turned)["net-#.pt"]) == 5
 
 
 def test_nothing_is_recorded_if_not_wanted(turned):
     """Without recording the answer is the same, and the ledger stays empty."""
-    found = bisect_run(turned, QUICK, record=False)
+    found = bisect_run(look(turned), record=False)
     assert (found.last_good.step, found.first_bad.step) == (300, 400)
     assert [c.tensor for c in found.culprits] == ["layers.2.norm.bias", "embed.weight"]
     assert found.findings
@@ -70,7 +71,7 @@ def test_damage_is_named_before_what_training_changed(root, three):
     verify_target(str(root), QUICK)
     flip(root / "net-200.pt")
     verify_target(str(root), QUICK)
-    found = bisect_run(three, QUICK)
+    found = bisect_run(look(three))
     assert (found.last_good.step, found.first_bad.step) == (100, 200)
     assert {c.check for c in found.culprits} <= {"digests", "structure", "finite"}
     [damaged] = [c.tensor for c in found.culprits if c.check == "digests"]
@@ -79,7 +80,7 @@ def test_damage_is_named_before_what_training_changed(root, three):
 
 def test_all_good_has_nothing_to_say(three):
     """No bad one: no pair, and the stages tell it."""
-    found = bisect_run(three, QUICK)
+    found = bisect_run(look(three))
     assert (found.last_good, found.first_bad, found.diff) == (None, None, None)
     assert {s.outcome for s in found.stages} == {Outcome.GOOD}
 
@@ -88,7 +89,7 @@ def test_nothing_good_before_it(run, root):
     """The first bad one of all is described alone."""
     save_sick(root, 100, embed__weight=0)
     save_sick(root, 200, embed__weight=0)
-    found = bisect_run(run, QUICK)
+    found = bisect_run(look(run))
     assert (found.last_good, found.first_bad.step, found.diff) == (None, 100, None)
     assert [c.tensor for c in found.culprits] == ["embed.weight"]
     assert "no good checkpoint" in found.notes[0]
@@ -97,19 +98,19 @@ def test_nothing_good_before_it(run, root):
 def test_after_a_rollback_the_quarantined_one_is_compared(turned):
     """What was moved to quarantine is read there."""
     verify_target(turned.url, QUICK)
-    roll_back(turned, QUICK, reason="it turned sick")
-    found = bisect_run(turned, QUICK)
-    assert found.first_bad.id == "400.1"
+    roll_back(look(turned), GoBack(reason="it turned sick"))
+    found = bisect_run(look(turned))
+    assert str(found.first_bad.id) == "400.1"
     assert [c.tensor for c in found.culprits] == ["layers.2.norm.bias", "embed.weight"]
     assert "quarantine" in found.diff.b.path
 
 
 def test_a_good_one_that_was_rotated_away_is_read_from_its_copy(turned, root):
     """The trainer deleted the last good one: the kept copy stands for it."""
-    reconcile(turned, QUICK.changed(keep="copy"), Watch())
+    reconcile(look(turned, QUICK.changed(keep="copy")), PassNotes())
     (root / "net-300.pt").unlink()
-    found = bisect_run(turned, QUICK)
-    assert (found.last_good.id, found.diff.a.id) == ("300.1", "300.1")
+    found = bisect_run(look(turned))
+    assert (str(found.last_good.id), str(found.diff.a.id)) == ("300.1", "300.1")
     assert "kept" in found.diff.a.path
 
 
@@ -117,8 +118,8 @@ def test_an_older_good_one_stands_in_for_one_that_is_gone(turned, root):
     """Without a copy the newest good one that is still there is compared, and says which it is."""
     verify_target(turned.url, QUICK)
     (root / "net-300.pt").unlink()
-    found = bisect_run(turned, QUICK)
-    assert (found.last_good.id, found.diff.a.id) == ("300.1", "200.1")
+    found = bisect_run(look(turned))
+    assert (str(found.last_good.id), str(found.diff.a.id)) == ("300.1", "200.1")
 
 
 def test_a_bad_one_that_is_gone_leaves_its_findings(turned, root):
@@ -126,8 +127,8 @@ def test_a_bad_one_that_is_gone_leaves_its_findings(turned, root):
     verify_target(turned.url, QUICK)
     for step in (400, 500):
         (root / f"net-{step}.pt").unlink()
-    found = bisect_run(turned, QUICK)
-    assert (found.first_bad.id, found.diff) == ("400.1", None)
+    found = bisect_run(look(turned))
+    assert (str(found.first_bad.id), found.diff) == ("400.1", None)
     assert {c.tensor for c in found.culprits} == {"layers.2.norm.bias", "embed.weight"}
     assert "is gone" in found.notes[0]
 
@@ -138,7 +139,7 @@ def test_what_cannot_be_compared_is_a_note(three, root):
     verify_target(str(root), QUICK)
     (root / "net-400.pt").write_bytes(b"\0" * (root / "net-400.pt").stat().st_size)
     verify_target(str(root), QUICK)
-    found = bisect_run(three, QUICK)
+    found = bisect_run(look(three))
     assert (found.last_good.step, found.first_bad.step, found.diff) == (300, 400, None)
     assert found.culprits
     assert "cannot be compared" in found.notes[0]
@@ -150,11 +151,11 @@ def test_series_are_told_apart(turned, root):
     shutil.copy(root / "net-100.pt", root / "ema-100.pt")
     save_sick(root, 200, series="ema", embed__weight=0)
     with pytest.raises(SettingsError, match="several series"):
-        bisect_run(turned, QUICK)
-    found = bisect_run(turned, QUICK, series="ema-#.pt")
+        bisect_run(look(turned))
+    found = bisect_run(look(turned), series="ema-#.pt")
     assert (found.last_good.path, found.first_bad.path) == ("ema-100.pt", "ema-200.pt")
     with pytest.raises(NotFoundError):
-        bisect_run(turned, QUICK, series="none-#.pt")
+        bisect_run(look(turned), series="none-#.pt")
 
 
 def test_the_newest_turn_counts(run, root):
@@ -163,7 +164,7 @@ def test_the_newest_turn_counts(run, root):
         write_torch(root, step, step)
     for step in (200, 400, 500):
         save_sick(root, step, embed__weight=0)
-    found = bisect_run(run, QUICK)
+    found = bisect_run(look(run))
     assert (found.last_good.step, found.first_bad.step) == (300, 400)
 
 
@@ -171,5 +172,5 @@ def test_more_sick_tensors_than_a_verdict_lists(run, root):
     """Verdicts list fifty findings; the culprits are all of them."""
     for step, value in ((1, 0.5), (2, float("nan"))):
         torch.save({f"w.{i:03d}": torch.tensor([[1.0, value + i]]) for i in range(70)}, root / f"net-{step}.pt")
-    found = bisect_run(run, QUICK)
+    found = bisect_run(look(run))
     assert [c.tensor for c in found.culprits] == [f"w.{i:03d}" for i in range(70)]

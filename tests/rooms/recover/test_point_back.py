@@ -3,16 +3,17 @@
 import shutil
 
 import pytest
-from support.runs import QUICK, write_safetensors, write_torch
+from support.runs import write_safetensors, write_torch
+from support.views import look
 
 from ckptguard.records.run import open_run
-from ckptguard.recover.roll_back import roll_back
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 
 def back(folder, **how):
     """Go back in a run, and the names in it afterwards."""
-    roll_back(open_run(str(folder)), QUICK, reason="test", check_writing=False, **how)
+    roll_back(look(open_run(str(folder))), GoBack(reason="test", check_writing=False, **how))
     return sorted(p.name for p in folder.iterdir() if p.name != "_ckptguard")
 
 
@@ -23,7 +24,7 @@ def tags(tmp_path):
     for step in (100, 200, 300):
         write_safetensors(run, step, seed=step)
     (run / "latest").write_text("model-300")
-    reconcile(open_run(str(run)), QUICK, Watch())
+    reconcile(look(open_run(str(run))), PassNotes())
     return run
 
 
@@ -76,6 +77,6 @@ def test_megatrons_tracker_file_holds_the_number(tmp_path):
             run / f"iter_{step:07d}/mp_rank_00/net-{step}.pt", run / f"iter_{step:07d}/mp_rank_00/model_optim_rng.pt"
         )
     (run / "latest_checkpointed_iteration.txt").write_text("200")
-    reconcile(open_run(str(run)), QUICK, Watch())
+    reconcile(look(open_run(str(run))), PassNotes())
     back(run, before_step=200)
     assert (run / "latest_checkpointed_iteration.txt").read_text() == "100"

@@ -8,23 +8,25 @@ import pytest
 import torch
 from support.kept_runs import flip
 from support.runs import QUICK, state_dict, write_sharded, write_torch
+from support.views import look
 
 from ckptguard.errors import DeniedError, NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StorageFullError
 from ckptguard.records.trash import list_trashed
+from ckptguard.recover import restorable as places
 from ckptguard.recover import restore as module
 from ckptguard.recover.restore import restore
 from ckptguard.retention import prune as prune_module
 from ckptguard.retention.prune import prune
-from ckptguard.runs.history import load_history
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 
 
 def test_the_known_good_comes_out_byte_for_byte(root, three, tmp_path):
     """DEST is made, the file has its own name and its own bytes."""
-    reconcile(three, QUICK, Watch())
-    done = restore(three, QUICK, str(tmp_path / "out" / "deep"))
+    reconcile(look(three), PassNotes())
+    done = restore(look(three), str(tmp_path / "out" / "deep"))
     assert done.path == str(tmp_path / "out" / "deep" / "net-300.pt")
     assert (tmp_path / "out" / "deep" / "net-300.pt").read_bytes() == (root / "net-300.pt").read_bytes()
     assert os.listdir(tmp_path / "out" / "deep") == ["net-300.pt"]
@@ -33,30 +35,30 @@ def test_the_known_good_comes_out_byte_for_byte(root, three, tmp_path):
 def test_folders_come_out_whole(root, run, tmp_path):
     """A sharded folder is restored with every file, from its copy when rotation took it."""
     path = write_sharded(root, 100, seed=1)
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     before = {p.name: p.read_bytes() for p in (root / path).iterdir()}
     shutil.rmtree(root / path)
-    done = restore(run, QUICK, str(tmp_path / "out"))
+    done = restore(look(run), str(tmp_path / "out"))
     assert done.kept
     assert {p.name: p.read_bytes() for p in (tmp_path / "out" / path).iterdir()} == before
 
 
 def test_a_destination_with_something_in_it_is_refused(three, tmp_path):
     """Nothing in DEST is ever touched."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
     with pytest.raises(SettingsError):
-        restore(three, QUICK, str(tmp_path / "out"))
+        restore(look(three), str(tmp_path / "out"))
     assert os.listdir(tmp_path / "out") == ["mine"]
 
 
 def test_damaged_bytes_are_refused_and_leave_nothing(root, three, tmp_path):
     """Damage since the verdict is found while restoring; DEST is as it was: absent."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     flip(root / "net-300.pt")
     with pytest.raises(RefusedError) as caught:
-        restore(three, QUICK, str(tmp_path / "out"), step=300)
+        restore(look(three), str(tmp_path / "out"), step=300)
     assert caught.value.outcome == "bad"
     assert not (tmp_path / "out").exists()
 
@@ -64,9 +66,9 @@ def test_damaged_bytes_are_refused_and_leave_nothing(root, three, tmp_path):
 def test_a_copy_with_its_own_bytes_stands_in(root, three, tmp_path):
     """With keep = copy, damage in place is no loss."""
     before = (root / "net-300.pt").read_bytes()
-    reconcile(three, QUICK.changed(keep="copy"), Watch())
+    reconcile(look(three, QUICK.changed(keep="copy")), PassNotes())
     flip(root / "net-300.pt")
-    done = restore(three, QUICK, str(tmp_path / "out"))
+    done = restore(look(three), str(tmp_path / "out"))
     assert done.kept
     assert (tmp_path / "out" / "net-300.pt").read_bytes() == before
 
@@ -76,46 +78,46 @@ def test_bad_ones_need_force(root, run, tmp_path):
     state = state_dict(1)
     state["embed.weight"][0, 0] = torch.tensor(3e38) * 10
     torch.save(state, root / "net-100.pt")
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     with pytest.raises(NoKnownGoodError):
-        restore(run, QUICK, str(tmp_path / "out"))
+        restore(look(run), str(tmp_path / "out"))
     with pytest.raises(RefusedError):
-        restore(run, QUICK, str(tmp_path / "out"), step=100)
-    done = restore(run, QUICK, str(tmp_path / "out"), step=100, force=True)
+        restore(look(run), str(tmp_path / "out"), step=100)
+    done = restore(look(run), str(tmp_path / "out"), step=100, force=True)
     assert os.path.exists(done.path)
 
 
 def test_a_pending_one_is_verified_first(root, run, tmp_path):
     """No daemon ever ran: restoring a step verifies it on the way."""
     write_torch(root, 100, seed=1)
-    assert restore(run, QUICK, str(tmp_path / "out"), step=100).id == "100.1"
+    assert str(restore(look(run), str(tmp_path / "out"), step=100).id) == "100.1"
     with pytest.raises(NotFoundError):
-        restore(run, QUICK, str(tmp_path / "out2"), step=7)
+        restore(look(run), str(tmp_path / "out2"), step=7)
 
 
 def test_a_full_disk_leaves_nothing_behind(three, tmp_path, monkeypatch):
     """No space: an error that says so, and no half-file under any name."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
 
     def full(handle):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(module.os, "fsync", full)
     with pytest.raises(StorageFullError, match="no space left"):
-        restore(three, QUICK, str(tmp_path / "out"))
+        restore(look(three), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
 def test_a_kept_copy_that_rotted_is_not_handed_out(root, three, tmp_path):
     """Every use of a kept copy reads it; the next older good one is restored instead."""
     before = (root / "net-200.pt").read_bytes()
-    reconcile(three, QUICK.changed(keep="copy"), Watch())
+    reconcile(look(three, QUICK.changed(keep="copy")), PassNotes())
     (root / "net-300.pt").unlink()
     flip(next((root / "_ckptguard" / "kept").rglob("net-300.pt")))
     with pytest.raises(RefusedError):
-        restore(three, QUICK, str(tmp_path / "out"), step=300)
+        restore(look(three), str(tmp_path / "out"), step=300)
     assert not (tmp_path / "out").exists()
-    assert restore(three, QUICK, str(tmp_path / "out")).id == "200.1"
+    assert str(restore(look(three), str(tmp_path / "out")).id) == "200.1"
     assert (tmp_path / "out" / "net-200.pt").read_bytes() == before
 
 
@@ -123,18 +125,18 @@ def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path,
     """The newest rotted since its verdict, and its kept copy is a link to it: 200 comes out, a warning says why, and
     the damage is on record."""
     before = (root / "net-200.pt").read_bytes()
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     flip(root / "net-300.pt")
-    done = restore(three, QUICK, str(tmp_path / "out"))
-    assert (done.id, (tmp_path / "out" / "net-200.pt").read_bytes()) == ("200.1", before)
+    done = restore(look(three), str(tmp_path / "out"))
+    assert (str(done.id), (tmp_path / "out" / "net-200.pt").read_bytes()) == ("200.1", before)
     assert "300.1" in caplog.text
     assert "trying 200.1" in caplog.text
-    assert load_history(three).standings("net-#.pt")[300, 1].outcome is Outcome.BAD
+    assert look(three).history.standings("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.BAD
 
 
 def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, monkeypatch):
     """An I/O error says nothing about the bytes: nothing is recorded, and with the step named it is the error."""
-    reconcile(three, QUICK.changed(keep="none"), Watch())
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
     real = module.fetch_files
 
     def fetch(storage, files, progress=None):
@@ -144,57 +146,58 @@ def test_an_older_one_stands_in_for_what_cannot_be_read(root, three, tmp_path, m
         real(storage, files, progress)
 
     monkeypatch.setattr(module, "fetch_files", fetch)
-    assert restore(three, QUICK, str(tmp_path / "out")).id == "200.1"
-    assert load_history(three).standings("net-#.pt")[300, 1].outcome is Outcome.GOOD
+    assert str(restore(look(three), str(tmp_path / "out")).id) == "200.1"
+    assert look(three).history.standings("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.GOOD
     with pytest.raises(DeniedError):
-        restore(three, QUICK, str(tmp_path / "again"), step=300)
+        restore(look(three), str(tmp_path / "again"), step=300)
 
 
 def test_what_a_prune_takes_before_it_is_pinned_comes_from_the_trash(three, tmp_path, monkeypatch):
     """It was chosen where it lay, and lies in the trash by the time it is pinned."""
-    reconcile(three, QUICK.changed(keep="none"), Watch())
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
 
-    class Late(module.InUse):
-        def pin(self, series, key):
-            prune(three, Policy(keep_last=1, keep_good=1), grace=3600.0)
-            super().pin(series, key)
+    class Late(places.InUse):
+        def pin(self, id):
+            prune(look(three), Policy(keep_last=1, keep_good=1), grace=3600.0)
+            super().pin(id)
 
-    monkeypatch.setattr(module, "InUse", Late)
-    assert restore(three, QUICK, str(tmp_path / "out"), step=100).id == "100.1"
+    monkeypatch.setattr(places, "InUse", Late)
+    assert str(restore(look(three), str(tmp_path / "out"), step=100).id) == "100.1"
 
 
 def test_what_a_prune_takes_after_it_was_found_comes_from_the_trash(root, three, tmp_path, monkeypatch):
     """The prune had looked at the pins just before there was one, and moves it after the restore saw it in place."""
     before = (root / "net-100.pt").read_bytes()
-    reconcile(three, QUICK.changed(keep="none"), Watch())
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
     looked, seen = threading.Event(), threading.Event()
-    real_throw, real_sources = prune_module.throw_away, module._sources
+    real_throw, real_lies = prune_module.throw_away, places._Places._lies
 
     def throw_away(*arguments):
         looked.set()
         assert seen.wait(60)
         return real_throw(*arguments)
 
-    def sources(choice, *, force):
-        found = real_sources(choice, force=force)
+    def lies(*arguments):
+        found = real_lies(*arguments)
         seen.set()
         pruning.join(60)
         return found
 
     monkeypatch.setattr(prune_module, "throw_away", throw_away)
-    monkeypatch.setattr(module, "_sources", sources)
-    pruning = threading.Thread(target=prune, args=(three, Policy(keep_last=2, keep_good=1)), kwargs={"grace": 3600.0})
+    monkeypatch.setattr(places._Places, "_lies", lies)
+    policy = Policy(keep_last=2, keep_good=1)
+    pruning = threading.Thread(target=prune, args=(look(three), policy), kwargs={"grace": 3600.0})
     pruning.start()
     assert looked.wait(60)
-    restored = restore(three, QUICK, str(tmp_path / "out"), step=100)
-    assert (restored.id, (tmp_path / "out" / "net-100.pt").read_bytes()) == ("100.1", before)
+    restored = restore(look(three), str(tmp_path / "out"), step=100)
+    assert (str(restored.id), (tmp_path / "out" / "net-100.pt").read_bytes()) == ("100.1", before)
 
 
 def test_what_is_restored_from_the_trash_is_not_removed_meanwhile(root, three, tmp_path, monkeypatch):
     """The prune had decided to empty the trash before the restore pinned what it reads."""
     before = (root / "net-100.pt").read_bytes()
-    reconcile(three, QUICK.changed(keep="none"), Watch())
-    prune(three, Policy(keep_last=1, keep_good=1), grace=3600.0)
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+    prune(look(three), Policy(keep_last=1, keep_good=1), grace=3600.0)
     decided, pinned = threading.Event(), threading.Event()
     real_due, real_copy = prune_module._due, module._copy
 
@@ -211,9 +214,10 @@ def test_what_is_restored_from_the_trash_is_not_removed_meanwhile(root, three, t
 
     monkeypatch.setattr(prune_module, "_due", due)
     monkeypatch.setattr(module, "_copy", copy)
-    emptying = threading.Thread(target=prune, args=(three, Policy(keep_last=1, keep_good=1)), kwargs={"grace": -1.0})
+    policy = Policy(keep_last=1, keep_good=1)
+    emptying = threading.Thread(target=prune, args=(look(three), policy), kwargs={"grace": -1.0})
     emptying.start()
     assert decided.wait(60)
-    assert restore(three, QUICK, str(tmp_path / "out"), step=100).id == "100.1"
+    assert str(restore(look(three), str(tmp_path / "out"), step=100).id) == "100.1"
     assert (tmp_path / "out" / "net-100.pt").read_bytes() == before
-    assert sorted(step for _, step, _ in list_trashed(three)) == [100]
+    assert sorted(id.step for id in list_trashed(three)) == [100]

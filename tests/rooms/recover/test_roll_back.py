@@ -6,14 +6,15 @@ import pytest
 import torch
 from support.kept_runs import flip
 from support.runs import QUICK, state_dict, write_torch
+from support.views import look
 
 from ckptguard.errors import BusyError, NoKnownGoodError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 from ckptguard.verify.clear import clear
@@ -26,76 +27,79 @@ def visible(root):
 
 def test_newer_ones_are_quarantined_and_the_good_among_them_suspect(root, three):
     """Going back before step 250 leaves 200 as the newest; 300 was GOOD and is SUSPECT now."""
-    reconcile(three, QUICK, Watch())
-    done = roll_back(three, QUICK, reason="loss is NaN at 250", before_step=250, check_writing=False)
-    assert (done.known_good.id, done.quarantined, done.put_back) == ("200.1", ("net-300.pt",), False)
+    reconcile(look(three), PassNotes())
+    done = roll_back(look(three), GoBack(reason="loss is NaN at 250", before_step=250, check_writing=False))
+    assert (str(done.known_good.id), done.quarantined, done.put_back) == ("200.1", ("net-300.pt",), False)
     assert visible(root) == ["net-100.pt", "net-200.pt"]
-    states = {s.id: s for s in survey(three)}
+    states = {str(s.id): s for s in survey(look(three))}
     assert states["300.1"].outcome is Outcome.SUSPECT
     assert states["300.1"].quarantined
-    assert find_known_good(three).id == "200.1"
+    assert str(find_known_good(three).id) == "200.1"
 
 
 def test_damage_with_kept_times_is_found_by_reading_and_skipped(root, three):
     """The newest was damaged after its verdict: the rollback reads it, calls it BAD and takes the one before."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     flip(root / "net-300.pt")
-    assert find_known_good(three).id == "300.1"
-    done = roll_back(three, QUICK, reason="NaN", check_writing=False)
-    assert done.known_good.id == "200.1"
-    assert {s.id: s.outcome for s in survey(three)}["300.1"] is Outcome.BAD
+    assert str(find_known_good(three).id) == "300.1"
+    done = roll_back(look(three), GoBack(reason="NaN", check_writing=False))
+    assert str(done.known_good.id) == "200.1"
+    assert {str(s.id): s.outcome for s in survey(look(three))}["300.1"] is Outcome.BAD
 
 
 def test_older_ones_are_verified_when_the_known_good_turns_out_damaged(root, three):
     """Only the newest ever had a verdict: nothing below it was looked at, until it is found damaged."""
-    verify_checkpoint(three, find_checkpoint(three, "net-300.pt"), QUICK)
+    verify_checkpoint(look(three), look(three).checkpoint("net-300.pt"))
     flip(root / "net-300.pt")
-    assert roll_back(three, QUICK, reason="NaN", check_writing=False).known_good.id == "200.1"
+    assert str(roll_back(look(three), GoBack(reason="NaN", check_writing=False)).known_good.id) == "200.1"
 
 
 def test_the_kept_copy_is_put_back_under_its_own_name(root, run):
     """Rotated away and needed again: the copy comes back whole, and is no link to the kept one."""
     write_torch(root, 100, seed=1)
     before = (root / "net-100.pt").read_bytes()
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     (root / "net-100.pt").unlink()
-    done = roll_back(run, QUICK, reason="NaN", check_writing=False)
+    done = roll_back(look(run), GoBack(reason="NaN", check_writing=False))
     assert done.put_back
     assert done.known_good.path == str(root / "net-100.pt")
     assert (root / "net-100.pt").read_bytes() == before
     assert os.stat(root / "net-100.pt").st_nlink == 1
-    assert reconcile(run, QUICK, Watch()).pending == ()
-    assert find_known_good(run).id == "100.1"
+    assert reconcile(look(run), PassNotes()).pending == ()
+    assert str(find_known_good(run).id) == "100.1"
 
 
 def test_a_step_saved_again_after_a_rollback_is_known_good_again(root, three):
     """The next save of a quarantined step is a new generation, even with equal bytes."""
-    watch = Watch()
-    reconcile(three, QUICK, watch)
+    watch = PassNotes()
+    reconcile(look(three), watch)
     equal = (root / "net-300.pt").read_bytes()
-    roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
-    assert find_known_good(three).id == "200.1"
+    roll_back(look(three), GoBack(reason="NaN", before_step=300, check_writing=False))
+    assert str(find_known_good(three).id) == "200.1"
     (root / "net-300.pt").write_bytes(equal)
-    reconcile(three, QUICK, watch)
-    assert find_known_good(three).id == "300.2"
+    reconcile(look(three), watch)
+    assert str(find_known_good(three).id) == "300.2"
 
 
 def test_a_dry_run_changes_nothing(root, three):
     """It says what it would do, and every file and record stays."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     flip(root / "net-300.pt")
     before = sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*") if p.is_file())
-    done = roll_back(three, QUICK, reason="NaN", dry_run=True, check_writing=False)
-    assert (done.known_good.id, done.quarantined, done.dry_run) == ("200.1", ("net-300.pt",), True)
+    done = roll_back(look(three), GoBack(reason="NaN", dry_run=True, check_writing=False))
+    assert (str(done.known_good.id), done.quarantined, done.dry_run) == ("200.1", ("net-300.pt",), True)
     assert sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*") if p.is_file()) == before
 
 
 def test_it_refuses_while_training_writes(root, three):
     """Files written a moment ago mean that training may be running."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     with pytest.raises(BusyError):
-        roll_back(three, QUICK.changed(settle=60.0), reason="NaN")
-    assert roll_back(three, QUICK.changed(settle=60.0), reason="NaN", force=True).known_good.id == "300.1"
+        roll_back(look(three, QUICK.changed(settle=60.0)), GoBack(reason="NaN"))
+    assert (
+        str(roll_back(look(three, QUICK.changed(settle=60.0)), GoBack(reason="NaN", force=True)).known_good.id)
+        == "300.1"
+    )
 
 
 def test_nothing_good_is_said_so(root, run):
@@ -103,9 +107,9 @@ def test_nothing_good_is_said_so(root, run):
     state = state_dict(1)
     state["embed.weight"] = (state["embed.weight"].to(torch.float16) * 60000 * 60000).to(torch.float32)
     torch.save(state, root / "net-100.pt")
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     with pytest.raises(NoKnownGoodError):
-        roll_back(run, QUICK, reason="NaN", check_writing=False)
+        roll_back(look(run), GoBack(reason="NaN", check_writing=False))
     assert visible(root) == ["net-100.pt"]
 
 
@@ -113,51 +117,50 @@ def test_clear_lifts_suspicion_and_damage_cannot_be_cleared(root, three):
     """SUSPECT becomes GOOD with a reason, and stays so when it is verified again; BAD is refused."""
     from ckptguard.errors import RefusedError
     from ckptguard.keep.quarantine import mark_suspect
-    from ckptguard.runs.history import load_history
 
-    reconcile(three, QUICK, Watch())
-    mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "loss was NaN soon after")
-    assert find_known_good(three).id == "200.1"
+    reconcile(look(three), PassNotes())
+    mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "loss was NaN soon after")
+    assert str(find_known_good(three).id) == "200.1"
     (root / "net-300.pt").touch()
-    reconcile(three, QUICK, Watch())
-    assert find_known_good(three).id == "200.1", "verifying again keeps the suspicion"
-    assert clear(three, "300", reason="the NaN came from a masked batch").outcome is Outcome.GOOD
-    assert find_known_good(three).id == "300.1"
+    reconcile(look(three), PassNotes())
+    assert str(find_known_good(three).id) == "200.1", "verifying again keeps the suspicion"
+    assert clear(look(three), "300", reason="the NaN came from a masked batch").outcome is Outcome.GOOD
+    assert str(find_known_good(three).id) == "300.1"
     flip(root / "net-200.pt")
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     (root / "net-200.pt").touch()
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     with pytest.raises(RefusedError):
-        clear(three, "200", reason="no")
+        clear(look(three), "200", reason="no")
 
 
 def test_a_crash_between_mark_and_move_is_mended(root, three, monkeypatch):
     """What was marked and not moved is moved in the next pass, not verified as a new save."""
     from ckptguard.keep import quarantine as module
 
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
 
     def crash(run, mark):
         raise InterruptedError
 
     monkeypatch.setattr(module, "_move", crash)
     with pytest.raises(InterruptedError):
-        roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
+        roll_back(look(three), GoBack(reason="NaN", before_step=300, check_writing=False))
     monkeypatch.undo()
     assert "net-300.pt" in visible(root)
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     assert visible(root) == ["net-100.pt", "net-200.pt"]
-    assert find_known_good(three).id == "200.1"
+    assert str(find_known_good(three).id) == "200.1"
 
 
 def test_pending_ones_are_verified_newest_first(root, three):
     """No daemon ever looked: the rollback verifies for itself, and stops at the first good one."""
     with open(root / "net-300.pt", "r+b") as file:
         file.truncate(50_000)
-    done = roll_back(three, QUICK, reason="NaN", check_writing=False, dry_run=False)
-    assert done.known_good.id == "200.1"
+    done = roll_back(look(three), GoBack(reason="NaN", check_writing=False, dry_run=False))
+    assert str(done.known_good.id) == "200.1"
     assert done.quarantined == ("net-300.pt",)
-    assert {s.path: s.outcome for s in survey(three) if s.in_place} == {
+    assert {s.path: s.outcome for s in survey(look(three)) if s.in_place} == {
         "net-100.pt": Outcome.PENDING,
         "net-200.pt": Outcome.GOOD,
     }
@@ -165,25 +168,25 @@ def test_pending_ones_are_verified_newest_first(root, three):
 
 def test_a_dry_run_says_what_would_be_verified_first(root, three):
     """A dry run writes no verdicts, so it cannot know them."""
-    reconcile(three, QUICK, Watch())
+    reconcile(look(three), PassNotes())
     write_torch(root, 400, seed=4)
-    done = roll_back(three, QUICK, reason="NaN", dry_run=True, check_writing=False)
-    assert (done.known_good.id, done.unverified) == ("300.1", ("net-400.pt",))
+    done = roll_back(look(three), GoBack(reason="NaN", dry_run=True, check_writing=False))
+    assert (str(done.known_good.id), done.unverified) == ("300.1", ("net-400.pt",))
 
 
 def test_the_copy_that_was_gone_back_to_stays_known_good(root, three):
     """The newest is damaged in place and has a copy of its own: it comes back, under its own id, and stays good."""
     before = (root / "net-300.pt").read_bytes()
     settings = QUICK.changed(keep="copy")
-    reconcile(three, settings, Watch())
+    reconcile(look(three, settings), PassNotes())
     flip(root / "net-300.pt")
-    done = roll_back(three, settings, reason="NaN", check_writing=False)
-    assert (done.known_good.id, done.put_back) == ("300.1", True)
+    done = roll_back(look(three, settings), GoBack(reason="NaN", check_writing=False))
+    assert (str(done.known_good.id), done.put_back) == ("300.1", True)
     assert (root / "net-300.pt").read_bytes() == before
     for _ in range(2):
-        reconcile(three, settings, Watch())
-        assert find_known_good(three).id == "300.1"
-    assert list_kept(three)[-1] == ("net-#.pt", 300, 1)
+        reconcile(look(three, settings), PassNotes())
+        assert str(find_known_good(three).id) == "300.1"
+    assert list_kept(three)[-1] == CheckpointId("net-#.pt", 300, 1)
 
 
 @pytest.mark.parametrize("name", ["move", "copy"])
@@ -195,7 +198,7 @@ def test_a_failure_anywhere_keeps_the_good_copy(root, three, monkeypatch, name, 
 
     settings = QUICK.changed(keep="copy")
     before = (root / "net-300.pt").read_bytes()
-    reconcile(three, settings, Watch())
+    reconcile(look(three, settings), PassNotes())
     flip(root / "net-300.pt")
     real, calls = getattr(LocalStorage, name), []
 
@@ -207,41 +210,40 @@ def test_a_failure_anywhere_keeps_the_good_copy(root, three, monkeypatch, name, 
 
     monkeypatch.setattr(LocalStorage, name, failing)
     try:
-        roll_back(three, settings, reason="NaN", check_writing=False)
+        roll_back(look(three, settings), GoBack(reason="NaN", check_writing=False))
     except StorageError:
         pass
     monkeypatch.undo()
-    reconcile(three, settings, Watch())
+    reconcile(look(three, settings), PassNotes())
     answer = find_known_good(three)
-    assert answer.id == "300.1"
+    assert str(answer.id) == "300.1"
     with open(answer.path, "rb") as file:
         assert file.read() == before
 
 
 def test_suspicion_follows_a_checkpoint_that_is_moved_back(root, three):
     """Quarantined as SUSPECT, moved back by hand and verified: still suspect, not moved again, until it is cleared."""
-    reconcile(three, QUICK, Watch())
-    roll_back(three, QUICK, reason="NaN", before_step=300, check_writing=False)
+    reconcile(look(three), PassNotes())
+    roll_back(look(three), GoBack(reason="NaN", before_step=300, check_writing=False))
     [moved] = (root / "_ckptguard" / "quarantine").rglob("net-300.pt")
     moved.rename(root / "net-300.pt")
     for _ in range(2):
-        reconcile(three, QUICK, Watch())
+        reconcile(look(three), PassNotes())
     assert (root / "net-300.pt").exists()
-    assert find_known_good(three).id == "200.1"
-    clear(three, "300", reason="it was a masked batch")
-    assert find_known_good(three).id == "300.2"
+    assert str(find_known_good(three).id) == "200.1"
+    clear(look(three), "300", reason="it was a masked batch")
+    assert str(find_known_good(three).id) == "300.2"
 
 
 def test_reseal_lifts_no_suspicion(three):
     """Taking the same bytes as a new generation does not make them trusted."""
     from ckptguard.keep.quarantine import mark_suspect
-    from ckptguard.runs.history import load_history
     from ckptguard.verify.reseal import reseal
 
-    reconcile(three, QUICK, Watch())
-    mark_suspect(three, load_history(three), "net-#.pt", (300, 1), "sick soon after")
-    assert reseal(three, QUICK, "300").outcome is Outcome.SUSPECT
-    assert find_known_good(three).id == "200.1"
+    reconcile(look(three), PassNotes())
+    mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "sick soon after")
+    assert reseal(look(three), "300").outcome is Outcome.SUSPECT
+    assert str(find_known_good(three).id) == "200.1"
 
 
 def test_two_paths_with_one_step_are_told_apart(root, run):
@@ -251,11 +253,11 @@ def test_two_paths_with_one_step_are_told_apart(root, run):
 
     for epoch in (1, 2):
         torch.save(state_dict(epoch), root / f"epoch={epoch}-step=500.ckpt")
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     flip(root / "epoch=1-step=500.ckpt")
     (root / "epoch=1-step=500.ckpt").touch()
-    reconcile(run, QUICK, Watch())
-    quarantine(run, "epoch=2-step=500.ckpt", reason="test")
+    reconcile(look(run), PassNotes())
+    quarantine(look(run), "epoch=2-step=500.ckpt", reason="test")
     report = verify_target(str(root), QUICK)
     assert [c.outcome for c in report.checkpoints] == [Outcome.BAD]
     with pytest.raises(NoKnownGoodError):

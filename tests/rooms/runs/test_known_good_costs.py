@@ -9,17 +9,17 @@ from unittest import mock
 import pytest
 from benchmarks.bench_known_good import counted, write_run
 from support.tiny_run import TINY, delete, inline, name_of, rot, save
+from support.views import look
 
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.inspect.list_states import survey, without_verdict
 from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.run import open_run
-from ckptguard.recover.roll_back import roll_back
-from ckptguard.runs.find_known_good import find_known_good, known_good_candidates
-from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import select_checkpoint
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.runs.find_known_good import Wanted, find_known_good, known_good_candidates
+from ckptguard.runs.work import Work
 from ckptguard.storage.remote.remote_storage import RemoteStorage
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 
@@ -38,7 +38,7 @@ def test_one_listing_and_two_reads(large):
     run = open_run(str(large))
     with counted() as counts:
         known = find_known_good(run)
-    assert known.id == "10000.1"
+    assert str(known.id) == "10000.1"
     assert counts == {"names": 1, "open": 2, "stat": 2}
 
 
@@ -47,7 +47,7 @@ def test_before_a_step(large):
     run = open_run(str(large))
     with counted() as counts:
         known = find_known_good(run, before_step=9999)
-    assert known.id == "9998.1"
+    assert str(known.id) == "9998.1"
     assert counts == {"names": 1, "open": 2, "stat": 2}
 
 
@@ -56,7 +56,7 @@ def test_in_memory_too(tmp_path):
     url = f"memory://costs-{tmp_path.name}"
     for step in (100, 200, 300):
         save(url, step, step)
-        reconcile(open_run(url), TINY, Watch(), scanner=inline)
+        reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
     run, counts = open_run(url), collections.Counter()
     with contextlib.ExitStack() as stack:
         for name in ("list", "open"):
@@ -67,7 +67,7 @@ def test_in_memory_too(tmp_path):
                 return real(*args, **kwargs)
 
             stack.enter_context(mock.patch.object(RemoteStorage, name, call))
-        assert find_known_good(run).id == "300.1"
+        assert str(find_known_good(run).id) == "300.1"
     assert counts == {"list": 1, "open": 2}
 
 
@@ -80,35 +80,41 @@ def test_it_is_the_first_of_the_candidates(kind, tmp_path):
         run = open_run(url)
         for before in (None, 100, 101, 300, 500, 10**12):
             for series in (None, "model-#", "other-#"):
-                found = known_good_candidates(run, load_history(run), before_step=before, series=series)
+                wanted = Wanted(before_step=before, series=series)
+                found = list(known_good_candidates(look(run), wanted))
                 try:
                     said = find_known_good(run, before_step=before, series=series)
                 except NoKnownGoodError:
                     assert found == []
                 else:
                     assert said == found[0].answer
-        states = [s for s in survey(run) if s.in_place and s.outcome is Outcome.PENDING]
+        states = [s for s in survey(look(run)) if s.in_place and s.outcome is Outcome.PENDING]
         for above in (-1, 200, 400, 10**6):
-            unjudged = [c.path for c in without_verdict(run, list_steps(run), above=above)]
+            unjudged = [c.path for c in without_verdict(look(run), list_steps(run), above=above)]
             assert unjudged == sorted(s.path for s in states if s.step is not None and s.step > above)
-        return [c.answer.id for c in known_good_candidates(run, load_history(run))]
+        return [str(c.id) for c in known_good_candidates(look(run))]
 
     for step in (100, 200, 300, 400, 500):
         save(url, step, step)
-        reconcile(open_run(url), TINY, Watch(), scanner=inline)
+        reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
         same()
     delete(url, 500)
     assert same()[0] == "500.1"
     rot(url, f"{name_of(400)}/model.safetensors")
-    verify_checkpoint(open_run(url), select_checkpoint(open_run(url), "400"), TINY, scanner=inline)
+    view = look(url, TINY)
+    verify_checkpoint(view, view.checkpoint(name_of(400)), work=Work(scanner=inline))
     assert same()[:2] == ["500.1", "400.1"]
-    roll_back(open_run(url), TINY, reason="loss", before_step=500, check_writing=False, scanner=inline)
+    roll_back(
+        look(open_run(url), TINY),
+        GoBack(reason="loss", before_step=500, check_writing=False),
+        work=Work(scanner=inline),
+    )
     assert same()[0] == "400.1"
     save(url, 400, 7)
     save(url, 700, 7)
     same()
     delete(url, 700)
-    reconcile(open_run(url), TINY, Watch(), scanner=inline)
+    reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
     assert same()[0] == "400.2"
     for step in (100, 200, 300, 400):
         delete(url, step)

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.bench_known_good import counted
 from support.still_clocks import Clock, CoarseTimes
 from support.tiny_run import TINY, delete, inline, name_of, rot, save
+from support.views import look
 
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.keep.copies import release
@@ -20,18 +21,19 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import open_run
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import select_checkpoint
+from ckptguard.runs.work import Work
 from ckptguard.storage.local.local_storage import LocalStorage
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 
 SERIES = "model-#"
+NEWEST = CheckpointId(SERIES, 500, 1)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def asked(memory, url):
                 find_known_good(run, listed=memory.steps(run), **arguments)
             return None
         assert find_known_good(run, listed=memory.steps(run), **arguments) == fresh
-        return fresh.id
+        return str(fresh.id)
 
     return ask
 
@@ -70,7 +72,7 @@ def five(tmp_path_factory):
     place = str(tmp_path_factory.mktemp("five") / "run")
     for step in (100, 200, 300, 400, 500):
         save(place, step, step)
-    reconcile(open_run(place), TINY, Watch(), scanner=inline)
+    reconcile(look(open_run(place), TINY), PassNotes(), work=Work(scanner=inline))
     return place
 
 
@@ -120,29 +122,34 @@ def test_prepared_for_the_first_question(memory, clock, url):
 
 def good(url):
     save(url, 600, 600)
-    reconcile(open_run(url), TINY, Watch(), scanner=inline)
+    reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
 
 
 def saved_again(url):
     save(url, 500, 7)
-    reconcile(open_run(url), TINY, Watch(), scanner=inline)
+    reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
 
 
 def bad(url):
     run = open_run(url)
-    release(run, SERIES, (500, 1))
+    release(run, NEWEST)
     rot(url, f"{name_of(500)}/model.safetensors")
-    verify_checkpoint(run, select_checkpoint(run, "500"), TINY.changed(keep="none"), scanner=inline)
+    view = look(run, TINY.changed(keep="none"))
+    verify_checkpoint(view, view.checkpoint(name_of(500)), work=Work(scanner=inline))
 
 
 def suspect(url):
     run = open_run(url)
-    verdict = load_history(run).verdict(SERIES, (500, 1))
+    verdict = look(run).history.verdict(NEWEST)
     append_verdict(run, msgspec.structs.replace(verdict, outcome=Outcome.SUSPECT))
 
 
 def quarantined(url):
-    roll_back(open_run(url), TINY, reason="loss", before_step=500, check_writing=False, scanner=inline)
+    roll_back(
+        look(open_run(url), TINY),
+        GoBack(reason="loss", before_step=500, check_writing=False),
+        work=Work(scanner=inline),
+    )
 
 
 def only_kept(url):
@@ -151,7 +158,7 @@ def only_kept(url):
 
 def kept_copy_gone(url):
     delete(url, 500)
-    release(open_run(url), SERIES, (500, 1))
+    release(open_run(url), NEWEST)
 
 
 def files_gone(url):
@@ -162,7 +169,7 @@ def files_gone(url):
 
 def pruned(url):
     kept_copy_gone(url)
-    assert len(prune(open_run(url), Policy(keep_last=1, keep_good=1), grace=0).removed) == 3
+    assert len(prune(look(url), Policy(keep_last=1, keep_good=1), grace=0).removed) == 3
 
 
 def manifest_gone(url):
@@ -176,7 +183,7 @@ def records_gone(url):
 def records_made_again(url):
     shutil.rmtree(Path(url, "_ckptguard"))
     delete(url, 500)
-    reconcile(open_run(url), TINY, Watch(), scanner=inline)
+    reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
 
 
 def records_put_back(url):
@@ -350,14 +357,14 @@ def test_a_run_behind_a_url(clock):
     """Nothing is remembered, and nothing else is asked to find that out."""
     url = "memory://remembered"
     save(url, 100, 100)
-    reconcile(open_run(url), TINY, Watch(), scanner=inline)
+    reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
     run, memory = open_run(url), RememberedListing(clock.monotonic, clock.wall)
     for _ in range(2):
-        assert find_known_good(run, listed=memory.steps(run)).id == "100.1"
+        assert str(find_known_good(run, listed=memory.steps(run)).id) == "100.1"
         clock.passed += 4
     save(url, 200, 200)
-    reconcile(open_run(url), TINY, Watch(), scanner=inline)
-    assert find_known_good(run, listed=memory.steps(run)).id == "200.1"
+    reconcile(look(open_run(url), TINY), PassNotes(), work=Work(scanner=inline))
+    assert str(find_known_good(run, listed=memory.steps(run)).id) == "200.1"
 
 
 def test_too_many_names(memory, clock, url, monkeypatch):

@@ -6,6 +6,7 @@ import types
 
 import pytest
 from support.runs import QUICK, write_safetensors
+from support.views import look
 
 from ckptguard.errors import SettingsError, StorageFullError
 from ckptguard.keep.copies import keep_checkpoint
@@ -14,8 +15,8 @@ from ckptguard.recover.restore import restore
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.free_space import need_room
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.storage import open_storage
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.verify.target import verify_target
 
@@ -77,7 +78,15 @@ def test_waiting_can_be_called_off(tmp_path, free):
             raise Stop
 
     with pytest.raises(Stop):
-        need_room(open_storage(tmp_path), 99, "it", wait=True, check_stop=check_stop, waits=waiting.append, pause=pauses.append)
+        need_room(
+            open_storage(tmp_path),
+            99,
+            "it",
+            wait=True,
+            check_stop=check_stop,
+            waits=waiting.append,
+            pause=pauses.append,
+        )
     assert waiting == [True, False]
 
 
@@ -89,10 +98,10 @@ def test_a_restore_without_room_writes_nothing(tmp_path, free):
     assert find_known_good(open_run(str(run))).step == 10
     free[:] = [100]
     with pytest.raises(StorageFullError, match="no space left"):
-        restore(open_run(str(run)), QUICK, str(tmp_path / "there"))
+        restore(look(open_run(str(run))), str(tmp_path / "there"))
     assert not (tmp_path / "there").exists()
     free[:] = [10**9]
-    assert restore(open_run(str(run)), QUICK, str(tmp_path / "there")).step == 10
+    assert restore(look(open_run(str(run))), str(tmp_path / "there")).step == 10
 
 
 @pytest.mark.parametrize("keep", ["copy", "link"])
@@ -102,13 +111,17 @@ def test_only_a_copy_needs_room(tmp_path, free, keep):
     name = write_safetensors(run, 10, 1)
     verify_target(str(run), Settings(settle=0.0, keep="none"))
     opened = open_run(str(run))
-    checkpoint = find_checkpoint(opened, name)
+    view = look(opened, Settings(keep=keep))
+    checkpoint = view.checkpoint(name)
+    id = CheckpointId(checkpoint.series, 10, 1)
     free[:] = [100]
     if keep == "link":
-        assert keep_checkpoint(opened, checkpoint, 1, Settings(keep=keep)).how in ("link", "reflink")
+        assert keep_checkpoint(
+            look(opened, Settings(keep=keep)), checkpoint, CheckpointId(checkpoint.series, 10, 1)
+        ).how in ("link", "reflink")
         return
     with pytest.raises(StorageFullError, match="a kept copy of model-10"):
-        keep_checkpoint(opened, checkpoint, 1, Settings(keep=keep))
+        keep_checkpoint(view, checkpoint, id)
     assert not list((run / "_ckptguard" / "kept").rglob("*.safetensors"))
 
 
@@ -125,11 +138,11 @@ def test_a_replica_without_room_gets_nothing(tmp_path, free):
     write_safetensors(run, 10, 1)
     verify_target(str(run), QUICK)
     free[:] = [100]
-    done = replicate(open_run(str(run)), QUICK, str(place))
+    done = replicate(look(str(run)), str(place))
     assert [c.done for c in done.checkpoints] == ["failed"]
     assert "no space left for the replica of" in done.checkpoints[0].message
     assert not list(place.rglob("*.safetensors"))
     free[:] = [10**9]
-    assert [c.done for c in replicate(open_run(str(run)), QUICK, str(place)).checkpoints] == ["sent"]
+    assert [c.done for c in replicate(look(str(run)), str(place)).checkpoints] == ["sent"]
     free[:] = [100]
-    assert [c.done for c in replicate(open_run(str(run)), QUICK, str(place)).checkpoints] == ["there"]
+    assert [c.done for c in replicate(look(str(run)), str(place)).checkpoints] == ["there"]

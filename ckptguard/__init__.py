@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from ckptguard.errors import RollbackExhausted as RollbackExhausted
     from ckptguard.errors import SickTrainingError as SickTrainingError
     from ckptguard.training.guard import TrainingGuard as TrainingGuard
+    from ckptguard.training.options import Deadlines as Deadlines
+    from ckptguard.training.options import Saving as Saving
     from ckptguard.training.pretrained import check_pretrained as check_pretrained
 
 _WHERE = {
     "CkptguardError": "ckptguard.errors",
+    "Deadlines": "ckptguard.training.options",
     "RollbackExhausted": "ckptguard.errors",
     "RollbackPolicy": "ckptguard.decisions.rollback",
+    "Saving": "ckptguard.training.options",
     "SickTrainingError": "ckptguard.errors",
     "Spikes": "ckptguard.decisions.spikes",
     "TrainingGuard": "ckptguard.training.guard",
@@ -32,8 +36,10 @@ _SUBMODULES = ("integrations",)
 
 __all__ = [
     "CkptguardError",
+    "Deadlines",
     "RollbackExhausted",
     "RollbackPolicy",
+    "Saving",
     "SickTrainingError",
     "Spikes",
     "TrainingGuard",

@@ -22,6 +22,7 @@ class RollbackPolicy:
     a repeat, and at first only what the losses do not vouch for. After `budget` rollbacks of one guard the next
     incident raises RollbackExhausted.
 
+    Weights, buffers and optimizer state are read every `check_every` updates, and before every save.
     `nan_losses` and `scale_skips` are how many in a row count as sick; `spikes=Spikes()` has finite losses and norms
     far above normal count too. Training goes back at least `margin` updates before the onset, and, with `proven`, to
     a checkpoint that so many healthy updates have followed, if there is one. A loss scale that collapsed is raised to
@@ -32,6 +33,7 @@ class RollbackPolicy:
     near: int = 2
     lr_factor: float = 0.5
     skip: bool = True
+    check_every: int = 50
     nan_losses: int = 5
     scale_skips: int = 5
     spikes: Spikes | None = None
@@ -47,8 +49,10 @@ class RollbackPolicy:
             raise SettingsError(
                 f"lr_factor of a RollbackPolicy must be more than 0 and at most 1, not {self.lr_factor}"
             )
-        if self.nan_losses < 1 or self.scale_skips < 1 or self.unsaved < 1:
-            raise SettingsError("nan_losses, scale_skips and unsaved of a RollbackPolicy must be at least 1")
+        if min(self.check_every, self.nan_losses, self.scale_skips, self.unsaved) < 1:
+            raise SettingsError(
+                "check_every, nan_losses, scale_skips and unsaved of a RollbackPolicy must be at least 1"
+            )
         if self.reset_scale is not None and not 0 < self.reset_scale < float("inf"):
             raise SettingsError(f"reset_scale of a RollbackPolicy must be a positive number, not {self.reset_scale}")
 

@@ -7,17 +7,15 @@ then as with any TrainingGuard: ``for step, batch in guard.steps(loader, ...)``.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Unpack
 
 from accelerate import Accelerator
 
-from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, Target
+from ckptguard.integrations.guarded_run import GuardedRun, Guarding, Target
 from ckptguard.training.guard import TrainingGuard
 from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
 from ckptguard.values.ids import series_of
-from ckptguard.values.settings import Settings
 
 _AUTOMATIC = "checkpoints/checkpoint_{step}"
 
@@ -79,9 +77,7 @@ class GuardedState:
         model: Any,
         optimizer: Any = None,
         name: str = "checkpoint-{step}",
-        settings: Settings | None = None,
-        daemon: str = "auto",
-        deadline: float = 120.0,
+        **guarding: Unpack[Guarding],
     ) -> None:
         self._accelerator, self._model, self._optimizer = accelerator, model, optimizer
         self._automatic = accelerator.project_configuration.automatic_checkpoint_naming
@@ -90,15 +86,8 @@ class GuardedState:
         self._name = _AUTOMATIC if self._automatic else name
         if "{step}" not in self._name:
             raise SettingsError(f"the name {name!r} must hold {{step}}, as in checkpoint-{{step}}")
-        self._guarded = GuardedRun(
-            _run_of(accelerator, run),
-            series=series_of(self._name.format(step=1)),
-            settings=settings,
-            policy=RollbackPolicy(),
-            daemon=daemon,
-            deadline=deadline,
-        )
         self._place = _run_of(accelerator, run)
+        self._guarded = GuardedRun(self._place, series=series_of(self._name.format(step=1)), **guarding)
 
     def save_state(self, step: int | None = None, **arguments: Any) -> str:
         """``accelerator.save_state``; returns where. `step` names the checkpoint, unless Accelerate does.

@@ -11,21 +11,20 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.restore_pending_copies import put_back_pending
-from ckptguard.recover.roll_back import roll_back, verify_pending
-from ckptguard.runs.find_known_good import known_good_candidates
-from ckptguard.runs.history import load_history
+from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
+from ckptguard.runs.find_known_good import Wanted, newest_candidate
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
-from ckptguard.training.rollback.rollbacks import Rollbacks
-from ckptguard.training.state.skipped_batches import updates_left_out
+from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
 from ckptguard.upkeep.protect import protect_finished
 from ckptguard.values.incident import Details
 from ckptguard.values.manifest import Manifest
@@ -41,13 +40,11 @@ class Target:
     """A checkpoint to go on from, verified a moment ago. `path` is usable as it is.
 
     `skip` are the first and the last update whose batches are to be left out; None: every batch is replayed.
-    `left_out` are updates to come that were left out before this process began, for who can leave them out again.
     """
 
     path: str
     step: int
     skip: tuple[int, int] | None = None
-    left_out: tuple[int, ...] = ()
     lr_factor: float = 1.0
     reset_scale: float | None = None
 
@@ -69,22 +66,25 @@ class FrameworkStore:
         return {}, None
 
 
+class Guarding(TypedDict, total=False):
+    """How a framework's run is guarded. `settings`: None for those of ``ckptguard.toml`` and the environment.
+    `daemon="auto"` starts one where none answers, "off" does without. `deadline` is how many seconds it may take to
+    verify what is pending, before this process does it."""
+
+    settings: Settings | None
+    daemon: str
+    deadline: float
+
+
 class GuardedRun:
-    """One run at one place, in one series. `deadline` is how many seconds the daemon may take to verify what is
-    pending before this process does it; `daemon="auto"` starts one where none answers.
+    """One run at one place, in one series; see `Guarding`.
 
     A setting that cannot be true, on whichever rank, is the same SettingsError on all of them."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        series: str,
-        settings: Settings | None = None,
-        policy: RollbackPolicy | None = None,
-        daemon: str = "auto",
-        deadline: float = 120.0,
+        self, url: str, *, series: str, policy: RollbackPolicy | None = None, **guarding: Unpack[Guarding]
     ) -> None:
+        daemon = guarding.get("daemon", "auto")
         if daemon not in ("auto", "off"):
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         self.policy = policy if policy is not None else RollbackPolicy()
@@ -92,7 +92,8 @@ class GuardedRun:
         self.series = series
         self._url = url
         self._asks = daemon == "auto"
-        self._deadline = deadline
+        self._deadline = guarding.get("deadline", 120.0)
+        settings = guarding.get("settings")
         self._run: Run | None = None
         self._child: ChildDaemon | None = None
         self._rollbacks: Rollbacks | None = None
@@ -184,54 +185,52 @@ class GuardedRun:
         return None
 
     def _open(self) -> None:
-        run = open_run(self._url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
+        run = open_run(self._url, self.settings, must_exist=False)
         self._run = run
         self._rollbacks = Rollbacks(
             run,
             self.settings,
             FrameworkStore(self.series),
             self.policy,
-            ask_seconds=self._deadline if self._asks else None,
+            waits=Waits(daemon=self._deadline if self._asks else None),
         )
         self._child = ensure_daemon(run, self.settings) if self._asks else None
 
-    def _find_more(self, before_step: int | None) -> None:
-        """Where nothing that is in place is good: what was rotated away before it was verified is put back for that."""
-        verify_pending(self.run, self.settings, before_step=before_step, series=self.series)
-        history = load_history(self.run)
-        if not known_good_candidates(self.run, history, before_step=before_step, series=self.series, most=1):
-            for place in put_back_pending(self.run, series=self.series, before_step=before_step):
-                _log.warning("%s was deleted before it was verified: put back for that", place)
+    def view(self) -> RunView:
+        """The run as it is now; on rank 0 only."""
+        return RunView(self.run, self.settings)
 
     def _newest(self) -> dict[str, Any] | None:
-        self._find_more(None)
+        view, wanted = self.view(), Wanted(series=self.series)
+        verify_pending(view, wanted)
+        if newest_candidate(view, wanted) is None:
+            # Nothing that is in place is good: what was rotated away before it was verified is put back for that.
+            for place in put_back_pending(view, series=self.series):
+                _log.warning("%s was deleted before it was verified: put back for that", place)
+            view.forget()
         try:
-            found = roll_back(
-                self.run, self.settings, reason="training was resumed", series=self.series, check_writing=False
-            )
+            found = roll_back(view, GoBack(reason="training was resumed", series=self.series, check_writing=False))
         except NoKnownGoodError:
             return None
         if found.quarantined:
             _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
-        step = found.known_good.step or 0
-        left_out = updates_left_out(self.run, self.series, after=step)
-        return {"path": found.known_good.path, "step": step, "left_out": left_out}
+        return {"path": found.known_good.path, "step": found.known_good.step or 0}
 
     def _protect(self) -> None:
         try:
             if self._rollbacks is not None:
                 self._rollbacks.settle(now=True)
-            for trouble in protect_finished(self.run, self.settings):
+            for trouble in protect_finished(self.view()):
                 _log.warning("ckptguard: %s", trouble)
         except Exception as error:  # beside training, nothing of ours may surface in it
             _log.warning("ckptguard: the new save could not be protected: %s", error)
 
 
-def open_guarded(url: str, **arguments: Any) -> GuardedRun | None:
+def open_guarded(url: str, *, series: str, **guarding: Unpack[Guarding]) -> GuardedRun | None:
     """A `GuardedRun`, or a warning and None on every rank: for what must never end training. SettingsError, on every
     rank with the same words, where a setting cannot be true."""
     try:
-        return GuardedRun(url, **arguments)
+        return GuardedRun(url, series=series, **guarding)
     except SettingsError:
         raise
     except (CkptguardError, OSError) as error:
@@ -239,8 +238,8 @@ def open_guarded(url: str, **arguments: Any) -> GuardedRun | None:
         return None
 
 
-def _target(told: dict[str, Any] | None) -> Target | None:
-    if told is None:
+def _target(answer: dict[str, Any] | None) -> Target | None:
+    if answer is None:
         return None
-    skip, left_out = told.get("skip"), tuple(told.get("left_out", ()))
-    return Target(**{**told, "skip": tuple(skip) if skip is not None else None, "left_out": left_out})
+    skip = answer.get("skip")
+    return Target(**{**answer, "skip": tuple(skip) if skip is not None else None})

@@ -27,14 +27,12 @@ from ckptguard.integrations.guarded_run import GuardedRun, Target
 from ckptguard.integrations.lightning_io import GuardedIO
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
-from ckptguard.training.content.training_parts import Parts, scale_learning_rate
+from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
-from ckptguard.training.signals.incident_evidence import Evidence
-from ckptguard.training.signals.monitor import Watch
-from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.monitor import TrainingMonitor
 from ckptguard.training.signals.scaler import raise_loss_scale
 from ckptguard.training.state.rng import capture_rng, restore_rng
-from ckptguard.values.incident import Details, Resumed
+from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
 __all__ = ["GuardCallback", "GuardedIO", "fit"]
@@ -44,9 +42,7 @@ class GuardCallback(Callback):
     """Watches losses, weights, buffers, optimizer state and the loss scaler; SickTrainingError, on all ranks, ends
     training instead of the next save. `fit` adds it by itself."""
 
-    def __init__(
-        self, *, check_every: int = 50, policy: RollbackPolicy | None = None, settings: Settings | None = None
-    ) -> None:
+    def __init__(self, *, policy: RollbackPolicy | None = None, settings: Settings | None = None) -> None:
         self.target: Target | None = None
         self.diagnosis: Diagnosis | None = None
         self.left_out: set[tuple[int, int]] = set()  # (epoch, batch)
@@ -55,11 +51,10 @@ class GuardCallback(Callback):
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
         self._begins = False  # from on_fit_start to on_train_start
-        self._policy = policy if policy is not None else RollbackPolicy()
-        self._settings = settings if settings is not None else load_settings(None, os.environ)
-        self._check_every = check_every
-        self._watch: Watch | None = None
-        self._evidence: Evidence | None = None
+        settings = settings if settings is not None else load_settings(None, os.environ)
+        policy = policy if policy is not None else RollbackPolicy()
+        self._monitor = TrainingMonitor(TrainingParts(model=None), policy, allow=settings.allow_nonfinite)
+        self._trains = False  # whether there is something to look at
         self.details: Details | None = None  # what was known when it was noticed
         self._ranks: Ranks | None = None
 
@@ -69,23 +64,16 @@ class GuardCallback(Callback):
         optimizer = trainer.optimizers[0] if trainer.optimizers else None
         scheduler = trainer.lr_scheduler_configs[0].scheduler if trainer.lr_scheduler_configs else None
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        parts = Parts(model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-        recent = self._watch.recent if self._watch is not None else Recent()
-        recent.follow(optimizer)
-        self._watch = Watch(parts, self._settings, self._policy, check_every=self._check_every)
-        self._watch.recent = recent  # the curves of a report go on from the round before
-        self._watch.restart(trainer.global_step)
-        self._close_evidence()
-        self._evidence = Evidence(parts, recent, allow=self._settings.allow_nonfinite)
-        self._evidence.begin()
-        self._evidence.resumed = Resumed(step=trainer.global_step) if trainer.global_step else None
+        parts = TrainingParts(model=pl_module, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+        self._monitor.follow(parts, trainer.global_step)
+        self._trains = True
         saved = float(self._loaded.get("lr_factor", 1.0))
         if self.target is None:
             self.lr_factor = saved
         scale_learning_rate(optimizer, scheduler, self.lr_factor / saved)
         if self.target is not None and self.target.reset_scale is not None:
             raise_loss_scale(scaler, self.target.reset_scale)
-        self._watch.look(trainer.global_step)
+        self._monitor.look(trainer.global_step)
         self._raise_if_sick()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -96,32 +84,31 @@ class GuardCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Judge the update; Lightning saves after this."""
-        assert self._watch is not None
         here, update = (trainer.current_epoch, batch_idx), self._completed + 1
         for number in range(update, max(update, trainer.global_step) + 1):  # several, with several optimizers
             self._batches.setdefault(number, []).append(here)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if here not in self.left_out:
-            self._watch.observe(update, loss)
-        self._watch.after_step(trainer.global_step)
+            self._monitor.observe(update, loss)
+        self._monitor.after_step(trainer.global_step)
         self._raise_if_sick()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Look before anything is written; on all ranks."""
-        if self._watch is not None and trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._watch.look(trainer.global_step)  # also while it validates: ModelCheckpoint saves then too
+        if self._trains and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._monitor.look(trainer.global_step)  # also while it validates: ModelCheckpoint saves then too
             self._raise_if_sick()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look once more, for the script may save the model now."""
-        if self._watch is not None:
-            self._watch.look(trainer.global_step)
+        if self._trains:
+            self._monitor.look(trainer.global_step)
             self._raise_if_sick()
-        self._close_evidence()
+        self._monitor.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the model as it was."""
-        self._close_evidence()
+        self._monitor.close()
 
     def state_dict(self) -> dict[str, Any]:
         """What Lightning leaves out of its checkpoints: every rank's random numbers; and the factor of the learning
@@ -152,20 +139,13 @@ class GuardCallback(Callback):
             self.left_out |= set(self._batches.get(update, ()))
 
     def _raise_if_sick(self) -> None:
-        assert self._watch is not None
         assert self._ranks is not None
-        found = agree(self._ranks, self._watch.sick)
+        found = agree(self._ranks, self._monitor.sick)
         if found is not None:
             self.diagnosis = found
-            if self._evidence is not None:
-                self.details = self._evidence.gather(found.onset_step, found.cause or "", through=found.onset_through)
-                self._evidence.close()
+            self.details = self._monitor.details_of(found)
+            self._monitor.close()
             raise SickTrainingError(f"training was stopped at step {found.step}: {found.reason}", known_good=None)
-
-    def _close_evidence(self) -> None:
-        if self._evidence is not None:
-            self._evidence.close()
-            self._evidence = None
 
 
 def fit(
@@ -173,7 +153,6 @@ def fit(
     module: Any,
     *data: Any,
     policy: RollbackPolicy | None = None,
-    check_every: int = 50,
     save_every: int = 1,
     daemon: str = "off",
     **arguments: Any,
@@ -191,7 +170,7 @@ def fit(
     if not isinstance(saver, GuardedIO):
         raise SettingsError("the Trainer does not save by a GuardedIO", hint="Trainer(plugins=[GuardedIO(run)])")
     _start_ranks(trainer, module)
-    callback = GuardCallback(check_every=check_every, policy=policy, settings=saver.settings)
+    callback = GuardCallback(policy=policy, settings=saver.settings)
     trainer.callbacks.insert(0, callback)
     guarded = _guard(saver, policy, daemon)
     newest = guarded.newest() if guarded is not None and "ckpt_path" not in arguments else None

@@ -18,7 +18,7 @@ from ckptguard.integrations.sealed_file import write_sealed
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.roll_back import verify_pending
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.runs.listing import find_checkpoint, list_checkpoints
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -56,7 +56,7 @@ class GuardedIO(TorchCheckpointIO):
         buffer = io.BytesIO()
         torch.save(checkpoint, buffer)
         try:
-            sealed = write_sealed(run, inside, buffer.getbuffer())
+            sealed = write_sealed(RunView(run, self.settings), inside, buffer.getbuffer())
             self.series = sealed.series if sealed is not None else self.series
         except OSError:
             raise  # it could not be written
@@ -96,21 +96,21 @@ class GuardedIO(TorchCheckpointIO):
         self._last = self._worker.submit(warned)
 
     def _judge(self, inside: str) -> None:
-        run = self.open_run()
-        checkpoint = find_checkpoint(run, inside)
+        view = self._view()
+        checkpoint = view.checkpoint(inside)
         if checkpoint is not None:
-            checked = verify_checkpoint(run, checkpoint, self.settings)
+            checked = verify_checkpoint(view, checkpoint)
             if checked.outcome is not Outcome.GOOD:
-                _log.error("%s is %s", run.usable(inside), checked.outcome.value)
+                _log.error("%s is %s", view.run.usable(inside), checked.outcome.value)
         self._delete_unwanted()
 
     def _delete_unwanted(self) -> None:
         if not self._unwanted:
             return
-        run = self.open_run()
-        verify_pending(run, self.settings)  # a sharding strategy saves without asking us
+        view = self._view()
+        verify_pending(view)  # a sharding strategy saves without asking us
         try:
-            known = find_known_good(run).path
+            known = find_known_good(view.run).path
         except NoKnownGoodError:
             known = None
         for place in sorted(self._unwanted - {known}):
@@ -120,17 +120,20 @@ class GuardedIO(TorchCheckpointIO):
     def find_series(self) -> str | None:
         """The series of the last save, else of the known-good, else of the save with the highest step, if any."""
         self.wait()
-        run = self.open_run()
+        view = self._view()
         if self.series is not None or not os.path.isdir(self.url):
             return self.series
         with contextlib.suppress(NoKnownGoodError):
-            return find_known_good(run).series
-        present = [(c.step, c.series) for c in list_checkpoints(run) if c.step is not None]
+            return find_known_good(view.run).series
+        present = [(c.step, c.series) for c in view.checkpoints if c.step is not None]
         return max(present)[1] if present else None
 
     def open_run(self) -> Run:
         """The run as it is now."""
-        return open_run(self.url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
+        return open_run(self.url, self.settings, must_exist=False)
+
+    def _view(self) -> RunView:
+        return RunView(self.open_run(), self.settings)
 
     def _is_inside(self, place: str) -> bool:
         return os.path.commonpath([place, self.url]) == self.url

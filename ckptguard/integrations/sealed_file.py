@@ -10,8 +10,7 @@ from typing import Self, cast
 import msgspec
 
 from ckptguard.errors import ChangedWhileReadError
-from ckptguard.records.run import Run
-from ckptguard.runs.listing import find_checkpoint
+from ckptguard.runs.run_view import RunView
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.storage.protocol import Entry, Storage
 from ckptguard.values.manifest import Manifest
@@ -21,12 +20,13 @@ from ckptguard.verify.seal import seal_written
 _BLOCK = 64 * 1024**2  # one write of more than 2 GiB is cut short
 
 
-def write_sealed(run: Run, path: str, data: memoryview) -> Manifest | None:
+def write_sealed(view: RunView, path: str, data: memoryview) -> Manifest | None:
     """Write `data` to a local file of the run, durably and in one step for every reader, and seal it.
 
     It still has no verdict. None for a file that names no step: it is not sealed. OSError if it could not be written;
     anything else means that it was written, and could not be sealed.
     """
+    run = view.run
     place = run.usable(path)
     failures: list[OSError] = []
     writing = threading.Thread(target=_write, args=(place, data, failures), name="ckptguard-write", daemon=True)
@@ -37,7 +37,7 @@ def write_sealed(run: Run, path: str, data: memoryview) -> Manifest | None:
         writing.join()
         if failures:
             raise failures[0]
-    checkpoint = find_checkpoint(run, path)
+    checkpoint = view.look_again(path)
     if checkpoint is None or checkpoint.step is None:
         return None
     entry = run.storage.stat(path)

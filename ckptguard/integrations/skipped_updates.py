@@ -7,12 +7,8 @@ same steps as before, also after another resume.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
-
-_log = logging.getLogger("ckptguard")
 
 
 class LeftOut:
@@ -37,13 +33,6 @@ class LeftOut:
             self._trainer.training_step = self._own
         else:
             del self._trainer.training_step
-
-    def take_up(self, updates: Iterable[int]) -> None:
-        """Leave out again what a process before this one left out."""
-        again = sorted(set(updates) - self.updates)
-        self.updates |= set(again)
-        if again:
-            _log.warning("left out again, for they did harm before: %d updates from %d on", len(again), again[0])
 
     def first_bad_loss(self, *, after: int) -> int | None:
         """The first update after `after` whose loss was not finite on this rank; None if there is none."""

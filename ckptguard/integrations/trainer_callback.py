@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
+from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, open_guarded
+from ckptguard.integrations.guarded_run import GuardedRun, Guarding, open_guarded
 from ckptguard.integrations.skipped_updates import LeftOut
-from ckptguard.records.run import Run
 from ckptguard.recover.roll_back import verify_pending
-from ckptguard.runs.find_known_good import KnownGood, find_known_good
-from ckptguard.training.client import ask_known_good
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
+from ckptguard.training.client import let_daemon_verify
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.signals.incident_evidence import Evidence
-from ckptguard.training.signals.sample_buffer import Recent
-from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
-from ckptguard.values.incident import Details, Resumed
-from ckptguard.values.settings import Settings
+from ckptguard.training.signals.monitor import TrainingMonitor
+from ckptguard.values.incident import Details
 
 SERIES = "checkpoint-#"
 _log = logging.getLogger("ckptguard")
@@ -38,7 +34,8 @@ class GuardCallback(TrainerCallback):
     that a script cannot go on to save a poisoned final model; with ``on_sick="stop"`` it returns, and `sick` holds
     the error. Nothing else that goes wrong here ever ends training.
 
-    `check_every` is in steps, `deadline` in seconds: the longest wait for verdicts that are still pending.
+    `policy` says when training counts as sick. See `Guarding` for the rest; `deadline` is the longest wait for verdicts
+    that are still pending.
     """
 
     def __init__(
@@ -46,43 +43,47 @@ class GuardCallback(TrainerCallback):
         run: str | None = None,
         *,
         on_sick: str = "raise",
-        check_every: int = 50,
-        daemon: str = "auto",
-        settings: Settings | None = None,
-        deadline: float = 120.0,
         policy: RollbackPolicy | None = None,
+        **guarding: Unpack[Guarding],
     ) -> None:
         if on_sick not in ("raise", "stop"):
             raise SettingsError(f'on_sick must be "raise" or "stop", not {on_sick!r}')
-        if daemon not in ("auto", "off"):
-            raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
-        if check_every < 1:
-            raise SettingsError(f"check_every must be at least 1 step, not {check_every}")
+        if guarding.get("daemon", "auto") not in ("auto", "off"):
+            raise SettingsError(f'daemon must be "auto" or "off", not {guarding["daemon"]!r}')
         policy = policy if policy is not None else RollbackPolicy()
+        settings = guarding.get("settings")
         self.sick: SickTrainingError | None = None
-        self.diagnosis: Diagnosis | None = None
         self.guarded: GuardedRun | None = None
         self.left_out: LeftOut | None = None
+        self.details: Details | None = None  # what was known when it was noticed
         self._url = run
         self._raises = on_sick == "raise"
-        self._check_every = check_every
-        self._open_with: dict[str, Any] = {"settings": settings, "daemon": daemon, "deadline": deadline}
-        self._allowed = settings.allow_nonfinite if settings is not None else ()
-        self._deadline = deadline
-        self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
-        self._health = Health()
-        self._evidence: Evidence | None = None
-        self.details: Details | None = None  # what was known when it was noticed
+        self._check_every = policy.check_every
+        self._guarding = guarding
+        allow = settings.allow_nonfinite if settings is not None else ()
+        self._monitor = TrainingMonitor(TrainingParts(model=None), policy, allow=allow)
+        self._monitor.share = self._on_any_rank
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The first sickness since training began, or None."""
+        return self._monitor.sick
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the run, have it guarded, and see that training begins with a healthy state."""
-        self.sick, self.diagnosis, self.details = None, None, None
-        self._health = self._health.restarted(state.global_step)
-        self._gather_evidence(state, kwargs)
+        self.sick, self.details = None, None
         self.open(self._url or args.output_dir or ".")
-        self._look(state, control, kwargs)
+        optimizer = kwargs.get("optimizer")
+        parts = TrainingParts(
+            model=kwargs.get("model"),
+            optimizer=optimizer,
+            scheduler=kwargs.get("lr_scheduler"),
+            scaler=getattr(optimizer, "scaler", None),
+        )
+        self._monitor.follow(parts, state.global_step)
+        self._look(state, control)
         if self.diagnosis is not None and self._raises:
             self._end_sick(self.diagnosis)
 
@@ -99,13 +100,13 @@ class GuardCallback(TrainerCallback):
         if (norm is None and loss is None) or self._is_left_out(state.global_step):
             return
         signal = Signal(step=state.global_step, loss=loss, grad_norm=norm)
-        if self._evidence is not None:
-            self._evidence.recent.append(signal)
-        wants_look = self._health.wants_look(signal)
-        if not self._health.skips:  # the norm of an update that was skipped did no harm
+        wants_look = self._monitor.health.wants_look(signal)
+        if self._monitor.health.skips:
+            self._monitor.recent.append(signal)  # the norm of an update that was skipped did no harm
+        else:
             self._take_in(state, control, signal)
         if wants_look and self.diagnosis is None:
-            self._look(state, control, kwargs)
+            self._look(state, control)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count skipped updates; look at weights and buffers before each save, and now and then."""
@@ -115,7 +116,7 @@ class GuardCallback(TrainerCallback):
             skipped = bool(getattr(kwargs.get("optimizer"), "step_was_skipped", False))
             self._take_in(state, control, Signal(step=state.global_step, skipped=skipped))
         if control.should_save or state.global_step % self._check_every == 0:
-            self._look(state, control, kwargs)
+            self._look(state, control)
             self._before_save(control)
 
     def on_epoch_end(
@@ -123,12 +124,12 @@ class GuardCallback(TrainerCallback):
     ) -> None:
         """The same where saves come at the end of an epoch."""
         if control.should_save:
-            self._look(state, control, kwargs)
+            self._look(state, control)
             self._before_save(control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Look after an evaluation too: with ``save_strategy="best"`` only its result decides about a save."""
-        self._look(state, control, kwargs)
+        self._look(state, control)
         if self.guarded is not None:
             self.guarded.protect()
 
@@ -144,14 +145,15 @@ class GuardCallback(TrainerCallback):
         if self.guarded is not None:
             self.guarded.wait_for_protection()
         if self.diagnosis is None:
-            self._look(state, control, kwargs)
+            self._look(state, control)
         self.conclude(self.diagnosis)
 
     def open(self, url: str) -> None:
         """Open the run; a run that cannot be opened is not guarded, and training goes on."""
         if self.guarded is None:
-            self.guarded = open_guarded(url, series=SERIES, **self._open_with)
-            self._allowed = self.guarded.settings.allow_nonfinite if self.guarded is not None else self._allowed
+            self.guarded = open_guarded(url, series=SERIES, **self._guarding)
+            if self.guarded is not None:
+                self._monitor.allow = self.guarded.settings.allow_nonfinite
 
     def conclude(self, diagnosis: Diagnosis | None) -> None:
         """The end of training: say where to go back to, and raise if it is sick."""
@@ -161,34 +163,31 @@ class GuardCallback(TrainerCallback):
 
     def judge_error(self, error: Exception, *, step: int) -> Diagnosis | None:
         """The sickness that an exception out of the training loop tells of; None if it is any other one."""
-        self._health, found = self._health.after(Signal(step=step, error=str(error)), self._limits)
+        found = self._monitor.take_in(Signal(step=step, error=str(error)))
         return found if found.sick else None
 
     def _is_left_out(self, update: int) -> bool:
         return self.left_out is not None and update in self.left_out.updates
 
-    def _look(self, state: TrainerState, control: TrainerControl, kwargs: Mapping[str, Any]) -> None:
+    def _look(self, state: TrainerState, control: TrainerControl) -> None:
         """Read the tensors. Of several ranks all look at the same steps, and one that finds something stops all."""
-        model, name = kwargs.get("model"), None
-        if model is not None:
-            name = first_non_finite(model, self._allowed)
-            name = name or first_non_finite_state(kwargs.get("optimizer"), self._allowed)
+        self._heed(self._monitor.look(state.global_step), state, control)
+
+    def _on_any_rank(self, name: str | None) -> str | None:
         if self.guarded is not None and self.guarded.ranks.any(name is not None):
-            name = name or "a tensor of another rank"
-        self._take_in(state, control, Signal(step=state.global_step, looked=model is not None, bad_tensor=name))
+            return name or "a tensor of another rank"
+        return name
 
     def _take_in(self, state: TrainerState, control: TrainerControl, signal: Signal) -> None:
-        self._health, found = self._health.after(signal, self._limits)
-        if found.sick:
-            self._stop(state, control, found)
-        elif self.left_out is not None:
-            self.left_out.forget(through=self._health.healthy_through)
+        self._heed(self._monitor.take_in(signal), state, control)
 
-    def _stop(self, state: TrainerState, control: TrainerControl, found: Diagnosis) -> None:
-        if self.diagnosis is None:
-            self.diagnosis = found
-            if self._evidence is not None:
-                self.details = self._evidence.gather(found.onset_step, found.cause or "", through=found.onset_through)
+    def _heed(self, found: Diagnosis, state: TrainerState, control: TrainerControl) -> None:
+        if not found.sick:
+            if self.left_out is not None:
+                self.left_out.forget(through=self._monitor.health.healthy_through)
+            return
+        if self.details is None:
+            self.details = self._monitor.details_of(found)
             _log.error("ckptguard: step %d: %s: training stops, nothing is saved", state.global_step, found.reason)
         control.should_save = False
         control.should_training_stop = True
@@ -200,43 +199,22 @@ class GuardCallback(TrainerCallback):
 
     def _end_sick(self, diagnosis: Diagnosis) -> None:
         leads = self.guarded is not None and self.guarded.leads
-        known_good = self._report(self.guarded.run, diagnosis) if self.guarded is not None and leads else None
+        known_good = self._report(self.guarded, diagnosis) if self.guarded is not None and leads else None
         self.sick = _error(diagnosis, known_good)
         _log.error("ckptguard: %s", self.sick.message)
         if self._raises:
             self._close()
             raise self.sick
 
-    def _gather_evidence(self, state: TrainerState, kwargs: Mapping[str, Any]) -> None:
-        optimizer = kwargs.get("optimizer")
-        parts = Parts(
-            model=kwargs.get("model"),
-            optimizer=optimizer,
-            scheduler=kwargs.get("lr_scheduler"),
-            scaler=getattr(optimizer, "scaler", None),
-        )
-        recent = self._evidence.recent if self._evidence is not None else Recent()
-        recent.follow(optimizer)
-        recent.restart(state.global_step)
-        self._drop_evidence()
-        self._evidence = Evidence(parts, recent, allow=self._allowed)
-        self._evidence.begin()
-        if state.global_step:
-            self._evidence.resumed = Resumed(step=state.global_step)
-
-    def _drop_evidence(self) -> None:
-        if self._evidence is not None:
-            self._evidence.close()
-
     def _close(self) -> None:
-        self._drop_evidence()
+        self._monitor.close()
         if self.guarded is not None:
             self.guarded.close()
             self.guarded = None
 
-    def _report(self, run: Run, found: Diagnosis) -> KnownGood | None:
+    def _report(self, guarded: GuardedRun, found: Diagnosis) -> KnownGood | None:
         """Record the incident and find the known-good from before it; the daemon verifies what is pending, or we do."""
-        assert self.guarded is not None
+        run = guarded.run
         incident = begin_incident(
             run,
             step=found.step,
@@ -245,14 +223,13 @@ class GuardCallback(TrainerCallback):
             evidence=found.evidence,
             details=self.details or Details(onset=found.onset_step),
             source="callback",
-            state="open",
         )
         known_good: KnownGood | None = None
         before = (found.onset_step or found.step) if found.cause == "loss_scale" else found.step
         try:
-            known = ask_known_good(run, before_step=before, series=SERIES, wait_seconds=self._deadline)
-            if known is None:
-                verify_pending(run, self.guarded.settings, before_step=before)
+            seconds = self._guarding.get("deadline", 120.0)
+            if let_daemon_verify(run, before_step=before, series=SERIES, wait_seconds=seconds) is None:
+                verify_pending(guarded.view(), Wanted(before_step=before))
             known_good = find_known_good(run, before_step=before, series=SERIES)
         except NoKnownGoodError:
             pass

@@ -24,7 +24,6 @@ from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, Target
 from ckptguard.integrations.skipped_updates import LeftOut
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
-from ckptguard.runs.listing import list_checkpoints
 from ckptguard.training.content.training_parts import scale_learning_rate
 from ckptguard.training.signals.scaler import raise_loss_scale
 from ckptguard.values.settings import Settings
@@ -40,7 +39,6 @@ def train(
     resume_from_checkpoint: bool | str | None = True,
     policy: RollbackPolicy | None = None,
     run: str | None = None,
-    check_every: int = 50,
     daemon: str = "auto",
     settings: Settings | None = None,
     deadline: float = 120.0,
@@ -67,7 +65,7 @@ def train(
         daemon=daemon,
         deadline=deadline,
     )
-    rounds = _Rounds(guarded, check_every=check_every)
+    rounds = _Rounds(guarded)
     path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
     try:
         if resume_from_checkpoint is True:
@@ -75,7 +73,6 @@ def train(
         elif path is None:
             guarded.on_first("beginning anew", lambda: _refuse_used(guarded))
         with _instead_of_other_guards(trainer, rounds), LeftOut(trainer) as rounds.left_out:
-            rounds.left_out.take_up(rounds.target.left_out if rounds.target is not None else ())
             while True:
                 start = rounds.target.path if rounds.target is not None else path
                 output, diagnosis = _one_round(trainer, rounds, start, arguments)
@@ -91,8 +88,8 @@ def train(
 class _Rounds(GuardCallback):
     """The callback for one ``trainer.train`` after the other: `target` is where the next one begins."""
 
-    def __init__(self, guarded: GuardedRun, *, check_every: int) -> None:
-        super().__init__(check_every=check_every, settings=guarded.settings, policy=guarded.policy)
+    def __init__(self, guarded: GuardedRun) -> None:
+        super().__init__(settings=guarded.settings, policy=guarded.policy)
         self.guarded = self._rollbacks = guarded
         self.target: Target | None = None
         self._lr_factor = 1.0
@@ -102,8 +99,8 @@ class _Rounds(GuardCallback):
         """Choose the next target, and what is to be left out on the way from there."""
         assert self.left_out is not None
         healthy = (diagnosis.onset_step or diagnosis.step) - 1
-        told = self._rollbacks.ranks.gather(self.left_out.first_bad_loss(after=healthy))
-        first = min((update for update in told if update is not None), default=None)
+        reports = self._rollbacks.ranks.gather(self.left_out.first_bad_loss(after=healthy))
+        first = min((update for update in reports if update is not None), default=None)
         if first is not None:  # every later loss was computed from what it, or the update before it, had harmed
             began = min(diagnosis.surely_by, max(healthy + 1, first - 1))
             diagnosis = dataclasses.replace(diagnosis, onset_step=began, onset_through=None, suspect_through=first)
@@ -121,13 +118,13 @@ class _Rounds(GuardCallback):
         rest = range(begun + 1, step + 1)
         if not rest or not left_out.issuperset(rest):
             return
-        told = (
+        reason = (
             f"since training went back to step {begun} no update was made: all {len(rest)} up to the end were suspect"
         )
         if len(rest) > save_every:
-            hint = "look more often (check_every=), and mend the cause: ckptguard incident RUN"
-            raise RollbackExhausted(told, report=None, hint=hint)
-        _log.warning("%s", told)
+            hint = "look more often (RollbackPolicy(check_every=...)), and mend the cause: ckptguard incident RUN"
+            raise RollbackExhausted(reason, report=None, hint=hint)
+        _log.warning("%s", reason)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -188,7 +185,7 @@ def _unwrap(trainer: Trainer) -> None:
 
 
 def _refuse_used(guarded: GuardedRun) -> None:
-    if any(c.series == SERIES for c in list_checkpoints(guarded.run)):
+    if any(c.series == SERIES for c in guarded.view().checkpoints):
         raise SettingsError(
             f"{guarded.run.url} holds checkpoints already: training that begins anew could go back to them",
             hint="resume_from_checkpoint=True, or another output_dir",

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from ckptguard.records.daemon_record import read_daemon_record, this_host
 from ckptguard.records.run import Run
-from ckptguard.values.ids import parse_id
+from ckptguard.values.ids import CheckpointId, parse_id
 
 LONGEST_ANSWER = 1 << 20  # bytes
 _log = logging.getLogger("ckptguard")
@@ -29,9 +29,9 @@ def is_alive(run: Run, *, deadline: float = 2.0) -> bool:
     return answer is not None and answer[0] == 200
 
 
-def ask_known_good(run: Run, *, before_step: int | None, series: str, wait_seconds: float) -> str | None:
-    """The id that the daemon holds for known-good in this series, after it has had `wait_seconds` to verify what is
-    pending; None if it does not say."""
+def let_daemon_verify(run: Run, *, before_step: int | None, series: str, wait_seconds: float) -> CheckpointId | None:
+    """Give the daemon `wait_seconds` to verify what is pending in this series; returns the id that it then holds for
+    known-good, or None if it does not say. What counts is in the records."""
     query: dict[str, Any] = {"wait_seconds": f"{wait_seconds:g}", "series": series}
     if before_step is not None:
         query["before_step"] = before_step
@@ -40,7 +40,7 @@ def ask_known_good(run: Run, *, before_step: int | None, series: str, wait_secon
     if answer is None or answer[0] != 200 or answer[1].get("series") != series:
         return None
     found = answer[1].get("id")
-    return found if isinstance(found, str) and parse_id(found) is not None else None
+    return parse_id(series, found) if isinstance(found, str) else None
 
 
 def report_incident(

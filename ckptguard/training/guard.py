@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
-from ckptguard.records.metrics import checked_metrics
-from ckptguard.records.run import begin_run
-from ckptguard.runs.settings_file import load_settings, with_replicas
-from ckptguard.storage.options import use_options
-from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
-from ckptguard.training.choose_store import store_for
-from ckptguard.training.client import ask_known_good
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects
 from ckptguard.training.ranks import agree, ranks_of_training, together
-from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.lead_and_follow import go_back_together
-from ckptguard.training.rollback.resume import load_checked, resumed_from
-from ckptguard.training.rollback.rollbacks import Rollbacks
-from ckptguard.training.rollback.trial_batch import Probe
-from ckptguard.training.saving.background_save import EXIT_SECONDS
-from ckptguard.training.saving.saving import Saving
-from ckptguard.training.saving.stores import Store
-from ckptguard.training.signals.incident_evidence import Evidence
-from ckptguard.training.signals.monitor import Watch
-from ckptguard.training.single_guard import OnlyGuard
-from ckptguard.training.state.progress import Progress
-from ckptguard.training.state.skipped_batches import Drawn
 from ckptguard.values.ids import MAX_STEP
-from ckptguard.values.settings import Settings
 
+if TYPE_CHECKING:
+    from ckptguard.training.child_daemon import ChildDaemon
+    from ckptguard.training.rollback.trial_batch import Probe
+    from ckptguard.values.settings import Settings
+
+_EXIT_SECONDS = 60.0  # for a save in flight, when the guard is closed
+_SAVING, _DEADLINES = Saving(), Deadlines()
 _log = logging.getLogger("ckptguard")
 
 
@@ -49,18 +35,16 @@ class TrainingGuard:
             guard.observe(loss=loss, grad_norm=norm)
 
     `run` is a folder, or a URL that fsspec opens. `steps` resumes at known-good, saves, and after an incident rewinds
-    model, data and step between two iterations. With `save=f(path, step)` and `load=f(path)` the user's own files are
-    used, named by `name`; of several ranks, all call them. `daemon="auto"` starts a daemon for the run where none
-    answers; with "off" or None checkpoints are verified when they are needed.
-    Weights, buffers and optimizer state are read every `check_every` steps and before every save: a poisoned state
-    is never saved.
-    `blocking=False`: the automatic saves copy the state to host memory, which needs room for it once more, and go on
-    behind training, at most one at a time: when the next is due before that it waits, or with `when_busy="skip"` is
-    left out (never the last one). One that fails is logged and recorded as an incident when it happens. Of several
-    ranks each copies what it writes; `steps` waits for its last save, because a process group may end after it.
-    A checkpoint whose names do not all fit is refused, unless `strict` is off. `deadline`: seconds that the daemon may
-    take to verify what is pending before this process does. `replicas`: where copies lie too. `settings`: None for
-    those of ``ckptguard.toml`` and the environment. `rank_timeout`: seconds for which one rank waits for the others.
+    model, data and step between two iterations. `objects` are what is guarded, see `Guarded`: model, optimizer,
+    scheduler and scaler. With `save=f(path, step)` and `load=f(path)` the user's own files are used, named by `name`;
+    of several ranks, all call them. A checkpoint whose names do not all fit is refused, unless `strict` is off.
+
+    `policy` says when training counts as sick, and how it goes back. `daemon="auto"` starts a daemon for the run where
+    none answers; with "off" or None checkpoints are verified when they are needed. `settings`: None for those of
+    ``ckptguard.toml`` and the environment.
+    `saving` says how the automatic saves are made. One behind training that fails is logged and recorded as an incident
+    when it happens. Of several ranks each copies what it writes; `steps` waits for its last save, because a process
+    group may end after it. `deadlines`: how long it waits for the daemon, and one rank for the others.
 
     SettingsError for options that cannot be; StateError for state that could not be saved and put back exactly;
     CouldNotTellError (StorageError, RecordsError) where the run cannot be used. After the beginning, RanksError
@@ -71,65 +55,53 @@ class TrainingGuard:
         self,
         run: str | os.PathLike[str],
         *,
-        model: Any,
-        optimizer: Any = None,
-        scheduler: Any = None,
-        scaler: Any = None,
-        save: Callable[[str, int], object] | None = None,
-        load: Callable[[str], object] | None = None,
-        name: str = "step-{step}.pt",
-        daemon: str | None = "auto",
         policy: RollbackPolicy | None = None,
         settings: Settings | None = None,
-        replicas: str | Sequence[str] = (),
-        check_every: int = 50,
-        blocking: bool = True,
-        when_busy: str = "wait",
-        deadline: float = 30.0,
-        strict: bool = True,
-        rank_timeout: float = 600.0,
+        daemon: str | None = "auto",
+        saving: Saving = _SAVING,
+        deadlines: Deadlines = _DEADLINES,
+        **objects: Unpack[Guarded],
     ) -> None:
-        if (save is None) != (load is None):
-            raise SettingsError("save= and load= go together: what one writes the other reads")
+        given = checked_objects(objects)
         if daemon not in ("auto", "off", None):
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
-        if check_every < 1:
-            raise SettingsError("check_every must be at least 1")
-        if when_busy not in ("wait", "skip"):
-            raise SettingsError(f'when_busy must be "wait" or "skip", not {when_busy!r}')
-        self._ranks = ranks_of_training(rank_timeout)
-        self._settings = with_replicas(settings or load_settings(None, os.environ), replicas)
-        use_options(self._settings.storage or {})
-        self._run = begin_run(run, records=self._settings.records, patterns=self._settings.patterns)
-        parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)
-        self._parts = parts
-        self._store: Store = store_for(
-            self._run, parts, self._ranks, save=save, load=load, name=name, settings=self._settings
-        )
-        self._only = OnlyGuard(self._run, self._store.series, self._ranks)
+        # What a guard is made of is loaded when one is made: its name costs training next to nothing.
+        from ckptguard.records.run import begin_run
+        from ckptguard.runs.settings_file import load_settings, with_replicas
+        from ckptguard.storage.options import use_options
+        from ckptguard.training.child_daemon import ensure_daemon
+        from ckptguard.training.choose_store import parts_of, store_for
+        from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
+        from ckptguard.training.saving.saving import Saves
+        from ckptguard.training.signals.monitor import TrainingMonitor
+        from ckptguard.training.single_guard import OnlyGuard
+        from ckptguard.training.state.progress import Progress
+
         policy = policy if policy is not None else RollbackPolicy()
-        ask_seconds = deadline if daemon == "auto" else None
-        self._deadline = deadline
-        self._progress = Progress(parts, self._ranks.size)
-        self._watch = Watch(parts, self._settings, policy, check_every=check_every)
-        self._saving = Saving(self._store, self._tell_failed_save, self._ranks)
-        self._blocking, self._skips = blocking, when_busy == "skip"
-        if not blocking:
+        self._ranks = ranks_of_training(deadlines.ranks)
+        settings = with_replicas(settings or load_settings(None, os.environ), saving.replicas)
+        use_options(settings.storage or {})
+        self._run = begin_run(run, settings)
+        self._parts = parts_of(given)
+        self._store = store_for(self._run, settings, self._parts, self._ranks, given)
+        self._only = OnlyGuard(self._run, self._store.series, self._ranks)
+        self._progress = Progress(self._parts, self._ranks.size)
+        self._monitor = TrainingMonitor(self._parts, policy, allow=settings.allow_nonfinite)
+        self._saving = Saves(self._store, self._tell_failed_save, self._ranks)
+        self._blocking, self._skips = saving.blocking, saving.when_busy == "skip"
+        if not saving.blocking:
             self._saving.must_copy()
-        self._evidence = Evidence(parts, self._watch.recent, allow=self._settings.allow_nonfinite)
-        self._rollbacks = Rollbacks(
-            self._run,
-            self._settings,
-            self._store,
-            policy,
-            ask_seconds=ask_seconds,
-            fetch_seconds=rank_timeout / 2 if self._ranks.size > 1 else None,
-            evidence=self._evidence.gather,
+        self._deadline = deadlines.daemon
+        waits = Waits(
+            daemon=deadlines.daemon if daemon == "auto" else None,
+            replica=deadlines.ranks / 2 if self._ranks.size > 1 else None,
         )
+        self._rollbacks = Rollbacks(self._run, settings, self._store, policy, waits=waits, ranks=self._ranks)
+        self._rollbacks.evidence = self._monitor.details
         self._looping, self._loops, self._resumed = False, 0, False
         self._save_every = 1
         starts = daemon == "auto" and self._ranks.rank == 0
-        self._child: ChildDaemon | None = ensure_daemon(self._run, self._settings) if starts else None
+        self._child: ChildDaemon | None = ensure_daemon(self._run, settings) if starts else None
 
     @property
     def step(self) -> int:
@@ -172,8 +144,8 @@ class TrainingGuard:
         device are not waited for: they are judged a few updates later, at the latest before the next save.
         """
         self._progress.observed = self._progress.now
-        self._evidence.begin()
-        return self._watch.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
+        self._monitor.begin()
+        return self._monitor.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
     def save(self, step: int | None = None, *, blocking: bool = True, metrics: Mapping[str, Any] | None = None) -> str:
         """Save now; returns the checkpoint's path. Inside of `steps`, call it after the update: the checkpoint is
@@ -190,7 +162,11 @@ class TrainingGuard:
         `metrics` are named numbers (of several ranks, those of rank 0 count) by which `ckptguard prune --keep-best`
         chooses; NaN is recorded and never the best. SettingsError if one is no number.
         """
-        given = {} if metrics is None else {"metrics": checked_metrics(metrics)}
+        given = {}
+        if metrics is not None:
+            from ckptguard.records.metrics import checked_metrics
+
+            given = {"metrics": checked_metrics(metrics)}
         self._saving.raise_unheard()
         if step is None:
             if self._progress.position is None:
@@ -202,10 +178,10 @@ class TrainingGuard:
             raise SettingsError(f"step {step} is not made yet: training is at {self._progress.current}")
         self._only.begin(loops=False)
         if blocking:
-            self._watch.look(step)
+            self._monitor.look(step)
         else:
-            self._watch.flush()  # the copy is looked at, which costs training nothing
-        sick = agree(self._ranks, self._watch.sick)
+            self._monitor.flush()  # the copy is looked at, which costs training nothing
+        sick = agree(self._ranks, self._monitor.sick)
         if sick is not None:
             raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
         path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
@@ -230,14 +206,14 @@ class TrainingGuard:
         cannot be read. What a resume lacks is said by `missing_for_exact_resume`.
         """
         self._saving.drain(self._deadline)
-        loaded = load_checked(self._run, self._settings, self._store, self._parts, self._ranks, probe)
+        loaded = self._rollbacks.resume(self._parts, probe)
         self._resumed = True
         if loaded is not None:
             _log.info("resumed at step %s from %s", loaded.step, loaded.path)
             self._saving.last = loaded.step
-            self._watch.restart(loaded.step)
+            self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            self._evidence.resumed = resumed_from(loaded, self._progress.gap)
+            self._monitor.resumed(self._progress.gap.resumed(loaded.step, id=str(loaded.id), path=loaded.path))
             for why in self._progress.gap.sentences:
                 _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
@@ -257,7 +233,7 @@ class TrainingGuard:
         onset = now + (self._progress.now is None)
         asked = Diagnosis(step=now, cause="asked", onset_step=onset, reason=reason)
         if self._looping:
-            self._watch.sick = self._watch.sick or asked
+            self._monitor.sick = self._monitor.sick or asked
             return None
         self._go_back(asked)
         return self.step
@@ -272,15 +248,15 @@ class TrainingGuard:
         self._saving.raise_unheard()
 
     def _close(self) -> None:
-        self._saving.close(EXIT_SECONDS)
+        self._saving.close(_EXIT_SECONDS)
         self._rollbacks.settle(now=True)
-        self._evidence.close()
+        self._monitor.close()
         self._only.end()
         child, self._child = self._child, None
         self._progress.position = None
         if child is not None:
             if self._saving.last is not None:
-                ask_known_good(self._run, before_step=None, series=self._store.series, wait_seconds=self._deadline)
+                self._rollbacks.let_daemon_verify()
             child.stop()
 
     def __enter__(self) -> Self:
@@ -301,14 +277,14 @@ class TrainingGuard:
             if not self._resumed:
                 self.resume()
             self._progress.begin()
-            self._evidence.begin()
+            self._monitor.begin()
             if self.step > total:
                 _log.warning("training is at step %s already: nothing is left of a total of %s", self.step, total)
             if self._saving.last is None:
                 self._begin()
             due = False
             while True:
-                sick = agree(self._ranks, self._watch.sick)
+                sick = agree(self._ranks, self._monitor.sick)
                 if sick is not None:
                     self._go_back(sick)
                 elif due:
@@ -325,8 +301,8 @@ class TrainingGuard:
                 step = self._progress.made()
                 self._rollbacks.settle()
                 due = (step % self._save_every == 0 or step == total) and self._saving.last != step
-                if self._watch.sick is None:
-                    self._watch.after_step(step, must_know=due or self._saving.found_sick)
+                if self._monitor.sick is None:
+                    self._monitor.after_step(step, must_know=due or self._saving.found_sick)
                     self._saving.found_sick = False
         finally:
             if this == self._loops:
@@ -336,8 +312,8 @@ class TrainingGuard:
 
     def _begin(self) -> None:
         """A new run: there must be a good checkpoint to go back to from the first update on."""
-        self._watch.look(self.step)
-        sick = agree(self._ranks, self._watch.sick)
+        self._monitor.look(self.step)
+        sick = agree(self._ranks, self._monitor.sick)
         if sick is not None:
             raise SickTrainingError(f"training cannot begin: {sick.reason}", known_good=None)
         self._save_automatically(self.step)
@@ -366,34 +342,21 @@ class TrainingGuard:
         _log.error("step %s could not be saved: %s", step, error, exc_info=trace)
         cause = "weights" if isinstance(error, SickTrainingError) else "storage"
         reason = f"the checkpoint could not be saved: {error}"
-        self._tell(step, cause, reason, {"error": type(error).__name__})
+        self._rollbacks.tell(step, cause, reason, {"error": type(error).__name__})
 
     def _tell_if_unsaved(self) -> None:
-        reason = self._watch.unsaved(self.step, self._saving.last, self._save_every)
+        reason = self._monitor.unsaved(self.step, self._saving.last, self._save_every)
         if reason is not None:
             _log.error("step %s: %s", self.step, reason)
-            self._tell(self.step, "unsaved", reason, {"last_saved": self._saving.last})
-
-    def _tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
-        """Record what people should know although training goes on."""
-        if self._ranks.rank == 0:
-            incident = begin_incident(self._run, step=step, cause=cause, reason=reason, evidence=evidence)
-            end_incident(self._run, incident, action="training goes on without this checkpoint")
+            self._rollbacks.tell(self.step, "unsaved", reason, {"last_saved": self._saving.last})
 
     def _go_back(self, diagnosis: Diagnosis) -> None:
         self._saving.drain(self._deadline)
-        since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
-        draws = self._ranks.gather(self._progress.draws(since, diagnosis.step))
-        drawn = Drawn(training=self._progress.training, by_rank=draws)
-        went = go_back_together(
-            self._ranks,
-            self._store,
-            lambda: self._rollbacks.go_back(diagnosis, save_every=self._save_every, drawn=drawn),
-        )
+        went = self._rollbacks.go_back(diagnosis, save_every=self._save_every)
         if went.decision.skip:
             self._progress.skip(went.onset, went.last)
         self._saving.last = went.loaded.step
-        self._watch.restart(went.loaded.step)
+        self._monitor.restart(went.loaded.step)
         factor = self._progress.lr_factor * went.decision.lr_factor
         self._progress.arrive(
             went.loaded.step, went.loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale

@@ -13,7 +13,7 @@ from ckptguard.runs.settings_file import load_settings
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Outcome, Severity
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 _SHOWN = 3
 _SERIOUS = (Severity.ERROR, Severity.SICKNESS)
@@ -46,22 +46,24 @@ def check_pretrained(
     report = verify_target(
         os.fspath(path),
         settings,
-        record=False,
-        check_sums=os.fspath(sums) if sums is not None else None,
-        reference=os.fspath(reference) if reference is not None else None,
+        Selection(
+            record=False,
+            check_sums=os.fspath(sums) if sums is not None else None,
+            reference=os.fspath(reference) if reference is not None else None,
+        ),
     )
     if report.outcome is Outcome.GOOD and report.checkpoints and not report.could_not_tell:
         return report
     found = [f for c in report.checkpoints if c.outcome is report.outcome for f in c.findings]
     serious = [f for f in found if f.severity in _SERIOUS] or found
-    told = "; ".join(_sentence(f) for f in serious[:_SHOWN]) or "it holds no checkpoint"
+    said = "; ".join(_sentence(f) for f in serious[:_SHOWN]) or "it holds no checkpoint"
     if len(serious) > _SHOWN:
-        told += f"; and {len(serious) - _SHOWN} more"
+        said += f"; and {len(serious) - _SHOWN} more"
     shown = escape(os.fspath(path))
     if report.outcome in (Outcome.PENDING, Outcome.GOOD):
-        raise CouldNotTellError(f"{shown} could not be verified: {told}", hint="do not train from it before it is")
+        raise CouldNotTellError(f"{shown} could not be verified: {said}", hint="do not train from it before it is")
     raise RefusedError(
-        f"{shown} is {report.outcome.value}, do not train from it: {told}",
+        f"{shown} is {report.outcome.value}, do not train from it: {said}",
         outcome=report.outcome.value,
         hint=f"fetch it again, then: ckptguard verify {shown}",
     )

@@ -164,8 +164,8 @@ def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
     if own is not None:
         raise own
     if reasons:
-        told = "; ".join(f"rank {number}: {reason}" for number, reason in reasons.items())
-        raise RanksError(f"{what} failed on {len(reasons)} of {ranks.size} ranks: {told}")
+        said = "; ".join(f"rank {number}: {reason}" for number, reason in reasons.items())
+        raise RanksError(f"{what} failed on {len(reasons)} of {ranks.size} ranks: {said}")
     return [answer for answer, _ in answers]
 
 
@@ -173,8 +173,8 @@ def agree(ranks: Ranks, own: Diagnosis | None) -> Diagnosis | None:
     """The sickness of all: None if no rank is sick, else that of the earliest onset, with its rank named."""
     if ranks.size == 1 or not ranks.any(own is not None):
         return own
-    told = ranks.gather(None if own is None else msgspec.to_builtins(own))
-    sick = [(msgspec.convert(answer, Diagnosis), rank) for rank, answer in enumerate(told) if answer is not None]
+    reports = ranks.gather(None if own is None else msgspec.to_builtins(own))
+    sick = [(msgspec.convert(answer, Diagnosis), rank) for rank, answer in enumerate(reports) if answer is not None]
     first, rank = min(sick, key=lambda s: (s[0].surely_by, s[1]))
     return dataclasses.replace(
         first, reason=f"rank {rank}: {first.reason}", evidence={**first.evidence, "ranks": [r for _, r in sick]}

@@ -14,7 +14,7 @@ from torch import nn
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
-from ckptguard.training.saving import own_layout, stores
+from ckptguard.training.saving import destinations, stores
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
@@ -222,7 +222,7 @@ class HeldSave:
     def __init__(self, monkeypatch) -> None:
         self._where, self._killed, self._go = None, False, threading.Event()
         self.reached = threading.Event()
-        for module, name, where in ((stores, "write_checkpoint", "write"), (own_layout, "seal_written", "seal")):
+        for module, name, where in ((stores, "write_checkpoint", "write"), (destinations, "seal_written", "seal")):
             monkeypatch.setattr(module, name, self._stopping(getattr(module, name), where))
 
     def arm(self, where: str) -> None:

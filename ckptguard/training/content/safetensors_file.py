@@ -6,7 +6,6 @@ stored once, and the other names are stated in the header's metadata (alias -> s
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,7 +16,6 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError, SickTrainingError, StateError
 from ckptguard.storage.protocol import Reader
-from ckptguard.training.content.file_stream import FileStream
 from ckptguard.training.content.tensor_bytes import (
     byte_size,
     dtype_word,
@@ -72,34 +70,16 @@ class Stream(Protocol):
         """Add bytes to the end; they may change afterwards."""
 
 
-def write_file(
-    descriptor: int,
-    tensors: Mapping[str, Any],
-    *,
-    key: str,
-    where: str,
-    role: str,
-    go_on: Callable[[], None] = lambda: None,
-    sick: Callable[[str, Any], bool] = lambda *_: False,
-) -> File:
-    """Write, hash and fsync an empty file whose final key in the run will be `key`. StorageFullError and its kinds
-    when the disk refuses. The rest is as in `write_tensors`."""
-    with contextlib.closing(FileStream(descriptor, key=key, where=where)) as stream:
-        file = write_tensors(stream, tensors, key=key, role=role, go_on=go_on, sick=sick)
-        stream.finish()
-    return file
-
-
 def write_tensors(
     stream: Stream,
     tensors: Mapping[str, Any],
     *,
     key: str,
     role: str,
-    go_on: Callable[[], None] = lambda: None,
+    check_stop: Callable[[], None] = lambda: None,
     sick: Callable[[str, Any], bool] = lambda *_: False,
 ) -> File:
-    """Write a file into a stream and hash it on the way; its final key in the run will be `key`. `go_on` is called
+    """Write a file into a stream and hash it on the way; its final key in the run will be `key`. `check_stop` is called
     between blocks; what it raises ends the writing. `sick(name, tensor)` is asked about each tensor that holds NaN or
     infinity: if it is, SickTrainingError ends the writing."""
     from blake3 import blake3
@@ -118,7 +98,7 @@ def write_tensors(
         if len(view):
             hasher = blake3()
             for start in range(0, len(view), BLOCK):
-                go_on()
+                check_stop()
                 block = view[start : start + BLOCK]
                 hasher.update(block)
                 finite = finite and is_finite(block, dtype)

@@ -33,7 +33,7 @@ class Fit:
 
 
 @dataclass(kw_only=True)
-class Parts:
+class TrainingParts:
     """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``. Not `strict`: what
     does not match between a checkpoint and them is a warning, and the rest is loaded; `fit` says what the last one
     that was loaded did not have in common with the model."""

@@ -5,20 +5,41 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
+from ckptguard.decisions.rollback import Decision
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RanksError, RollbackExhausted
 from ckptguard.training.ranks import Ranks
-from ckptguard.training.rollback.load_known_good import Loaded
-from ckptguard.training.rollback.rollbacks import WentBack
+from ckptguard.values.ids import CheckpointId
 
 if TYPE_CHECKING:
     from ckptguard.training.saving.stores import LedStore, Store
 
 Done = TypeVar("Done")
 _KINDS = {kind.kind: kind for kind in (NoKnownGoodError, RollbackExhausted)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint that is loaded now. `extra` is what was saved beside it (empty: unknown)."""
+
+    step: int
+    id: CheckpointId
+    path: str
+    extra: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollback:
+    """What was loaded, and why. The updates from `onset` to `last` may have done the harm."""
+
+    loaded: Loaded
+    decision: Decision
+    onset: int
+    last: int
 
 
 def load_together(ranks: Ranks, store: Store, work: Callable[[], Loaded | None]) -> Loaded | None:
@@ -29,12 +50,12 @@ def load_together(ranks: Ranks, store: Store, work: Callable[[], Loaded | None])
     return None if answer is None else dataclasses.replace(msgspec.convert(answer, Loaded), extra=extra)
 
 
-def go_back_together(ranks: Ranks, store: Store, work: Callable[[], WentBack]) -> WentBack:
+def go_back_together(ranks: Ranks, store: Store, work: Callable[[], Rollback]) -> Rollback:
     """The same for a rollback."""
     if ranks.rank == 0:
         return _lead(ranks, store, work)
     answer, extra = _follow(store)
-    went = msgspec.convert(answer, WentBack)
+    went = msgspec.convert(answer, Rollback)
     return dataclasses.replace(went, loaded=dataclasses.replace(went.loaded, extra=extra))
 
 
@@ -62,6 +83,6 @@ def _follow(store: Store) -> tuple[Any, dict[str, Any]]:
 
 def _without_extra(done: Any) -> Any:
     """Each rank has its own, and that of rank 0 holds values that JSON does not know."""
-    if isinstance(done, WentBack):
+    if isinstance(done, Rollback):
         return dataclasses.replace(done, loaded=dataclasses.replace(done.loaded, extra={}))
     return dataclasses.replace(done, extra={}) if done is not None else None

@@ -7,42 +7,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, RecordsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.clock import utc_now
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.pins import InUse
-from ckptguard.records.run import Run
-from ckptguard.recover.roll_back import roll_back, verify_pending
-from ckptguard.runs.find_known_good import Candidate, known_good_candidates
-from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint, list_checkpoints
-from ckptguard.training.saving.stores import Extra, Store
+from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back, verify_pending
+from ckptguard.runs.candidates import first_whole
+from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate
+from ckptguard.runs.run_view import RunView
+from ckptguard.training.rollback.lead_and_follow import Loaded
+from ckptguard.training.saving.stores import Store
 from ckptguard.training.state.check_state_json import wrong_with
-from ckptguard.values.ids import MAX_STEP, parse_id
+from ckptguard.values.ids import MAX_STEP, CheckpointId
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 _log = logging.getLogger("ckptguard")
 _LOCK_TRIES = 3
+_QUICKLY = Verification(md5=False)
+_READ_ONLY = Verification(md5=False, record=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A checkpoint that is loaded now. `extra` is what was saved beside it (empty: unknown)."""
-
-    step: int
-    id: str
-    path: str
-    extra: Extra
-
-
-def load_newest_good(run: Run, settings: Settings, store: Store, *, refused: Iterable[str] = ()) -> Loaded | None:
+def load_newest_good(view: RunView, store: Store, *, refused: Iterable[CheckpointId] = ()) -> Loaded | None:
     """Load the newest known-good checkpoint for a resume; None if there is nothing that training finished
     after its beginning.
 
@@ -50,174 +42,153 @@ def load_newest_good(run: Run, settings: Settings, store: Store, *, refused: Ite
     GOOD as it is read now is taken. Newer ones that are not good stay where they are. Ids in `refused` do not count.
     NoKnownGoodError if there are checkpoints and none could be loaded.
     """
-    refused = set(refused)
-    damaged: set[str] = set()
-    with InUse(run, "a resume") as in_use:
-        while True:
-            left = verify_pending(run, settings, series=store.series, exclude=refused)
-            found = known_good_candidates(run, load_history(run), series=store.series, exclude=refused, most=1)
-            if not found:
-                if refused:
-                    raise NoKnownGoodError(f"no checkpoint of {run.url} could be loaded: {', '.join(sorted(refused))}")
-                break
-            loaded = _use(run, settings, store, found[0], in_use)
-            if loaded is not None:
-                return loaded
-            checkpoint_id = found[0].answer.id
-            if found[0].in_place and checkpoint_id not in damaged:
-                damaged.add(checkpoint_id)  # its kept copy may still be whole
-            else:
-                refused.add(checkpoint_id)
-    loaded = load_unrecorded(run, settings, store, before_step=MAX_STEP + 1) if left else None
-    if loaded is None and _holds_finished(run, store.series):
+    wanted = Wanted(series=store.series, exclude=frozenset(refused))
+    failed = wanted.exclude
+    with InUse(view.run, "a resume") as in_use:
+        left = verify_pending(view, wanted)
+
+        def verify_more(exclude: frozenset[CheckpointId]) -> None:
+            nonlocal failed, left
+            failed, left = exclude, verify_pending(view, msgspec.structs.replace(wanted, exclude=exclude))
+
+        try:
+            return first_whole(
+                view, lambda candidate: _use(view, store, candidate, in_use), wanted, when_refused=verify_more
+            ).result
+        except NoKnownGoodError as error:
+            if failed:
+                names = ", ".join(str(id) for id in sorted(failed, key=lambda id: id.order))
+                raise NoKnownGoodError(f"no checkpoint of {view.run.url} could be loaded: {names}") from error
+    loaded = load_unrecorded(view, store, before_step=MAX_STEP + 1) if left else None
+    if loaded is None and _holds_finished(view, store.series):
         raise NoKnownGoodError(
-            f"{run.url} holds checkpoints, and none of them is good",
-            hint=f"see: ckptguard verify {run.url}; to begin anew, move them away or use another run",
+            f"{view.run.url} holds checkpoints, and none of them is good",
+            hint=f"see: ckptguard verify {view.run.url}; to begin anew, move them away or use another run",
         )
     return loaded
 
 
-def _holds_finished(run: Run, series: str) -> bool:
-    """Whether there are checkpoints beyond the beginning, other than ones whose writing did not end."""
-    history = load_history(run)
-    for checkpoint in list_checkpoints(run):
-        if checkpoint.series == series and checkpoint.step:
-            key = history.current_if_readable(series, checkpoint.step, checkpoint.path)
-            verdict = history.verdict(series, key) if key is not None else None
-            if verdict is not None and verdict.outcome is not Outcome.INCOMPLETE:
-                return True
-    return False
-
-
-def go_back(run: Run, settings: Settings, store: Store, *, before_step: int, reason: str) -> Loaded:
+def go_back(view: RunView, store: Store, *, before_step: int, reason: str) -> Loaded:
     """Roll the run back and load the known-good: newer checkpoints are quarantined. NoKnownGoodError if nothing good
     is left."""
     read_back = not store.hashes_on_load
-    with InUse(run, "a rollback") as in_use:
+    with InUse(view.run, "a rollback") as in_use:
         while True:
-            loaded, tried = _roll_back_and_read(
-                run, settings, store, in_use, before_step=before_step, to_id=None, reason=reason, read_back=read_back
+            back = GoBack(
+                reason=reason, before_step=before_step, series=store.series, check_writing=False, read_back=read_back
             )
-            if loaded is not None:
+            rolled = _roll_back(view, back, in_use)
+            loaded = _read(view, store, rolled.known_good.id, in_use)
+            if isinstance(loaded, Loaded):
                 return loaded
             if read_back:
-                before_step = tried
+                before_step = rolled.known_good.step or 0
             read_back = True  # it is not what its verdict says: a copy of it that is may still be there
 
 
-def newest_good_step(run: Run, settings: Settings, store: Store, *, before_step: int) -> int | None:
+def newest_good_step(view: RunView, store: Store, *, before_step: int) -> int | None:
     """The step of the newest known-good before a step, after what is pending was verified."""
-    verify_pending(run, settings, before_step=before_step, series=store.series)
-    found = known_good_candidates(run, load_history(run), before_step=before_step, series=store.series, most=1)
-    return found[0].key[0] if found else None
+    wanted = Wanted(before_step=before_step, series=store.series)
+    verify_pending(view, wanted)
+    found = newest_candidate(view, wanted)
+    return found.id.step if found is not None else None
 
 
-def load_unrecorded(run: Run, settings: Settings, store: Store, *, before_step: int) -> Loaded | None:
+def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded | None:
     """Load the newest checkpoint before a step that is GOOD as it is read now, for where no verdict can be written (a
     full disk). Newer ones stay where they are. None if there is none."""
-    found = [c for c in list_checkpoints(run) if c.series == store.series and (c.step or 0) < before_step]
-    for checkpoint in sorted((c for c in found if c.step is not None), key=lambda c: -(c.step or 0)):
+    found = [c for c in view.checkpoints if c.series == store.series and c.step is not None and c.step < before_step]
+    for checkpoint in sorted(found, key=lambda c: -(c.step or 0)):
         try:
-            checked = verify_checkpoint(run, checkpoint, settings, md5=False, record=False)
-            if checked.outcome is Outcome.GOOD:
-                parsed = parse_id(checked.id or "")
-                sealed = read_manifest(run, store.series, *parsed) if parsed is not None else None
-                with InUse(run, "a rollback") as in_use:
-                    loaded = _load(run, settings, store, in_use, sealed or _unsealed(run, checkpoint))
-                if loaded is not None:
-                    return loaded
+            checked = verify_checkpoint(view, checkpoint, _READ_ONLY)
+            if checked.outcome is not Outcome.GOOD:
+                continue
+            sealed = read_manifest(view.run, checked.id) if checked.id is not None else None
+            with InUse(view.run, "a rollback") as in_use:
+                loaded = _load(view, store, sealed or _unsealed(view, checkpoint), in_use)
+            if isinstance(loaded, Loaded):
+                return loaded
         except CouldNotTellError as error:
             _log.warning("%s could not be used: %s", checkpoint.path, error.message)
     return None
 
 
-def _use(run: Run, settings: Settings, store: Store, candidate: Candidate, in_use: InUse) -> Loaded | None:
+def _holds_finished(view: RunView, series: str) -> bool:
+    """Whether there are checkpoints beyond the beginning, other than ones whose writing did not end."""
+    view.forget()
+    for checkpoint in view.checkpoints:
+        if checkpoint.series == series and checkpoint.step:
+            id = view.current_if_readable(checkpoint)
+            verdict = view.history.verdict(id) if id is not None else None
+            if verdict is not None and verdict.outcome is not Outcome.INCOMPLETE:
+                return True
+    return False
+
+
+def _use(view: RunView, store: Store, candidate: Candidate, in_use: InUse) -> Loaded | str:
     """Verify and load one candidate; one that lies only in a kept copy is put back first."""
-    answer = candidate.answer
-    in_use.pin(answer.series, candidate.key)
+    id, path = candidate.id, candidate.manifest.path
+    in_use.pin(id)
     try:
         if not candidate.in_place:
-            loaded, _ = _roll_back_and_read(
-                run, settings, store, in_use, before_step=None, to_id=answer.id, reason="put back for a resume"
-            )
-            return loaded
-        checkpoint = find_checkpoint(run, candidate.manifest.path)
-        if checkpoint is None:
-            return None
+            back = GoBack(reason="put back for a resume", to_id=id, series=store.series, check_writing=False)
+            return _read(view, store, _roll_back(view, back, in_use).known_good.id, in_use)
         if not store.hashes_on_load:
-            checked = verify_checkpoint(run, checkpoint, settings, md5=False)
-            if checked.outcome is not Outcome.GOOD or checked.id != answer.id:
-                _log.warning("%s is %s now; looking for an older one", checkpoint.path, checked.outcome.value)
-                return None
-        return _read(run, settings, store, in_use, candidate.manifest.path, answer.id)
+            checkpoint = view.look_again(path)
+            if checkpoint is None:
+                return f"{path} is gone"
+            checked = verify_checkpoint(view, checkpoint, _QUICKLY)
+            if checked.outcome is not Outcome.GOOD or checked.id != id:
+                _log.warning("%s is %s now; looking for an older one", path, checked.outcome.value)
+                return f"{path} is {checked.outcome.value} now"
+        return _read(view, store, id, in_use)
     except (CouldNotTellError, NoKnownGoodError) as error:
-        _log.warning("%s could not be used: %s", answer.path, error.message)
-        return None
+        _log.warning("%s could not be used: %s", candidate.answer.path, error.message)
+        return error.message
 
 
-def _roll_back_and_read(
-    run: Run,
-    settings: Settings,
-    store: Store,
-    in_use: InUse,
-    *,
-    before_step: int | None,
-    to_id: str | None,
-    reason: str,
-    read_back: bool = True,
-) -> tuple[Loaded | None, int]:
+def _roll_back(view: RunView, back: GoBack, in_use: InUse) -> RolledBack:
     for attempt in range(_LOCK_TRIES):
         try:
-            rolled = roll_back(
-                run,
-                settings,
-                reason=reason,
-                before_step=before_step,
-                to_id=to_id,
-                series=store.series,
-                check_writing=False,
-                read_back=read_back,
-                in_use=in_use,
-            )
-            break
+            return roll_back(view, back, in_use=in_use)
         except BusyError:
             if attempt == _LOCK_TRIES - 1:
                 raise
-    path = rolled.known_good.path.removeprefix(run.url.rstrip("/") + "/")
-    return _read(run, settings, store, in_use, path, rolled.known_good.id), rolled.known_good.step or 0
+    raise AssertionError
 
 
-def _read(run: Run, settings: Settings, store: Store, in_use: InUse, path: str, checkpoint_id: str) -> Loaded | None:
-    parsed = parse_id(checkpoint_id)
-    manifest = read_manifest(run, store.series, *parsed) if parsed is not None else None
+def _read(view: RunView, store: Store, id: CheckpointId, in_use: InUse) -> Loaded | str:
+    manifest = read_manifest(view.run, id)
     if manifest is None or manifest.step is None:
-        raise RecordsError(f"the manifest of {path} ({checkpoint_id}) is gone")
-    return _load(run, settings, store, in_use, manifest)
+        raise RecordsError(f"the manifest of {id} of {id.series} is gone")
+    return _load(view, store, manifest, in_use)
 
 
-def _load(run: Run, settings: Settings, store: Store, in_use: InUse, manifest: Manifest) -> Loaded | None:
-    in_use.pin(store.series, (manifest.step, manifest.generation))
+def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loaded | str:
+    """Load a checkpoint, or say what is wrong with it: then it was verified anew."""
+    in_use.pin(manifest.id)
     extra, wrong = store.read(manifest)
     if wrong is None:
         why = wrong_with(extra)
         wrong = f"what was saved beside {manifest.path} cannot be put back: {why}" if why is not None else None
     if wrong is None:
-        return Loaded(step=manifest.step or 0, id=manifest.id, path=run.usable(manifest.path), extra=extra)
+        return Loaded(step=manifest.step or 0, id=manifest.id, path=view.run.usable(manifest.path), extra=extra)
     _log.warning("%s; looking for an older checkpoint", wrong)
-    checkpoint = find_checkpoint(run, manifest.path)
+    checkpoint = view.look_again(manifest.path)
     if checkpoint is not None:
-        verify_checkpoint(run, checkpoint, settings, md5=False)
-    return None
+        verify_checkpoint(view, checkpoint, _QUICKLY)
+    return wrong
 
 
-def _unsealed(run: Run, checkpoint: Checkpoint) -> Manifest:
+def _unsealed(view: RunView, checkpoint: Checkpoint) -> Manifest:
     """What stands for the manifest of the user's own files where none can be written: it names the next generation."""
+    id = view.history.next_id(checkpoint.series, checkpoint.step)
     return Manifest(
-        series=checkpoint.series,
+        series=id.series,
         path=checkpoint.path,
         layout=checkpoint.layout,
-        step=checkpoint.step,
-        generation=load_history(run).next_generation(checkpoint.series, checkpoint.step),
+        step=id.step,
+        generation=id.generation,
         digest_origin="observer",
         sealed_at=utc_now(),
         version=__version__,

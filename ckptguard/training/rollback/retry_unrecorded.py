@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptguard.errors import CkptguardError
-from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.run import Run
-from ckptguard.runs.listing import find_checkpoint, list_checkpoints
+from ckptguard.runs.run_view import RunView
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.load_known_good import Loaded
+from ckptguard.training.rollback.lead_and_follow import Loaded
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.settings import Settings
 
 _MOST_PAUSE = 64  # calls between two tries
 _log = logging.getLogger("ckptguard")
@@ -30,14 +31,14 @@ class _Debt:
     newer: list[tuple[str, Any]]
     incident: dict[str, Any] | None
     action: str
-    known_good: str
+    known_good: CheckpointId
 
 
 class Owed:
     """The debts of one guard; nothing here raises."""
 
-    def __init__(self, run: Run, series: str) -> None:
-        self._run, self._series = run, series
+    def __init__(self, run: Run, settings: Settings, series: str) -> None:
+        self._run, self._settings, self._series = run, settings, series
         self._debts: list[_Debt] = []
         self._calls = 0
 
@@ -49,8 +50,9 @@ class Owed:
         newer = []
         if unmarked:
             try:
-                found = [c for c in list_checkpoints(self._run) if c.series == self._series and c.step is not None]
-                newer = [(c.path, c.signature) for c in found if (c.step or 0) > loaded.step]
+                found = RunView(self._run, self._settings).checkpoints
+                own = [c for c in found if c.series == self._series and c.step is not None]
+                newer = [(c.path, c.signature) for c in own if (c.step or 0) > loaded.step]
             except CkptguardError as error:
                 _log.warning("what is newer than %s cannot be listed: %s", loaded.path, error.message)
         if newer:
@@ -77,11 +79,14 @@ class Owed:
             del self._debts[0]
 
     def _pay(self, debt: _Debt) -> None:
+        from ckptguard.keep.quarantine import quarantine  # loaded when something is owed
+
+        view = RunView(self._run, self._settings)
         while debt.newer:
             path, signature = debt.newer[0]
-            checkpoint = find_checkpoint(self._run, path)
+            checkpoint = view.look_again(path)
             if checkpoint is not None and checkpoint.signature == signature:
-                quarantine(self._run, path, reason=debt.reason)
+                quarantine(view, path, reason=debt.reason)
                 _log.warning("%s was put aside, for which there was no space before: %s", path, debt.reason)
             del debt.newer[0]
         if debt.incident is not None:

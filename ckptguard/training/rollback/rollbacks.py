@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -16,32 +16,36 @@ from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.decisions.rollback import Decision, PastRollback, RollbackPolicy, choose_target, decide
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.records.run import Run
-from ckptguard.training.client import ask_known_good
+from ckptguard.runs.find_known_good import Wanted
+from ckptguard.runs.run_view import RunView
+from ckptguard.training.client import let_daemon_verify
+from ckptguard.training.ranks import OneRank, Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.load_known_good import Loaded, go_back, load_unrecorded, newest_good_step
+from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, go_back_together
 from ckptguard.training.rollback.retry_unrecorded import Owed
-from ckptguard.training.saving.stores import Store
-from ckptguard.training.state.skipped_batches import Drawn, skipped_of
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
+
+if TYPE_CHECKING:
+    from ckptguard.training.content.training_parts import TrainingParts
+    from ckptguard.training.rollback.trial_batch import Probe
+    from ckptguard.training.saving.stores import Store
 
 _log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WentBack:
-    """What was loaded, and why. The updates from `onset` to `last` may have done the harm."""
+class Waits:
+    """How many seconds a rollback waits. `daemon`: for the daemon to verify what is pending (None: it is not asked);
+    `replica`: for a checkpoint that comes from a replica, while other ranks wait (None: as long as it takes)."""
 
-    loaded: Loaded
-    decision: Decision
-    onset: int
-    last: int
+    daemon: float | None
+    replica: float | None = None
 
 
 class Rollbacks:
-    """Goes back and remembers it. `ask_seconds`: how long the daemon may take to verify what is pending; None: it is
-    not asked. `fetch_seconds`: how long a checkpoint may take to come from a replica; None: as long as it takes.
-    `evidence(onset, cause)` is what can be said for the incident's report; it must not raise."""
+    """Goes back and remembers it. `evidence(onset, cause)` is what can be said for the incident's report; it must not
+    raise. All ranks call the methods that take training somewhere, in the same order."""
 
     def __init__(
         self,
@@ -50,25 +54,44 @@ class Rollbacks:
         store: Store,
         policy: RollbackPolicy,
         *,
-        ask_seconds: float | None,
-        fetch_seconds: float | None = None,
-        evidence: Callable[[int | None, str], Details] | None = None,
+        waits: Waits,
+        ranks: Ranks | None = None,
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
-        self._ask_seconds, self._fetch_seconds = ask_seconds, fetch_seconds
-        self.evidence = evidence
+        self._waits = waits
+        self._ranks = ranks if ranks is not None else OneRank()
+        self.evidence: Callable[[int | None, str], Details] | None = None
         self._past: list[PastRollback] = []
-        self._owed = Owed(run, store.series)
+        self._owed = Owed(run, settings, store.series)
         self._unmarked = False  # whether the last one left newer checkpoints as they were
 
     def settle(self, *, now: bool = False) -> None:
         """Make up for what could not be written before, if there is space; see `Owed.settle`."""
         self._owed.settle(now=now)
 
-    def go_back(self, diagnosis: Diagnosis, *, save_every: int, drawn: Drawn | None = None) -> WentBack:
+    def resume(self, parts: TrainingParts, probe: Probe | None) -> Loaded | None:
+        """Load the newest known-good checkpoint; see `load_checked`."""
+        from ckptguard.training.rollback.resume import load_checked  # verifying is loaded when it is needed
+
+        return load_checked(RunView(self._run, self._settings), self._store, parts, self._ranks, probe)
+
+    def let_daemon_verify(self) -> None:
+        """Give the daemon the time that it has to verify the last save."""
+        if self._waits.daemon is not None:
+            let_daemon_verify(self._run, before_step=None, series=self._store.series, wait_seconds=self._waits.daemon)
+
+    def tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
+        """Record what people should know although training goes on."""
+        if self._ranks.rank == 0:
+            incident = begin_incident(self._run, step=step, cause=cause, reason=reason, evidence=evidence)
+            end_incident(self._run, incident, action="training goes on without this checkpoint")
+
+    def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
-        NoKnownGoodError when there is nothing to go back to. What is left out is in the incident's record before
-        anything is loaded; `drawn` are the batches of the updates under suspicion, where the guard draws them."""
+        NoKnownGoodError when there is nothing to go back to."""
+        return go_back_together(self._ranks, self._store, lambda: self._go_back(diagnosis, save_every=save_every))
+
+    def _go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         self.settle(now=True)
         since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
         last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
@@ -84,17 +107,14 @@ class Rollbacks:
         )
         onset = decision.onset_step
         details = self.evidence(since, cause) if self.evidence is not None else Details()
-        skipped = skipped_of(onset, last, drawn) if decision.skip and not decision.give_up else None
         noticed: dict[str, Any] = {
             "step": diagnosis.step,
             "cause": cause,
             "reason": diagnosis.reason,
             "evidence": diagnosis.evidence,
-            "details": msgspec.structs.replace(
-                details, onset=since, onset_through=diagnosis.onset_through, skipped=skipped
-            ),
         }
-        incident = begin_incident(self._run, **noticed)
+        details = msgspec.structs.replace(details, onset=since, onset_through=diagnosis.onset_through)
+        incident = begin_incident(self._run, **noticed, details=details)
         if decision.give_up:
             report = end_incident(self._run, incident, action=f"{GAVE_UP}: {decision.reason}")
             raise RollbackExhausted(
@@ -102,9 +122,9 @@ class Rollbacks:
                 report=report,
                 hint=f"ckptguard status {self._run.url}",
             )
-        if self._ask_seconds is not None:
-            # Its answer is worth having for what it verifies meanwhile; what counts is in the records.
-            ask_known_good(self._run, before_step=onset, series=self._store.series, wait_seconds=self._ask_seconds)
+        if self._waits.daemon is not None:
+            # Worth waiting for what it verifies meanwhile; what counts is in the records.
+            let_daemon_verify(self._run, before_step=onset, series=self._store.series, wait_seconds=self._waits.daemon)
         try:
             loaded = self._find_or_read(decision, onset, diagnosis.reason)
         except CkptguardError as error:
@@ -118,22 +138,25 @@ class Rollbacks:
         self._owed.note(
             loaded,
             reason=diagnosis.reason,
-            incident=noticed if incident is None else None,
+            incident={**noticed, "details": details} if incident is None else None,
             action=action,
             unmarked=self._unmarked,
         )
-        return WentBack(loaded=loaded, decision=decision, onset=onset, last=last)
+        return Rollback(loaded=loaded, decision=decision, onset=onset, last=last)
 
     def _find_or_read(self, decision: Decision, onset: int, reason: str) -> Loaded:
+        # What a rollback needs is loaded when there is one.
+        from ckptguard.training.rollback.load_known_good import go_back, load_unrecorded
+
         self._unmarked = False
         try:
             return self._find_and_load(decision, onset, reason)
         except (NoKnownGoodError, CouldNotTellError) as error:
             if self._settings.replicas and self._fetch(onset):
                 with contextlib.suppress(NoKnownGoodError, CouldNotTellError):
-                    return go_back(self._run, self._settings, self._store, before_step=onset, reason=reason)
+                    return go_back(self._view(), self._store, before_step=onset, reason=reason)
             # Where nothing can be written no verdict can be on record; what is on storage may be good all the same.
-            loaded = load_unrecorded(self._run, self._settings, self._store, before_step=onset)
+            loaded = load_unrecorded(self._view(), self._store, before_step=onset)
             if loaded is None:
                 raise
             self._unmarked = True
@@ -148,12 +171,12 @@ class Rollbacks:
         from ckptguard.replicas.start_run import regain_before  # only those with replicas pay for it
 
         stop = threading.Event()
-        timer = threading.Timer(self._fetch_seconds or 0.0, stop.set)
+        timer = threading.Timer(self._waits.replica or 0.0, stop.set)
         timer.daemon = True
-        if self._fetch_seconds is not None:
+        if self._waits.replica is not None:
             timer.start()
         try:
-            back = regain_before(self._run, self._settings, before_step=onset, series=self._store.series, stop=stop)
+            back = regain_before(self._view(), Wanted(before_step=onset, series=self._store.series), stop=stop)
         except CkptguardError as error:
             _log.error("no checkpoint came from a replica: %s", error.message)
             return False
@@ -164,15 +187,21 @@ class Rollbacks:
         return back is not None
 
     def _find_and_load(self, decision: Decision, onset: int, reason: str) -> Loaded:
+        from ckptguard.training.rollback.load_known_good import go_back, newest_good_step
+
         before = decision.before_step
         if decision.further or decision.prefer_before < onset:
-            target = choose_target(decision, self._newest_good, onset_step=onset)
+
+            def good_before(step: int) -> int | None:
+                return newest_good_step(self._view(), self._store, before_step=step)
+
+            target = choose_target(decision, good_before, onset_step=onset)
             try:
                 if target is not None:
-                    return go_back(self._run, self._settings, self._store, before_step=target + 1, reason=reason)
+                    return go_back(self._view(), self._store, before_step=target + 1, reason=reason)
             except NoKnownGoodError:
                 before = onset  # what is that far back cannot be used: a newer one it is
-        return go_back(self._run, self._settings, self._store, before_step=before, reason=reason)
+        return go_back(self._view(), self._store, before_step=before, reason=reason)
 
-    def _newest_good(self, before_step: int) -> int | None:
-        return newest_good_step(self._run, self._settings, self._store, before_step=before_step)
+    def _view(self) -> RunView:
+        return RunView(self._run, self._settings)

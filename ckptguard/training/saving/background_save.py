@@ -15,7 +15,7 @@ EXIT_SECONDS = 60.0
 _in_flight: set[BackgroundSave] = set()
 
 
-class Abandoned(Exception):
+class SaveAbandoned(Exception):
     """Raised inside of a save that was given up."""
 
 
@@ -28,10 +28,10 @@ class Gate:
         self._abandoned = False
         self._waits_for_room = False
 
-    def go_on(self) -> None:
-        """Abandoned, if nobody waits for this save any more."""
+    def check_stop(self) -> None:
+        """SaveAbandoned, if nobody waits for this save any more."""
         if self._abandoned:
-            raise Abandoned
+            raise SaveAbandoned
 
     @property
     def abandoned(self) -> bool:
@@ -99,7 +99,7 @@ class BackgroundSave:
     def _run(self) -> None:
         try:
             self._write(self._gate)
-        except Abandoned:
+        except SaveAbandoned:
             pass
         except Exception as error:
             if not self._gate.abandoned:  # its end was told when it was abandoned

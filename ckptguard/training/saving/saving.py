@@ -14,7 +14,7 @@ from ckptguard.training.saving.stores import CopyingStore, Store
 _log = logging.getLogger("ckptguard")
 
 
-class Saving:
+class Saves:
     """The saves of one guard, one after the other. `last` is the step that was saved or loaded last.
 
     `tell(step, error)` is called when a save behind training's back fails, in the thread where that happens. Of several

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,18 +25,19 @@ from ckptguard.layouts.step_names import step_from_name
 from ckptguard.records.metrics import forget_metrics, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.runs.free_space import need_room
-from ckptguard.runs.history import load_history
-from ckptguard.runs.listing import find_checkpoint, list_checkpoints
+from ckptguard.runs.history import history_of_series
+from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.saving.background_save import Gate
-from ckptguard.training.saving.own_files import make_room
-from ckptguard.training.saving.own_layout import read_checkpoint, state_text, write_checkpoint
+from ckptguard.training.saving.destinations import make_room
+from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.upkeep.leftover_saves import collect_saves
-from ckptguard.values.ids import is_safe_path, is_temporary, series_folder, series_of
+from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, series_folder, series_of
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")
 Extra = dict[str, Any]
@@ -104,12 +106,12 @@ def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
 
 class OwnStore:
     """Our own layout: hashed while it is written and while it is loaded. NaN and infinity are not loaded, except in
-    masks and in tensors that `allow` matches. Where there is no room for a save it is an error, or `wait_for_room`."""
+    masks and in tensors that the settings allow."""
 
     hashes_on_load = True
 
-    def __init__(self, run: Run, parts: Parts, *, allow: Sequence[str] = (), wait_for_room: bool = False) -> None:
-        self._run, self._parts, self._allow, self._wait = run, parts, allow, wait_for_room
+    def __init__(self, run: Run, parts: TrainingParts, settings: Settings) -> None:
+        self._run, self._parts, self._settings = run, parts, settings
         self._host = HostCopy()
         self.series = series_of(folder_name(1))
         parts.check()
@@ -117,50 +119,34 @@ class OwnStore:
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`."""
-        captured = self._parts.capture()
-        text = state_text(step, captured, extra)
-        metrics = extra.get("metrics")
-        return write_checkpoint(
-            self._run, step, captured, text, allow=self._allow, metrics=metrics, wait_for_room=self._wait
-        ).path
+        snapshot = snapshot_of(step, self._parts.capture(), extra)
+        return write_checkpoint(RunView(self._run, self._settings), snapshot).path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
         """See `CopyingStore`."""
-        captured = self._parts.capture()
-        text = state_text(step, captured, extra)
-        copied, metrics = self._host.take(captured), extra.get("metrics")
+        live = snapshot_of(step, self._parts.capture(), extra)
+        copied = dataclasses.replace(live, captured=self._host.take(live.captured))
         return Copied(
             path=folder_name(step),
-            write=lambda gate: write_checkpoint(
-                self._run, step, copied, text, gate, allow=self._allow, metrics=metrics, wait_for_room=self._wait
-            ),
+            write=lambda gate: write_checkpoint(RunView(self._run, self._settings), copied, gate),
         )
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
         """See `Store`."""
-        return read_checkpoint(self._run, manifest, self._parts, allow=self._allow)
+        return read_checkpoint(self._run, manifest, self._parts, allow=self._settings.allow_nonfinite)
 
 
-def _check(encoded: Any) -> str:
-    """A record has no checksum of its own, and what it holds has no other copy."""
-    return f"{zlib.crc32(to_text(encoded)):08x}"
+@dataclass(frozen=True, kw_only=True)
+class UserFiles:
+    """How the user's own files are saved, loaded and named."""
 
+    save: Callable[[str, int], object]
+    load: Callable[[str], object]
+    name: str
 
-class UserStore:
-    """The user's own files. What we save beside them lies in the records, never among the trainer's files. A save is
-    taken to need as much room as the one before; where there is less it is an error, or `wait_for_room`."""
-
-    hashes_on_load = False
-
-    def __init__(
-        self,
-        run: Run,
-        save: Callable[[str, int], object],
-        load: Callable[[str], object],
-        name: str,
-        *,
-        wait_for_room: bool = False,
-    ) -> None:
+    def check(self) -> str:
+        """Their series; SettingsError for a name that says no step, or a step of another series each time."""
+        name = self.name
         try:
             first, second = name.format(step=1), name.format(step=123456789)
         except (KeyError, IndexError, ValueError) as error:
@@ -178,36 +164,46 @@ class UserStore:
             )
         if series_of(first) != series_of(second):
             raise SettingsError(f"the name {name!r} gives every step a series of its own")
-        self._run, self._save, self._load, self._name = run, save, load, name
-        self.series = series_of(first)
-        self._wait = wait_for_room
+        return series_of(first)
+
+
+class UserStore:
+    """The user's own files. What we save beside them lies in the records, never among the trainer's files. A save is
+    taken to need as much room as the one before."""
+
+    hashes_on_load = False
+
+    def __init__(self, run: Run, files: UserFiles, settings: Settings) -> None:
+        self.series = files.check()
+        self._run, self._files, self._settings = run, files, settings
         self._size: int | None = None  # of the newest checkpoint, if known
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`."""
-        path = self._name.format(step=step)
+        path = self._files.name.format(step=step)
         encoded = encode_state(dict(extra), path="extra")
         text = to_text({"ckptguard_state": 1, "step": step, "extra": encoded, "check": _check(encoded)})
-        self._need_room(path)
-        make_room(self._run, path)
-        generation = load_history(self._run).next_generation(self.series, step)
+        view = RunView(self._run, self._settings)
+        self._need_room(view, path)
+        make_room(view, path)
+        id = history_of_series(self._run, self.series).next_id(self.series, step)
         place = self._run.usable(path)
         if extra.get("metrics"):
-            write_metrics(self._run, self.series, step, generation, extra["metrics"])
+            write_metrics(self._run, id, extra["metrics"])
         if self._run.storage.root is not None:
             os.makedirs(os.path.dirname(place), exist_ok=True)
         try:
-            self._save(place, step)
+            self._files.save(place, step)
         except BaseException:
             if extra.get("metrics"):
-                forget_metrics(self._run, self.series, step, generation)
+                forget_metrics(self._run, id)
             self._remove_half(path, place)
             raise
         try:
             self._run.storage.stat(path)
         except ObjectMissingError as error:
             raise StateError(f"save() wrote nothing to {place}", hint="save exactly to the path it is given") from error
-        found = find_checkpoint(self._run, path)
+        found = view.look_again(path)
         if found is None or found.step != step:
             raise StateError(
                 f"what save() wrote to {place} is not recognised as the checkpoint of step {step}",
@@ -216,7 +212,7 @@ class UserStore:
         self._size = found.bytes
         for number in range(1, 1000):
             try:
-                create_record(self._run, f"{self._beside(path, generation)}{number:04d}.json", text)
+                create_record(self._run, f"{_beside(path, id)}{number:04d}.json", text)
                 break
             except ObjectExistsError:
                 continue  # an earlier save of this generation, of which nothing else is left
@@ -224,8 +220,8 @@ class UserStore:
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
         """See `Store`."""
-        self._load(self._run.usable(manifest.path))
-        prefix = self._beside(manifest.path, manifest.generation)
+        self._files.load(self._run.usable(manifest.path))
+        prefix = _beside(manifest.path, manifest.id)
         folder, _, start = prefix.rpartition("/")
         names = sorted(n for n in list_records(self._run, folder) if n.startswith(start) and n.endswith(".json"))
         text = read_record(self._run, f"{folder}/{names[-1]}") if names else None
@@ -244,18 +240,16 @@ class UserStore:
             return {}, None
         return extra, None
 
-    def _beside(self, path: str, generation: int) -> str:
-        return f"training/{series_folder(path)}.{generation}."
-
-    def _need_room(self, path: str) -> None:
+    def _need_room(self, view: RunView, path: str) -> None:
         if self._run.storage.root is None:
             return  # nothing tells what is free there
         if self._size is None:
             with contextlib.suppress(CouldNotTellError):
-                own = [c for c in list_checkpoints(self._run) if c.series == self.series]
+                own = [c for c in view.checkpoints if c.series == self.series]
                 self._size = max(own, key=lambda c: c.step or 0).bytes if own else None
         if self._size is not None:
-            need_room(self._run.storage, self._size, f"{path}, if it is as large as the one before", wait=self._wait)
+            what = f"{path}, if it is as large as the one before"
+            need_room(self._run.storage, self._size, what, wait=self._settings.on_full == "wait")
 
     def _remove_half(self, path: str, place: str) -> None:
         """A save that raised leaves half a file under its final name; the name was free before."""
@@ -268,3 +262,13 @@ class UserStore:
                 shutil.rmtree(place)
             else:
                 os.unlink(place)
+
+
+def _beside(path: str, id: CheckpointId) -> str:
+    """How the records of what is saved beside a checkpoint begin."""
+    return f"training/{series_folder(path)}.{id.generation}."
+
+
+def _check(encoded: Any) -> str:
+    """A record has no checksum of its own, and what it holds has no other copy."""
+    return f"{zlib.crc32(to_text(encoded)):08x}"

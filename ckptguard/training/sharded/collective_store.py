@@ -15,8 +15,9 @@ from ckptguard.errors import CkptguardError, RanksError
 from ckptguard.records.run import Run
 from ckptguard.training.content.tagged_json import encode_state
 from ckptguard.training.ranks import Ranks, together
-from ckptguard.training.saving.stores import Extra, UserStore, part_of_rank
+from ckptguard.training.saving.stores import Extra, UserFiles, UserStore, part_of_rank
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")
 
@@ -25,18 +26,17 @@ class CollectiveStore(UserStore):
     """See `LedStore`; to be made by all ranks. What belongs to a rank (random numbers, position in the data) is
     recorded for each."""
 
-    def __init__(
-        self, run: Run, save: Callable[[str, int], object], load: Callable[[str], object], name: str, ranks: Ranks
-    ) -> None:
-        super().__init__(run, self._save_on_all, self._load_on_all, name)
-        self._ranks, self._save_here, self._load_here = ranks, save, load
+    def __init__(self, run: Run, files: UserFiles, settings: Settings, ranks: Ranks) -> None:
+        on_all = UserFiles(save=self._save_on_all, load=self._load_on_all, name=files.name)
+        super().__init__(run, on_all, settings.changed(on_full="error"))  # the other ranks wait for what rank 0 does
+        self._ranks, self._here = ranks, files
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`. RanksError names the ranks that could not do their part."""
-        told = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
+        reports = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
         if self._ranks.rank == 0:
             try:
-                path = super().write(step, {"ranks": told})
+                path = super().write(step, {"ranks": reports})
             except Exception as error:
                 self._ranks.tell(["failed", str(error)])
                 raise
@@ -48,7 +48,7 @@ class CollectiveStore(UserStore):
                 return str(said)
             if order == "failed":
                 raise RanksError(f"rank 0: {said}")
-            self._take_part(f"saving step {step}", functools.partial(self._save_here, said, step))
+            self._take_part(f"saving step {step}", functools.partial(self._here.save, said, step))
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
         """See `Store`. RanksError if a rank could not load it."""
@@ -71,15 +71,15 @@ class CollectiveStore(UserStore):
             if order == "extra":
                 extra = part_of_rank(self._ranks, said)
             else:
-                self._take_part(f"loading {said}", functools.partial(self._load_here, said))
+                self._take_part(f"loading {said}", functools.partial(self._here.load, said))
 
     def _save_on_all(self, place: str, step: int) -> None:
         self._ranks.tell(["save", place])
-        together(self._ranks, f"saving step {step}", lambda: _only_do(lambda: self._save_here(place, step)))
+        together(self._ranks, f"saving step {step}", lambda: _only_do(lambda: self._here.save(place, step)))
 
     def _load_on_all(self, place: str) -> None:
         self._ranks.tell(["load", place])
-        together(self._ranks, f"loading {place}", lambda: _only_do(lambda: self._load_here(place)))
+        together(self._ranks, f"loading {place}", lambda: _only_do(lambda: self._here.load(place)))
 
     def _take_part(self, what: str, work: Callable[[], object]) -> None:
         try:

@@ -79,9 +79,9 @@ class Planned:
             if is_float and value.numel() and not index.fqn.startswith("optimizer.param_groups."):
                 yield index.fqn, value
 
-    def write(self, go_on: Callable[[], None]) -> list[WriteResult]:
-        """Write this rank's file. `go_on` is called before each tensor; what it raises ends the writing."""
-        self._planner.go_on = go_on
+    def write(self, check_stop: Callable[[], None]) -> list[WriteResult]:
+        """Write this rank's file. `check_stop` is called before each tensor; what it raises ends the writing."""
+        self._planner.check_stop = check_stop
         return self._writer.write_data(self._writer.prepare_local_plan(self._plan), self._planner).value()
 
     def finish(self, results: list[list[WriteResult]]) -> None:
@@ -96,10 +96,10 @@ class _Planner(DefaultSavePlanner):
     def __init__(self) -> None:
         super().__init__()
         self.copies: dict[MetadataIndex, Any] = {}
-        self.go_on: Callable[[], None] = lambda: None
+        self.check_stop: Callable[[], None] = lambda: None
 
     def resolve_data(self, write_item: WriteItem) -> Any:
-        self.go_on()
+        self.check_stop()
         if write_item.index in self.copies:
             return self.copies[write_item.index]
         return super().resolve_data(write_item)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,18 +12,16 @@ import msgspec
 from ckptguard.errors import RanksError, SickTrainingError, StateError
 from ckptguard.layouts.own import folder_name
 from ckptguard.layouts.roles import assign_roles
-from ckptguard.records.run import Run
 from ckptguard.runs.free_space import need_room
+from ckptguard.runs.run_view import RunView
 from ckptguard.scan import ScanOptions, scan_files
-from ckptguard.storage.failures import translated
-from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import encode_state, to_text
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, Ranks, together
 from ckptguard.training.saving.background_save import Gate
-from ckptguard.training.saving.own_files import STATE_FORMAT, write_state
-from ckptguard.training.saving.own_layout import local_root, seal_folder
+from ckptguard.training.saving.destinations import LocalFolder, settle, temporary_name
+from ckptguard.training.saving.own_layout import STATE_FORMAT, write_state
 from ckptguard.training.sharded.dcp_plan import LastPlan, Planned, from_words, in_words
 from ckptguard.training.sharded.dcp_writer import HashingWriter
 from ckptguard.training.sharded.sharded_state import has_stepped, live_of_all, torch_failures
@@ -45,13 +39,12 @@ class ShardedSave:
     """
 
     def __init__(
-        self, run: Run, parts: Parts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]
+        self, view: RunView, parts: TrainingParts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]
     ) -> None:
-        self._run, self._step = run, step
+        self._view, self._step = view, step
         self.path = folder_name(step)
         self._what = f"saving step {step}"
-        self._temporary = str(ranks.tell(f"tmp-{self.path}-{uuid.uuid4().hex[:8]}"))
-        self._folder = os.path.join(local_root(run), self._temporary)
+        self._temporary = str(ranks.tell(temporary_name(step)))
         self._leads = ranks.rank == 0
         self._sealed = False
         self._metrics = extra.get("metrics")
@@ -63,7 +56,7 @@ class ShardedSave:
             lambda: beside.append((encode_state(dict(extra), path="extra"), self._sections(parts, ranks))),
         )
         [(self._extra, self._state)] = beside
-        self._writer = HashingWriter(self._folder)
+        self._writer = HashingWriter(self._place(Gate()).folder)
         live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped(parts, ranks))
         with torch_failures(f"step {step} could not be saved"):
             self._planned = Planned(live, self._writer, ranks, last)
@@ -77,29 +70,32 @@ class ShardedSave:
     def write(self, ranks: Ranks, gate: Gate) -> None:
         """Write and seal, over `ranks` that nobody else talks over meanwhile. See `write_checkpoint` for `gate`, which
         counts on rank 0; what is given up on another rank fails."""
-        written = contextlib.ExitStack()
+        place = self._place(gate)
         try:
             size = sum(together(ranks, self._what, lambda: self._planned.bytes))
-            together(ranks, self._what, lambda: need_room(self._run.storage, size, self.path) if self._leads else None)
-            told = together(ranks, self._what, lambda: self._write_own(gate, written))
-            sick = [f"rank {rank}: {answer['sick']}" for rank, answer in enumerate(told) if answer["sick"] is not None]
+            storage = self._view.run.storage
+            together(ranks, self._what, lambda: need_room(storage, size, self.path) if self._leads else None)
+            reports = together(ranks, self._what, lambda: self._write_own(place))
+            sick = [f"rank {rank}: {own['sick']}" for rank, own in enumerate(reports) if own["sick"] is not None]
             if sick:
                 raise SickTrainingError(f"not saved: {sick[0]} holds NaN or infinity", known_good=None)
-            together(ranks, self._what, lambda: self._index(told))
+            together(ranks, self._what, lambda: self._index(reports))
             # Only now: what is in a file can be told by that index alone.
             found = together(ranks, self._what, self._read_back)
             try:
-                together(ranks, f"sealing step {self._step}", lambda: self._seal(told, found, gate))
+                together(ranks, f"sealing step {self._step}", lambda: self._seal(place, gate, reports, found))
             except RanksError:
                 if not self._sealed:
                     raise
                 _log.warning("step %s is sealed, but not every rank heard of it", self._step)
         finally:
-            written.close()
-            if self._leads:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            place.close()
 
-    def _sections(self, parts: Parts, ranks: Ranks) -> dict[str, Any]:
+    def _place(self, gate: Gate) -> LocalFolder:
+        """The folder that all ranks write into."""
+        return LocalFolder(self._view, self._step, gate, temporary=self._temporary, leads=self._leads)
+
+    def _sections(self, parts: TrainingParts, ranks: Ranks) -> dict[str, Any]:
         """What all ranks share besides tensors, from rank 0."""
         if not self._leads:
             return {}
@@ -111,20 +107,18 @@ class ShardedSave:
             state["optimizer"] = encode_state(parts.optimizer.state_dict(), path="optimizer")
         return state
 
-    def _write_own(self, gate: Gate, written: contextlib.ExitStack) -> dict[str, Any]:
+    def _write_own(self, place: LocalFolder) -> dict[str, Any]:
         """Write this rank's file; what rank 0 must know of it, in JSON values."""
         sick = self._sick_tensor(self._sick) if self._sick is not None else None
         if sick is not None:
             return {"sick": sick}
-        with translated(self._temporary, self._folder):
-            os.makedirs(self._folder, exist_ok=True)
-        written.enter_context(shown_as_written(self._folder))
-        results = self._planned.write(gate.go_on)
+        place.open()
+        results = self._planned.write(place.check_stop)
         return {"sick": None, "extra": self._extra, "results": [in_words(result) for result in results]}
 
-    def _index(self, told: Sequence[Mapping[str, Any]]) -> None:
+    def _index(self, reports: Sequence[Mapping[str, Any]]) -> None:
         if self._leads:
-            self._planned.finish([[from_words(words) for words in answer["results"]] for answer in told])
+            self._planned.finish([[from_words(words) for words in answer["results"]] for answer in reports])
 
     def _sick_tensor(self, allow: Sequence[str]) -> str | None:
         """The first copied tensor that holds what must not be saved, by the name that a model gives it."""
@@ -140,7 +134,7 @@ class ShardedSave:
         """This rank's files: what the storage has must be what was hashed while it was written."""
         digests = self._writer.digests
         keys = [f"{self._temporary}/{file}" for file in sorted(digests)]
-        scan = scan_files(self._run.storage, keys, ScanOptions(md5=False, sums=("blake3",), workers=1))
+        scan = scan_files(self._view.run.storage, keys, ScanOptions(md5=False, sums=("blake3",), workers=1))
         files = []
         for scanned in scan.files:
             file = scanned.entry.key.removeprefix(self._temporary + "/")
@@ -152,11 +146,11 @@ class ShardedSave:
             files.append(msgspec.to_builtins(msgspec.structs.replace(sealed, path=key)))
         return files
 
-    def _seal(self, told: Sequence[Mapping[str, Any]], found: Sequence[Any], gate: Gate) -> None:
+    def _seal(self, place: LocalFolder, gate: Gate, reports: Sequence[Mapping[str, Any]], found: Sequence[Any]) -> None:
         if not self._leads:
             return
         files = [msgspec.convert(file, File, strict=False) for own in found for file in own]
-        text = to_text(self._state | {"ranks": [answer["extra"] for answer in told]})
-        files.append(write_state(self._folder, self.path, text))
-        seal_folder(self._run, self._step, self._temporary, files, gate, self._metrics)
+        text = to_text(self._state | {"ranks": [own["extra"] for own in reports]})
+        files.append(write_state(place, self.path, text))
+        settle(self._view, place.commit(files, self._metrics), gate)
         self._sealed = True

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +18,22 @@ from ckptguard.errors import CkptguardError, RecordsError, SettingsError, StateE
 from ckptguard.layouts.own import folder_name
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.training.content.host_copy import HostCopy
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, together
 from ckptguard.training.saving.background_save import Gate
-from ckptguard.training.saving.own_files import read_state
-from ckptguard.training.saving.own_layout import local_root
+from ckptguard.training.saving.destinations import local_root
+from ckptguard.training.saving.own_layout import read_state
 from ckptguard.training.saving.stores import Copied, Extra, part_of_rank
 from ckptguard.training.sharded.dcp_plan import LastPlan
 from ckptguard.training.sharded.sharded_save import ShardedSave
 from ckptguard.training.sharded.sharded_state import live_of_all, put_back, torch_failures
 from ckptguard.upkeep.leftover_saves import collect_saves
-from ckptguard.values.ids import series_of
+from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")
 
@@ -47,12 +49,12 @@ class _Channel:
 
 class ShardedStore:
     """See `LedStore` and `CopyingStore`; to be made by all ranks. Copies that hold NaN or infinity are not saved,
-    except in masks and in tensors that `allow` matches."""
+    except in masks and in tensors that the settings allow."""
 
     hashes_on_load = False  # rank 0 has it verified, and every rank then loads through torch
 
-    def __init__(self, run: Run, parts: Parts, ranks: GlooRanks, *, allow: Sequence[str] = ()) -> None:
-        self._run, self._parts, self._ranks, self._allow = run, parts, ranks, allow
+    def __init__(self, run: Run, parts: TrainingParts, ranks: GlooRanks, settings: Settings) -> None:
+        self._run, self._parts, self._ranks, self._settings = run, parts, ranks, settings
         self._host, self._last = HostCopy(), LastPlan()
         self._channel: _Channel | None = None
         self.series = series_of(folder_name(1))
@@ -63,14 +65,14 @@ class ShardedStore:
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
         """See `Store`. RanksError names the ranks that could not do their part; then nothing is left of it."""
-        save = ShardedSave(self._run, self._parts, self._ranks, self._last, step, extra)
+        save = self._begun(step, extra)
         save.write(self._ranks, Gate())
         return save.path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
         """See `CopyingStore`; all ranks have their copy, or none. RanksError as for `write`."""
         channel = self._free_channel()
-        save = ShardedSave(self._run, self._parts, self._ranks, self._last, step, extra)
+        save = self._begun(step, extra)
         short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
         if any(short):
             raise MemoryError(next(why for why in short if why))
@@ -101,7 +103,7 @@ class ShardedStore:
             if order == "end":
                 return rest[0], extra
             try:
-                manifest = read_manifest(self._run, self.series, *rest)
+                manifest = read_manifest(self._run, CheckpointId(self.series, *rest))
                 if manifest is None:
                     raise RecordsError(f"rank {self._ranks.rank} sees no manifest of step {rest[0]}")
             except CkptguardError as error:
@@ -111,6 +113,10 @@ class ShardedStore:
                 extra = self._load(manifest)
             except CkptguardError as error:
                 _log.warning("%s", error.message)  # rank 0 has it too, and decides
+
+    def _begun(self, step: int, extra: Mapping[str, Any]) -> ShardedSave:
+        view = RunView(self._run, self._settings)
+        return ShardedSave(view, self._parts, self._ranks, self._last, step, extra)
 
     def _load(self, manifest: Manifest) -> Extra:
         """Load a checkpoint that was verified, on all ranks at once."""
@@ -146,7 +152,7 @@ class ShardedStore:
 
     def _no_room_for(self, save: ShardedSave) -> str | None:
         try:
-            save.copy_into(self._host, self._allow)
+            save.copy_into(self._host, self._settings.allow_nonfinite)
         except MemoryError as error:
             return str(error) or "no memory for a copy"
         return None

@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.autocast_probe import AutocastProbe
 from ckptguard.training.signals.sample_buffer import Recent, learning_rate
 from ckptguard.training.signals.sick_tensors import sick_tensors
-from ckptguard.values.incident import Details, Resumed, Sample, SickTensor, Training
+from ckptguard.values.incident import Details, Resumed, SickTensor, Training
 
 _log = logging.getLogger("ckptguard")
 _VERSIONS = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "peft")
+_NOTHING: tuple[tuple[SickTensor, ...], int] = ((), 0)
 _T = TypeVar("_T")
 
 
@@ -25,7 +26,7 @@ class Evidence:
     """Gathers what is known, when it is asked. `recent` are the last updates, `resumed` is what training began from;
     `allow` are patterns of tensors that may be infinite."""
 
-    def __init__(self, parts: Parts, recent: Recent, *, allow: Iterable[str] = ()) -> None:
+    def __init__(self, parts: TrainingParts, recent: Recent, *, allow: Iterable[str] = ()) -> None:
         self._parts, self._allow = parts, tuple(allow)
         self.recent = recent
         self.resumed: Resumed | None = None
@@ -37,19 +38,22 @@ class Evidence:
             self._autocast = _tried(lambda: AutocastProbe(self._parts.model), None)
 
     def gather(self, onset: int | None, cause: str, *, through: int | None = None) -> Details:
-        """Everything that is known now, before anything is put back. `through`: see `Diagnosis.onset_through`."""
+        """Everything that is known now, before anything is put back; what cannot be told is left out. `through`: see
+        `Diagnosis.onset_through`."""
         parts = self._parts
         autocast = self._autocast.seen if self._autocast is not None else None
-        return details_of(
-            parts.model,
-            parts.optimizer,
+        sick, omitted = _tried(
+            lambda: sick_tensors(parts.model, parts.optimizer, cause=cause, allow=self._allow), _NOTHING
+        )
+        return Details(
             onset=onset,
             onset_through=through,
-            cause=cause,
             samples=_tried(self.recent.samples, ()),
             training=_tried(lambda: describe_training(parts, autocast=autocast), None),
             resumed=self.resumed,
-            allow=self._allow,
+            tensors=sick,
+            tensors_omitted=omitted,
+            tensors_from="memory" if sick else None,
         )
 
     def close(self) -> None:
@@ -58,34 +62,7 @@ class Evidence:
             self._autocast.remove()
 
 
-def details_of(
-    model: Any,
-    optimizer: Any,
-    *,
-    onset: int | None,
-    cause: str,
-    onset_through: int | None = None,
-    samples: tuple[Sample, ...] = (),
-    training: Training | None = None,
-    resumed: Resumed | None = None,
-    allow: Iterable[str] = (),
-) -> Details:
-    """The details of an incident of a model that is in memory; what cannot be told is left out."""
-    nothing: tuple[tuple[SickTensor, ...], int] = ((), 0)
-    sick, omitted = _tried(lambda: sick_tensors(model, optimizer, cause=cause, allow=allow), nothing)
-    return Details(
-        onset=onset,
-        onset_through=onset_through,
-        samples=samples,
-        training=training,
-        resumed=resumed,
-        tensors=sick,
-        tensors_omitted=omitted,
-        tensors_from="memory" if sick else None,
-    )
-
-
-def describe_training(parts: Parts, *, autocast: str | None = None) -> Training:
+def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> Training:
     """How training computes, by its own objects; what cannot be told is None."""
     unknown: dict[str, Any] = {}
     group = _tried(lambda: dict(_inner(parts.optimizer).param_groups[0]), unknown)

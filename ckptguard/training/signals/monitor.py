@@ -3,39 +3,77 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal, overdue
 from ckptguard.decisions.rollback import RollbackPolicy
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.device_signals import DeviceSignals, on_device
+from ckptguard.training.signals.incident_evidence import Evidence
 from ckptguard.training.signals.sample_buffer import Recent
 from ckptguard.training.signals.scaler import loss_scale
 from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
-from ckptguard.values.settings import Settings
+from ckptguard.values.incident import Details, Resumed
 
 _log = logging.getLogger("ckptguard")
 
 
-class Watch:
-    """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None; `recent` are
-    the last signals. Nothing here raises because of what it is given, and nothing but a look waits for a device."""
+class TrainingMonitor:
+    """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None; `health` is what
+    is remembered, `recent` are the last signals. Nothing here raises because of what it is given, and nothing but a
+    look waits for a device.
 
-    def __init__(self, parts: Parts, settings: Settings, policy: RollbackPolicy, *, check_every: int) -> None:
-        self._parts, self._settings = parts, settings
+    `allow` are patterns of tensors that may be infinite. `share`, if it is given, has the name of a tensor that is not
+    finite on this rank, or None, become that of all ranks; then all ranks look at the same moments.
+    """
+
+    def __init__(self, parts: TrainingParts, policy: RollbackPolicy, *, allow: Sequence[str] = ()) -> None:
+        self._parts, self.allow = parts, allow
         self._limits = Limits(nan_losses=policy.nan_losses, scale_skips=policy.scale_skips, spikes=policy.spikes)
-        self._check_every, self._most_unsaved = check_every, policy.unsaved
-        self._told_unsaved: int | None = -1
+        self._check_every, self._most_unsaved = policy.check_every, policy.unsaved
+        self._unsaved_since: int | None = -1  # the last save before what people were told of
         self._last_look = 0
-        self._health = Health()
         self._delayed = DeviceSignals()
         self._looking: tuple[int, PendingLook] | None = None
         self._warned = False
+        self.share: Callable[[str | None], str | None] = lambda name: name
+        self.health = Health()
         self.sick: Diagnosis | None = None
         self.recent = Recent(parts.optimizer)
+        self._evidence = Evidence(parts, self.recent, allow=allow)
+
+    def follow(self, parts: TrainingParts, step: int) -> None:
+        """Training goes on after update `step` with these objects, and with what was normal before."""
+        self.close()
+        self._parts = parts
+        self.recent.follow(parts.optimizer)
+        self._evidence = Evidence(parts, self.recent, allow=self.allow)
+        self.restart(step)
+        self.begin()
+        self.resumed(Resumed(step=step) if step else None)
+
+    def begin(self) -> None:
+        """Training begins: see how it computes."""
+        self._evidence.begin()
+
+    def resumed(self, resumed: Resumed | None) -> None:
+        """What training goes on from, for the report of an incident."""
+        self._evidence.resumed = resumed
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self._evidence.close()
+
+    def details(self, onset: int | None, cause: str) -> Details:
+        """Everything that can be said for the report of an incident now, before anything is put back."""
+        return self._evidence.gather(onset, cause)
+
+    def details_of(self, sick: Diagnosis) -> Details:
+        """The same for a sickness."""
+        return self._evidence.gather(sick.onset_step, sick.cause or "", through=sick.onset_through)
 
     def observe(
         self,
@@ -72,7 +110,8 @@ class Watch:
         """Read weights, buffers and optimizer state as they are after an update, and all signals up to it."""
         self.flush()
         self._last_look = step
-        return self._take_in((Signal(step=step, looked=True, bad_tensor=self._bad_tensor()),)) or Diagnosis(step=step)
+        looks = self._parts.model is not None
+        return self.take_in(Signal(step=step, looked=looks, bad_tensor=self._bad_tensor() if looks else None))
 
     def after_step(self, step: int, *, must_know: bool = False) -> None:
         """An update is complete: look every `check_every` without waiting for a device, or, if this state is to be
@@ -93,33 +132,38 @@ class Watch:
     def unsaved(self, step: int, last_saved: int | None, save_every: int) -> str | None:
         """What to tell people when no state was saved for too long; once for each last save."""
         reason = overdue(step, last_saved, save_every=save_every, most=self._most_unsaved)
-        if reason is None or self._told_unsaved == last_saved:
+        if reason is None or self._unsaved_since == last_saved:
             return None
-        self._told_unsaved = last_saved
+        self._unsaved_since = last_saved
         return reason
 
     def restart(self, step: int) -> None:
         """Forget everything: a state that was verified good was loaded, that after update `step`."""
         self._last_look = step
-        self._health = self._health.restarted(step)
+        self.health = self.health.restarted(step)
         self._delayed.forget()
         self.recent.restart(step)
         self._looking = None
         self.sick = None
 
+    def take_in(self, signal: Signal) -> Diagnosis:
+        """Judge one signal as it is, without a look of its own."""
+        self.recent.append(signal)
+        self.health, diagnosis = self.health.after(signal, self._limits)
+        if diagnosis.sick and self.sick is None:
+            self.sick = diagnosis
+        return diagnosis
+
     def _take_in(self, signals: Sequence[Signal]) -> Diagnosis | None:
         """The last diagnosis; None without signals."""
         diagnosis, bad_tensor, looked = None, None, False
         for signal in signals:
-            if self.sick is None and self._health.wants_look(signal):
+            if self.sick is None and self.health.wants_look(signal):
                 # One look for all that arrived together: what is finite now was so then.
                 bad_tensor = bad_tensor if looked else self._bad_tensor()
                 looked = True
                 signal = msgspec.structs.replace(signal, looked=True, bad_tensor=bad_tensor)
-            self.recent.append(signal)
-            self._health, diagnosis = self._health.after(signal, self._limits)
-            if diagnosis.sick and self.sick is None:
-                self.sick = diagnosis
+            diagnosis = self.take_in(signal)
         return diagnosis
 
     def _finish_look(self, *, wait: bool) -> None:
@@ -131,13 +175,13 @@ class Watch:
         self._looking = None
         # Where there is something to see, it is still there: what is not finite does not heal.
         bad_tensor = None if look.all_finite() else self._bad_tensor()
-        self._take_in((Signal(step=step, looked=True, bad_tensor=bad_tensor),))
+        self.take_in(Signal(step=step, looked=True, bad_tensor=bad_tensor))
 
     def _tensors(self) -> list[tuple[str, Any]]:
         return model_tensors(self._parts.model) + state_tensors(self._parts.optimizer)
 
     def _bad_tensor(self) -> str | None:
-        return first_of(self._tensors(), self._settings.allow_nonfinite)
+        return self.share(first_of(self._tensors(), self.allow))
 
     def _number(self, value: Any) -> Any:
         """A float, or a tensor of one number on a device; None for what is no number."""

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from ckptguard.values.incident import Sample, worded
 
 _NEAR = 256  # the last updates one by one
-_STRIDE = 16  # and of those before only every so manieth
+_STRIDE = 16  # of older updates, every 16th
 _FAR = 256
 
 Row = tuple[int, float | None, float | None, float | None, float | None]
 
 
-class Told(Protocol):
+class UpdateSignals(Protocol):
     """What is known about an update."""
 
     @property
@@ -39,10 +39,10 @@ class Recent:
         """Take learning rates from this optimizer from now on."""
         self._optimizer = optimizer
 
-    def append(self, told: Told) -> None:
+    def append(self, signal: UpdateSignals) -> None:
         """Remember an update, with the learning rate as it is now. What says nothing is not remembered."""
-        if told.loss is not None or told.grad_norm is not None or told.scale is not None:
-            self.add(told.step, told.loss, told.grad_norm, told.scale, learning_rate(self._optimizer))
+        if signal.loss is not None or signal.grad_norm is not None or signal.scale is not None:
+            self.add(signal.step, signal.loss, signal.grad_norm, signal.scale, learning_rate(self._optimizer))
 
     def add(
         self,

@@ -44,7 +44,7 @@ def _wrong_guard(state: Any) -> str | None:
     factor: Any = state.get("lr_factor", 1.0) if isinstance(state, dict) else None
     if type(factor) not in (int, float) or not math.isfinite(factor) or factor <= 0:
         return "holds no factor of the learning rate"
-    return None if isinstance(state.get("training", ""), str) else "does not name its training"
+    return None
 
 
 def _wrong_data(state: Any) -> str | None:

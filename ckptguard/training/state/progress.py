@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from ckptguard.errors import StateError
-from ckptguard.training.content.training_parts import Parts, scale_learning_rate
+from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.signals.scaler import raise_loss_scale
 from ckptguard.training.state.check_state_json import wrong_with
 from ckptguard.training.state.data_position import DataPosition, Draw
@@ -18,10 +17,9 @@ _REMEMBERED_DRAWS = 10_000
 
 class Progress:
     """`step`: updates completed. `now`: the update that the caller is making. `observed`: the last one it told of.
-    `gap`: what the last load lacks for going on exactly. `training` names what began with an empty run and was
-    resumed since: within it the data is counted alike."""
+    `gap`: what the last load lacks for going on exactly."""
 
-    def __init__(self, parts: Parts, world_size: int = 1) -> None:
+    def __init__(self, parts: TrainingParts, world_size: int = 1) -> None:
         self._parts, self._world_size = parts, world_size
         self.step = 0
         self.now: int | None = None
@@ -31,7 +29,6 @@ class Progress:
         self._waiting: dict[str, Any] | None = None  # loaded before the loader was known
         self._draws: dict[int, Draw] = {}
         self.gap = Gap()
-        self.training = uuid.uuid4().hex
 
     @property
     def current(self) -> int:
@@ -76,10 +73,6 @@ class Progress:
             self.step = self.now
         self.now = None
 
-    def draws(self, first: int, last: int) -> list[list[int]]:
-        """(update, epoch, number in the epoch) of the batches of some updates."""
-        return [[step, *draw] for step, draw in sorted(self._draws.items()) if first <= step <= last]
-
     def skip(self, first: int, last: int) -> None:
         """Leave out the draws of some updates from now on."""
         if self.position is not None:
@@ -91,7 +84,7 @@ class Progress:
         return {
             "rng": capture_rng(),
             "data": self.position.state() if self.position is not None else None,
-            "guard": {"lr_factor": self.lr_factor, "training": self.training},
+            "guard": {"lr_factor": self.lr_factor},
             "saved": saved_for_resume(self._parts, self._world_size),
         }
 
@@ -105,8 +98,6 @@ class Progress:
             raise StateError(f"what was saved beside step {step} cannot be put back: {why}")
         self.step = step
         self._parts.drop_gradients()
-        known = extra.get("guard", {}).get("training", self.training)
-        self.training = known if extra.get("data") is not None else uuid.uuid4().hex  # else it is counted anew
         self.gap = gap(self._parts, extra, self._world_size)
         saved_factor = extra.get("guard", {}).get("lr_factor", 1.0)
         self.lr_factor = saved_factor if lr_factor is None else lr_factor

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
+from ckptguard.values.incident import Resumed
 
 _NAMED = 3  # of the names that do not fit
+_MOST_NAMES = 100  # of the same, in a record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +24,25 @@ class Gap:
     world_size: int | None = None
     sentences: tuple[str, ...] = ()
 
+    def resumed(self, step: int, *, id: str, path: str) -> Resumed:
+        """What training goes on from, for the report of an incident that comes later."""
+        return Resumed(
+            step=step,
+            id=id,
+            path=path,
+            world_size=self.world_size,
+            anew=self.anew,
+            missing=self.missing[:_MOST_NAMES],
+            unexpected=self.unexpected[:_MOST_NAMES],
+        )
 
-def saved_for_resume(parts: Parts, world_size: int) -> dict[str, object]:
+
+def saved_for_resume(parts: TrainingParts, world_size: int) -> dict[str, object]:
     """What a save says about itself, so that a resume can tell what is missing."""
     return {"parts": _names(parts), "world_size": world_size}
 
 
-def gap(parts: Parts, extra: dict[str, Any], world_size: int) -> Gap:
+def gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> Gap:
     """What a resume from a save with this `extra` lacks. What an older save does not say is not held against it."""
     about = extra.get("saved")
     about = about if isinstance(about, dict) else {}
@@ -70,5 +84,5 @@ def _are(names: tuple[str, ...]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def _names(parts: Parts) -> list[str]:
+def _names(parts: TrainingParts) -> list[str]:
     return [name for name in ("optimizer", "scheduler", "scaler") if getattr(parts, name) is not None]

@@ -149,7 +149,7 @@ def delete(root: Path) -> None:
 def manifests(io) -> list[Manifest]:
     """Of everything that is sealed."""
     run, series = io.open_run(), io.series
-    found = [read_manifest(run, series, *key) for key in sealed_generations(run, series)]
+    found = [read_manifest(run, id) for id in sealed_generations(run, series)]
     return [manifest for manifest in found if manifest is not None]
 
 
@@ -182,7 +182,7 @@ class Unused(Module):
 
 def validate(root: Path) -> None:
     """ModelCheckpoint saves while Lightning validates, in the midst of an epoch."""
-    guard = ckptguard.integrations.lightning.GuardCallback(check_every=50, settings=QUICK)
+    guard = ckptguard.integrations.lightning.GuardCallback(settings=QUICK)
     saver = ModelCheckpoint(root, monitor="measured", save_top_k=-1, filename="{epoch}-{step}")
     made = trainer(root, val_check_interval=2, num_sanity_val_steps=0)
     made.callbacks = [saver, guard]

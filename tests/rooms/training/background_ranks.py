@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 import ckptguard
 from ckptguard.errors import CkptguardError
 from ckptguard.training.content import host_copy
-from ckptguard.training.saving import own_layout
+from ckptguard.training.saving import destinations
 from ckptguard.training.sharded import dcp_plan, dcp_writer
 from ckptguard.values.settings import Settings
 
@@ -60,11 +60,19 @@ class Held(Patch):
 class Training:
     """A guarded training on this rank."""
 
-    def __init__(self, folder, kind="fsdp2", **options):
+    def __init__(self, folder, kind="fsdp2", *, saving=ckptguard.Saving(), deadline=30.0):  # noqa: B008
         self.model, self.optimizer, self.scheduler = make(kind)
         parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        common = {"daemon": "off", "settings": Settings(settle=0), "check_every": 1000, "rank_timeout": 40}
-        self.guard = ckptguard.TrainingGuard(folder, **parts, **{**common, **options})
+        deadlines = ckptguard.Deadlines(daemon=deadline, ranks=40)
+        self.guard = ckptguard.TrainingGuard(
+            folder,
+            **parts,
+            daemon="off",
+            settings=Settings(settle=0),
+            policy=ckptguard.RollbackPolicy(check_every=1000),
+            deadlines=deadlines,
+            saving=saving,
+        )
 
     def fill(self, value):
         """Overwrite every parameter."""
@@ -136,7 +144,7 @@ def failures(folder):
     for rank, place, name in (
         (1, dcp_writer._HashingStream, "write"),
         (0, dcp_writer._HashingStream, "write"),
-        (0, own_layout, "seal_written"),
+        (0, destinations, "seal_written"),
         (1, dcp_plan._Planner, "create_local_plan"),
     ):
         if place is dcp_plan._Planner:
@@ -178,7 +186,7 @@ def going_back(folder):
     training = Training(folder, deadline=0.1)
     guard, answers = training.guard, []
     for step, (rank, place, name) in enumerate(
-        ((1, dcp_writer._HashingStream, "write"), (0, own_layout, "make_room"), (0, own_layout, "seal_written")), 1
+        ((1, dcp_writer._HashingStream, "write"), (0, destinations, "make_room"), (0, destinations, "seal_written")), 1
     ):
         training.fill(step)
         guard.save(step * 10)
@@ -208,7 +216,7 @@ def going_back(folder):
 
 def busy(folder, when_busy):
     """Automatic saves, the one of step 2 held up on rank 1 until step 5, or until step 4 waits for it."""
-    training = Training(folder, blocking=False, when_busy=when_busy)
+    training = Training(folder, saving=ckptguard.Saving(blocking=False, when_busy=when_busy))
     held = Held(1)
     for step, _ in training.guard.steps([torch.zeros(1)] * 8, total=6, save_every=2):
         training.fill(step)

@@ -11,20 +11,23 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.views import look
 from torch import nn
 
 import ckptguard
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.replicas.replicate import replicate
-from ckptguard.runs.listing import find_checkpoint
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import ranks_of_training
 from ckptguard.training.sharded import dcp_writer
 from ckptguard.training.sharded.sharded_store import ShardedStore
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.verify.checkpoint import verify_checkpoint
+
+SETTINGS = Settings(settle=0)
 
 
 def make(kind: str) -> tuple[nn.Module, torch.optim.Optimizer, object]:
@@ -68,24 +71,25 @@ def digest(model, optimizer) -> str:
     return hasher.hexdigest() + json.dumps(rates)
 
 
-def store_for(folder: str, parts: Parts) -> tuple[ShardedStore, object]:
+def store_for(folder: str, parts: TrainingParts) -> tuple[ShardedStore, object]:
     """The store of a run on this rank."""
     os.makedirs(folder, exist_ok=True)
     run = open_run(folder)
-    return ShardedStore(run, parts, ranks_of_training(30)), run
+    return ShardedStore(run, parts, ranks_of_training(30), SETTINGS), run
 
 
 def save_and_go_on(kind: str, folder: str, step: int) -> list[object]:
     """Train to a step, save, train on for two; return both digests and what the checkpoint is found to be."""
     model, optimizer, scheduler = make(kind)
-    store, run = store_for(folder, Parts(model=model, optimizer=optimizer, scheduler=scheduler))
+    store, run = store_for(folder, TrainingParts(model=model, optimizer=optimizer, scheduler=scheduler))
     train(model, optimizer, scheduler, 1, step)
     path = store.write(step, {"mine": f"rank {dist.get_rank()}"})
     before = digest(model, optimizer) if step else ""
     train(model, optimizer, scheduler, step + 1, step + 2)
     outcome = None
     if dist.get_rank() == 0:
-        checked = verify_checkpoint(run, find_checkpoint(run, path), Settings(settle=0))
+        view = look(run, SETTINGS)
+        checked = verify_checkpoint(view, view.checkpoint(path))
         outcome = [checked.outcome.value, checked.digest_origin, [f.message for f in checked.findings]]
     return [before, digest(model, optimizer), outcome]
 
@@ -97,9 +101,9 @@ def load_and_go_on(kind: str, folder: str, step: int) -> list[object]:
         for parameter in model.parameters():
             parameter.mul_(0.5)
     train(model, optimizer, scheduler, 100, 103)
-    store, run = store_for(folder, Parts(model=model, optimizer=optimizer, scheduler=scheduler))
+    store, run = store_for(folder, TrainingParts(model=model, optimizer=optimizer, scheduler=scheduler))
     if dist.get_rank() == 0:
-        extra, wrong = store.read(read_manifest(run, store.series, step, 1))
+        extra, wrong = store.read(read_manifest(run, CheckpointId(store.series, step, 1)))
         assert wrong is None
         store.finish("done")
     else:
@@ -114,11 +118,11 @@ def load_into_another(folder: str, step: int, strict: bool) -> object:
     """Load what `save_and_go_on` saved into a model with one layer more and one less; what did not fit."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Identity(), nn.Linear(9, 3))
-    parts = Parts(model=model, optimizer=torch.optim.AdamW(model.parameters()), strict=strict)
+    parts = TrainingParts(model=model, optimizer=torch.optim.AdamW(model.parameters()), strict=strict)
     store, run = store_for(folder, parts)
     try:
         if dist.get_rank() == 0:
-            store.read(read_manifest(run, store.series, step, 1))
+            store.read(read_manifest(run, CheckpointId(store.series, step, 1)))
             store.finish("done")
         else:
             store.follow()
@@ -140,11 +144,10 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
         optimizer=optimizer,
         scheduler=scheduler,
         daemon="off",
-        settings=Settings(settle=0),
-        check_every=1,
-        rank_timeout=20,
-        policy=ckptguard.RollbackPolicy(skip=False),
-        replicas=f"{folder}-replica" if trouble == "lost" else (),
+        settings=SETTINGS,
+        policy=ckptguard.RollbackPolicy(skip=False, check_every=1),
+        deadlines=ckptguard.Deadlines(ranks=20),
+        saving=ckptguard.Saving(replicas=f"{folder}-replica" if trouble == "lost" else ()),
     )
     try:
         for step, batch in guard.steps(data, total=total, save_every=2):
@@ -167,10 +170,10 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
 
 def lose(folder: str) -> None:
     """Have the good checkpoints of a run in a replica, and nowhere else."""
-    run, settings = open_run(folder), Settings(settle=0)
-    reconcile(run, settings, Watch())
+    run, settings = open_run(folder), SETTINGS
+    reconcile(look(run, settings), PassNotes())
     if os.path.isdir(f"{folder}/step-000000004"):
-        replicate(run, settings, f"{folder}-replica")
+        replicate(look(run, settings), f"{folder}-replica")
     for path in (*Path(folder).glob("step-*"), Path(folder, "_ckptguard", "kept")):
         shutil.rmtree(path)
 

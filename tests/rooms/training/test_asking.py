@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from support.runs import QUICK
+from support.views import look
 
 import ckptguard
 from ckptguard.inspect.list_states import survey
@@ -18,7 +19,7 @@ from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, th
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training import guard as guard_module
-from ckptguard.training.client import ask_known_good, is_alive, report_incident
+from ckptguard.training.client import is_alive, let_daemon_verify, report_incident
 from ckptguard.values.verdict import Outcome
 
 ANSWER = {"series": "step-#", "id": "500.1", "path": "/x", "step": 500}
@@ -81,13 +82,13 @@ def name_daemon(run, path, **changes):
 
 def ask(run, wait=2.0):
     """One question."""
-    return ask_known_good(run, before_step=600, series="step-#", wait_seconds=wait)
+    return let_daemon_verify(run, before_step=600, series="step-#", wait_seconds=wait)
 
 
 def test_an_answer_is_an_id(run, tmp_path):
     """The question names run, series and step; the answer's id is all that is taken from it."""
     with daemon(tmp_path / "s", answer(ANSWER)) as asked:
-        assert ask(run) == "500.1"
+        assert str(ask(run)) == "500.1"
         assert is_alive(run)
     first = asked[0].split(b"\r\n")[0].decode()
     assert first.startswith(f"GET /v1/runs/{run.run_id}/known-good?")
@@ -189,7 +190,7 @@ def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(guard_module, "load_checked", wait_for_daemon(guard_module.load_checked))
     assert train(tmp_path / "run", {"daemon": "auto"}) == [1, 2, 3, 4, 5, 5, 6, 7]
     run = open_run(str(tmp_path / "run"))
-    states = [s for s in survey(run) if s.in_place]
+    states = [s for s in survey(look(run)) if s.in_place]
     assert [s.step for s in states] == [0, 2, 4, 6, 7]
     assert {s.outcome for s in states} == {Outcome.GOOD}
     assert [i.state for i in list_incidents(run)] == ["closed"]

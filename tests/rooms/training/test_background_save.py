@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.runs import QUICK
+from support.views import look
 from test_saving import fill_disk, guard_of
 
 import ckptguard
@@ -14,15 +15,17 @@ from ckptguard.errors import SettingsError, SickTrainingError, StorageFullError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.saving import own_files, own_layout
+from ckptguard.training.saving import destinations, own_layout
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import verify_target
 
+BEHIND = ckptguard.Saving(blocking=False)
+
 
 class Held:
-    """Saves stop before a function that `own_layout` calls until they are let go."""
+    """Saves stop before a function that a save calls until they are let go."""
 
-    def __init__(self, monkeypatch, name="write_file", module=own_layout):
+    def __init__(self, monkeypatch, name="write_tensors", module=own_layout):
         self.reached, self.let_go = threading.Event(), threading.Event()
         real = getattr(module, name)
 
@@ -129,7 +132,7 @@ def test_one_save_at_a_time(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("when_busy", "saved"), [("skip", (0, 1, 6)), ("wait", (0, 1, 2, 3, 4, 5, 6))])
 def test_automatic_saves_wait_or_are_left_out(tmp_path, monkeypatch, when_busy, saved):
     """With "skip" training never waits, except for its first save and its last one."""
-    with guard_of(tmp_path / "run", blocking=False, when_busy=when_busy) as guard:
+    with guard_of(tmp_path / "run", saving=ckptguard.Saving(blocking=False, when_busy=when_busy)) as guard:
         for step, _ in guard.steps([1], total=6, save_every=1):
             if step == 1:
                 held = Held(monkeypatch)
@@ -171,7 +174,7 @@ def test_a_failure_surfaces_where_nothing_is_saved_any_more(tmp_path, monkeypatc
 
 def test_an_automatic_save_that_fails_behind_training_does_not_end_it(tmp_path, monkeypatch):
     """Training goes on with an incident on record; the next save succeeds, and close() does not raise."""
-    with guard_of(tmp_path / "run", blocking=False) as guard:
+    with guard_of(tmp_path / "run", saving=BEHIND) as guard:
         for step, _ in guard.steps([1, 2, 3], total=6, save_every=2):
             if step in (4, 5):
                 guard.wait_for_save()
@@ -201,14 +204,14 @@ def test_a_rollback_waits_for_the_save_in_flight(tmp_path, monkeypatch):
     assert model.weight.unique().tolist() == [2.0]
 
 
-@pytest.mark.parametrize("stuck_in", ["write_file", "sync_folder", "make_room", "seal_written"])
+@pytest.mark.parametrize("stuck_in", ["write_tensors", "sync_folder", "make_room", "seal_written"])
 def test_a_rollback_abandons_a_save_that_is_stuck(tmp_path, monkeypatch, stuck_in):
     """Past the deadline the save never counts, wherever it was stuck, also when it comes loose afterwards."""
     model = torch.nn.Linear(4, 4)
-    guard = guard_of(tmp_path / "run", model, deadline=0.05)
+    guard = guard_of(tmp_path / "run", model, deadlines=ckptguard.Deadlines(daemon=0.05))
     guard.save(step=1)
     with monkeypatch.context() as patched:
-        held = Held(patched, stuck_in)
+        held = Held(patched, stuck_in, own_layout if stuck_in == "write_tensors" else destinations)
         guard.save(step=2, blocking=False)
         in_flight = guard._saving._in_flight
         assert held.reached.wait(60)
@@ -216,8 +219,8 @@ def test_a_rollback_abandons_a_save_that_is_stuck(tmp_path, monkeypatch, stuck_i
         assert guard.wait_for_save(0)
         held.let_go.set()
         assert in_flight.wait(60)
-    assert {s.id: s.outcome for s in survey(open_run(str(tmp_path / "run"))) if s.in_place} == {"1.1": Outcome.GOOD}
-    others = {s.outcome for s in survey(open_run(str(tmp_path / "run"))) if s.id != "1.1"}
+    assert {str(s.id): s.outcome for s in survey(look(str(tmp_path / "run"))) if s.in_place} == {"1.1": Outcome.GOOD}
+    others = {s.outcome for s in survey(look(str(tmp_path / "run"))) if str(s.id) != "1.1"}
     assert others <= {Outcome.SUSPECT, Outcome.INCOMPLETE}
     assert [p.name for p in (tmp_path / "run").glob("*step*")] == ["step-000000001"]
     assert guard.resume() == 1
@@ -231,7 +234,7 @@ def test_an_exception_in_the_training_loop_does_not_lose_the_save(tmp_path, monk
     """Leaving the guard waits for what is in flight; the exception is the caller's own."""
 
     def train():
-        with guard_of(tmp_path / "run", blocking=False) as guard:
+        with guard_of(tmp_path / "run", saving=BEHIND) as guard:
             for step, _ in guard.steps([1], total=6, save_every=2):
                 if step == 1:
                     held = Held(monkeypatch)
@@ -248,11 +251,11 @@ def test_the_users_own_files_cannot_be_saved_behind_training(tmp_path):
     """Their save reads the live state; that is said at construction or at the call."""
     options = {"save": lambda path, step: torch.save({}, path), "load": lambda path: None}
     with pytest.raises(SettingsError, match="behind"):
-        guard_of(tmp_path / "run", blocking=False, **options)
+        guard_of(tmp_path / "run", saving=BEHIND, **options)
     with pytest.raises(SettingsError, match="behind"):
         guard_of(tmp_path / "run", **options).save(step=1, blocking=False)
     with pytest.raises(SettingsError, match="when_busy"):
-        guard_of(tmp_path / "run", when_busy="maybe")
+        ckptguard.Saving(when_busy="maybe")
 
 
 def test_no_memory_for_a_copy_makes_it_a_save_that_blocks(tmp_path, monkeypatch, caplog):
@@ -272,7 +275,7 @@ def test_a_forked_process_waits_for_nobody_and_holds_nothing(tmp_path, monkeypat
     """A data loader's worker that is forked while a save is in flight has no save, and no lock of the run."""
     guard = guard_of(tmp_path / "run")
     guard.save(step=3)
-    held = Held(monkeypatch, "quarantine", own_files)
+    held = Held(monkeypatch, "quarantine", destinations)
     guard.save(step=3, blocking=False)
     assert held.reached.wait(60)
     go, end = os.pipe(), os.pipe()
@@ -311,7 +314,7 @@ def test_a_poisoned_copy_takes_training_back(tmp_path):
     """Inside of steps() what was found in the copy leads to a look at training, and to a rollback."""
     model = torch.nn.Linear(4, 4)
     seen = []
-    with guard_of(tmp_path / "run", model, check_every=1000) as guard:
+    with guard_of(tmp_path / "run", model, policy=ckptguard.RollbackPolicy(check_every=1000)) as guard:
         for step, _ in guard.steps([1], total=4, save_every=100):
             seen.append(step)
             if len(seen) == 2:
@@ -327,12 +330,12 @@ def test_a_poisoned_copy_takes_training_back(tmp_path):
 def test_an_abandoned_save_leaves_a_later_one_of_its_step_alone(tmp_path, monkeypatch):
     """It slept while training came by the same step again; when it wakes it takes nothing with it."""
     guard = guard_of(tmp_path / "run")
-    real, held = own_layout.as_stored, Held(monkeypatch, "as_stored")
+    real, held = destinations.as_stored, Held(monkeypatch, "as_stored", destinations)
     guard.save(5, blocking=False)
     assert held.reached.wait(60)
     [thread] = [t for t in threading.enumerate() if t.name == "ckptguard-save-5"]
     guard._saving.drain(0)  # what a rollback does at its deadline
-    monkeypatch.setattr(own_layout, "as_stored", real)
+    monkeypatch.setattr(destinations, "as_stored", real)
     guard.save(5)
     held.let_go.set()
     thread.join()

@@ -13,7 +13,7 @@ SCRIPT = """
 import os, sys, threading
 import torch
 from test_saving import guard_of
-from ckptguard.training.saving import background_save, own_layout
+from ckptguard.training.saving import background_save, destinations, own_layout
 model = torch.nn.Linear(1000, 1000)
 guard = guard_of({run!r}, model)
 with torch.no_grad():
@@ -29,11 +29,12 @@ os.write(1, b"called\\n")  # print would mix the lines of two threads
 {after}
 """
 STUCK = """
-real, stuck = own_layout.{name}, threading.Event()
+module = own_layout if "{name}".startswith("write") else destinations
+real, stuck = module.{name}, threading.Event()
 def never(*args, **options):
     os.write(1, b"stuck\\n")
     stuck.wait()
-own_layout.{name} = never
+module.{name} = never
 """
 
 
@@ -61,7 +62,7 @@ def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path, after):
 
 def test_the_end_of_the_interpreter_does_not_wait_for_ever(tmp_path):
     """A save that is stuck is given up, said so, and does not count."""
-    before = STUCK.format(name="write_file") + "background_save.EXIT_SECONDS = 0.2"
+    before = STUCK.format(name="write_tensors") + "background_save.EXIT_SECONDS = 0.2"
     process = script(tmp_path, before=before)
     _, trouble = process.communicate(timeout=120)
     assert process.returncode == 0
@@ -69,7 +70,7 @@ def test_the_end_of_the_interpreter_does_not_wait_for_ever(tmp_path):
     assert resumed(tmp_path) == (1, [1.0])
 
 
-@pytest.mark.parametrize("name", ["write_file", "write_state", "make_room", "seal_written"])
+@pytest.mark.parametrize("name", ["write_tensors", "write_state", "make_room", "seal_written"])
 def test_killed_in_flight(tmp_path, name):
     """kill -9 at any point of a save in flight: it is never good, and the one before it is."""
     process = script(tmp_path, before=STUCK.format(name=name), after="threading.Event().wait()")

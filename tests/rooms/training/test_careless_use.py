@@ -10,7 +10,7 @@ import ckptguard
 from ckptguard.errors import DeniedError, SettingsError, StateError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.signals.weights import first_of
 
@@ -246,7 +246,7 @@ def test_names_that_a_wrapper_changed_are_told_by_its_prefix(tmp_path, prefix, i
     """Saved compiled and loaded plain, and the other way round; also where a part of the model was compiled."""
     names = [f"{inside}weight", f"{inside}bias"]
     wrapped = [f"{inside}{prefix}{name.removeprefix(inside)}" for name in names]
-    parts = Parts(model=torch.nn.Linear(1, 1))
+    parts = TrainingParts(model=torch.nn.Linear(1, 1))
     with pytest.raises(StateError, match=f'only the saved names have "{prefix}"'):
         parts.compare(missing=names, unexpected=wrapped)
     with pytest.raises(StateError, match=f'only the present names have "{prefix}"'):

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 from support.runs import QUICK
 from support.tiny_training import Training, assert_same
+from support.views import look
 
 import ckptguard
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StateError
@@ -100,7 +101,7 @@ def test_what_the_probe_refuses_is_passed_over(tmp_path):
     _, steps = train(tmp_path / "run", 9, probe=refuse_after(4))
     assert steps == [5, 6, 7, 8, 9]
     run = open_run(str(tmp_path / "run"))
-    refused = {s.id: s.outcome for s in survey(run) if s.quarantined}
+    refused = {str(s.id): s.outcome for s in survey(look(run)) if s.quarantined}
     assert refused == {"6.1": Outcome.SUSPECT, "8.1": Outcome.SUSPECT}
     assert {i.cause for i in list_incidents(run)} == {"probe"}
 
@@ -111,7 +112,7 @@ def test_a_probe_that_refuses_all_moves_nothing(tmp_path):
     training = Training()
     with guarded(tmp_path / "run", training) as guard, pytest.raises(NoKnownGoodError, match="passes the probe"):
         guard.resume(probe=lambda: math.inf)
-    states = survey(open_run(str(tmp_path / "run")))
+    states = survey(look(str(tmp_path / "run")))
     assert {s.outcome for s in states} == {Outcome.GOOD}
     assert not any(s.quarantined for s in states)
 

@@ -9,11 +9,11 @@ from support.runs import QUICK
 
 import ckptguard
 from ckptguard.decisions.rollback import RollbackPolicy
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals import device_signals, weights
 from ckptguard.training.signals import monitor as watch
 from ckptguard.training.signals.device_signals import DeviceSignals
-from ckptguard.training.signals.monitor import Watch
+from ckptguard.training.signals.monitor import TrainingMonitor
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def device(monkeypatch):
 def watching(model=None, *, check_every=1000, **parts):
     """A watch over a model."""
     model = model if model is not None else torch.nn.Linear(2, 2)
-    return Watch(Parts(model=model, **parts), QUICK, RollbackPolicy(), check_every=check_every)
+    return TrainingMonitor(TrainingParts(model=model, **parts), RollbackPolicy(check_every=check_every))
 
 
 def test_the_fake_counts_what_it_should(device):

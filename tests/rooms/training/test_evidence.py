@@ -15,7 +15,7 @@ from ckptguard.errors import RollbackExhausted
 from ckptguard.incidents.build_report import choose_incident, report_of
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.autocast_probe import AutocastProbe
 from ckptguard.training.signals.incident_evidence import Evidence, describe_training
 from ckptguard.training.signals.sample_buffer import Recent, learning_rate
@@ -171,7 +171,7 @@ def test_how_training_computes():
     model = network().half()
     model[2].requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, eps=1e-7, weight_decay=0.1)
-    found = describe_training(Parts(model=model, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu")))
+    found = describe_training(TrainingParts(model=model, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu")))
     assert found.dtypes == {"float16": 4 * 8 + 8 + 16}
     assert (found.optimizer, found.eps, found.lr, found.weight_decay) == ("AdamW", 1e-7, 0.5, 0.1)
     assert (found.loss_scaler, found.device, found.world_size) == ("GradScaler", "cpu", 1)
@@ -187,14 +187,14 @@ def test_evidence_of_odd_objects_is_less_and_never_an_error():
         def __getattr__(self, name):
             raise RuntimeError(name)
 
-    details = Evidence(Parts(model=Odd(), optimizer=Odd()), Recent()).gather(3, "weights")
+    details = Evidence(TrainingParts(model=Odd(), optimizer=Odd()), Recent()).gather(3, "weights")
     assert (details.onset, details.tensors) == (3, ())
     assert details.training is None
 
 
 def test_no_device_is_initialised():
     """Describing training on the CPU touches no accelerator."""
-    describe_training(Parts(model=network()))
+    describe_training(TrainingParts(model=network()))
     assert not torch.cuda.is_initialized()
 
 

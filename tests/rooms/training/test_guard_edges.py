@@ -10,7 +10,7 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.recover import roll_back as roll_back_module
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def guard_of(run, **options):
@@ -109,5 +109,5 @@ def test_checkpoints_of_our_own_layout_need_no_waiting(tmp_path):
     guard, model, optimizer = guard_of(tmp_path / "run")
     for _ in guard.steps([1, 2], total=2, save_every=2):
         guard.observe(loss=update(model, optimizer))
-    report = verify_target(str(tmp_path / "run"), QUICK.changed(settle=3600.0), wait=0.0)
+    report = verify_target(str(tmp_path / "run"), QUICK.changed(settle=3600.0), Selection(wait=0.0))
     assert [c.outcome for c in report.checkpoints] == [Outcome.GOOD, Outcome.GOOD]

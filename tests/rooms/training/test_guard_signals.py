@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from support.views import look
 from test_sickness import Half, batches, flip_last_byte, guarded
 
 import ckptguard
@@ -184,7 +185,7 @@ def test_going_back_on_a_full_disk(tmp_path, monkeypatch, blocking):
             guard.observe(loss=1.0, grad_norm=math.nan if len(steps) == 5 else 1.0)
     assert steps == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8, 9]
     assert torch.isfinite(model.weight).all()
-    states = survey(open_run(str(tmp_path / "run")))
+    states = survey(look(str(tmp_path / "run")))
     assert {s.outcome for s in states if s.in_place} <= {Outcome.GOOD, Outcome.PENDING}
 
 

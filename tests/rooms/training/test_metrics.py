@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 from support.rank_processes import run_ranks
-from support.runs import QUICK, state_dict
+from support.runs import state_dict
+from support.views import look
 
 import ckptguard
 from ckptguard.errors import SettingsError
@@ -14,7 +15,8 @@ from ckptguard.records.manifests import read_manifest
 from ckptguard.records.metrics import checked_metrics
 from ckptguard.records.run import open_run
 from ckptguard.retention.prune import prune
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import decode_manifest, encode_manifest
 from ckptguard.values.retention_policy import Best, Policy
 
@@ -34,7 +36,7 @@ def test_our_own_layout_seals_them(tmp_path, blocking):
         guard.save(3, metrics=given, blocking=blocking)
         guard.wait_for_save()
     [series] = {s.series for s in reconciled(tmp_path)}
-    manifest = read_manifest(open_run(str(tmp_path / "run")), series, 3, 1)
+    manifest = read_manifest(open_run(str(tmp_path / "run")), CheckpointId(series, 3, 1))
     assert manifest.metrics == {"eval_loss": 2.5, "accuracy": 1.0}
     assert manifest.nonfinite_metrics == {"odd": "nan", "high": "inf"}
     assert decode_manifest(encode_manifest(manifest)) == manifest
@@ -43,7 +45,7 @@ def test_our_own_layout_seals_them(tmp_path, blocking):
 
 def reconciled(tmp_path):
     """Everything verified."""
-    return reconcile(open_run(str(tmp_path / "run")), QUICK, Watch()).checked
+    return reconcile(look(open_run(str(tmp_path / "run"))), PassNotes()).checked
 
 
 def test_files_of_the_users_own_are_sealed_with_them(tmp_path):
@@ -64,7 +66,7 @@ def test_files_of_the_users_own_are_sealed_with_them(tmp_path):
         guard.save(3)
     reconciled(tmp_path)
     run = open_run(str(tmp_path / "run"))
-    found = [read_manifest(run, "net-#.pt", step, 1).given_metrics() for step in (1, 2, 3)]
+    found = [read_manifest(run, CheckpointId("net-#.pt", step, 1)).given_metrics() for step in (1, 2, 3)]
     assert found == [{"loss": 2.0, "odd": -math.inf}, {"loss": 1.0}, {}]
 
 
@@ -78,7 +80,7 @@ def test_a_trainers_log_is_taken_where_nothing_was_given(tmp_path):
         log = [{"loss": 0.5, "step": step}, {"eval_loss": loss, "step": step}]
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": log}))
     reconciled(tmp_path)
-    done = prune(open_run(str(root)), Policy(keep_best=(Best("eval_loss", "min"),), keep_good=1), grace=60.0)
+    done = prune(look(str(root)), Policy(keep_best=(Best("eval_loss", "min"),), keep_good=1), grace=60.0)
     assert [d.checkpoint.step for d in done.removed] == [100, 300]
 
 
@@ -98,7 +100,7 @@ def test_of_several_ranks_those_of_the_first_count(tmp_path):
     for code, _, err in run_ranks(save_on_ranks, str(tmp_path / "run")):
         assert code == 0, err
     run = open_run(str(tmp_path / "run"))
-    first, second = (read_manifest(run, "step-#", step, 1) for step in (1, 2))
+    first, second = (read_manifest(run, CheckpointId("step-#", step, 1)) for step in (1, 2))
     assert (first.metrics, first.nonfinite_metrics) == ({"loss": 1.5}, {"odd": "nan"})
     assert (second.metrics, second.nonfinite_metrics) == ({"loss": 2.5}, {})
 

@@ -133,7 +133,7 @@ def train(run, hot, *, total=24, **options):
 
 def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
     """At first only the batch at which it was seen is skipped; when it comes back, all since the last clean look."""
-    model, seen = train(tmp_path, hot=14, check_every=6)
+    model, seen = train(tmp_path, hot=14, policy=ckptguard.RollbackPolicy(check_every=6))
     assert torch.isfinite(model.seen).all()
     assert 14 not in seen.values()
     run = open_run(str(tmp_path))
@@ -156,7 +156,9 @@ def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
 def test_what_is_saved_within_the_range_is_looked_at_first(tmp_path, blocking):
     """A save that the user asks for between two looks holds no poison, whichever way it is made."""
     model = Counting()
-    guard = ckptguard.TrainingGuard(str(tmp_path), model=model, daemon="off", settings=QUICK, check_every=1000)
+    guard = ckptguard.TrainingGuard(
+        str(tmp_path), model=model, daemon="off", settings=QUICK, policy=RollbackPolicy(check_every=1000)
+    )
     guard.save(1)
     model.seen[2] = math.inf
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.forked import TESTS, Forked
 from support.runs import QUICK
+from support.views import look
 
 import ckptguard
 from ckptguard.errors import SettingsError, StorageFullError
@@ -18,7 +19,7 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.reseal import reseal
 from ckptguard.verify.target import verify_target
@@ -186,7 +187,7 @@ def test_a_rotated_checkpoint_comes_back_from_its_kept_copy(tmp_path):
     with guard_of(tmp_path / "run", model, **options) as guard:
         assert [b for _, b in guard.steps("abcd", total=3, save_every=3)] == ["a", "b", "c"]
     run = open_run(str(tmp_path / "run"))
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     for path in (tmp_path / "run").glob("step-*.pt"):
         path.unlink()
     with torch.no_grad():
@@ -203,7 +204,7 @@ def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
     model = model_of(3)
     guard_of(tmp_path / "run", model).save(step=10)
     run = open_run(str(tmp_path / "run"))
-    reconcile(run, copying, Watch())
+    reconcile(look(run, copying), PassNotes())
     file = tmp_path / "run" / "step-000000010" / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-5] ^= 64
@@ -212,9 +213,9 @@ def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
     guard = ckptguard.TrainingGuard(tmp_path / "run", model=again, daemon="off", settings=copying)
     assert guard.resume() == 10
     assert holds(again, 3)
-    checked = {c.id: c.outcome for c in verify_target(str(tmp_path / "run"), copying).checkpoints}
+    checked = {str(c.id): c.outcome for c in verify_target(str(tmp_path / "run"), copying).checkpoints}
     assert checked == {"10.1": Outcome.GOOD}
-    assert {s.id: s.outcome for s in survey(run)} == {"10.1": Outcome.GOOD}
+    assert {str(s.id): s.outcome for s in survey(look(run))} == {"10.1": Outcome.GOOD}
     history = [name.split(".")[3] for name in sorted(ledger_names(run)["step-#"])]
     assert history == ["good", "bad", "good"]
 
@@ -226,7 +227,7 @@ def test_a_rollback_finds_the_copy_of_what_was_damaged_meanwhile(tmp_path):
     guard = ckptguard.TrainingGuard(tmp_path / "run", model=model, daemon="off", settings=copying)
     guard.save(step=10)
     run = open_run(str(tmp_path / "run"))
-    reconcile(run, copying, Watch())
+    reconcile(look(run, copying), PassNotes())
     file = tmp_path / "run" / "step-000000010" / "model.safetensors"
     data = bytearray(file.read_bytes())
     data[-5] ^= 64
@@ -255,7 +256,7 @@ def test_a_save_of_ours_cannot_be_resealed(tmp_path):
     guard = guard_of(tmp_path / "run", model_of(3))
     guard.save(step=10)
     run = open_run(str(tmp_path / "run"))
-    reconcile(run, QUICK, Watch())
+    reconcile(look(run), PassNotes())
     with pytest.raises(SettingsError, match="only be sealed by the training"):
-        reseal(run, QUICK, "10")
-    assert find_known_good(run).id == "10.1"
+        reseal(look(run), "10")
+    assert str(find_known_good(run).id) == "10.1"

@@ -21,8 +21,8 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.storage.remote import multipart_s3 as parts_s3
 from ckptguard.storage.remote.reader import RemoteReader
 from ckptguard.storage.remote.upload import SMALLEST_PART, RemoteUpload
-from ckptguard.training.saving import remote_save
-from ckptguard.training.saving.own_layout import local_root
+from ckptguard.training.saving import destinations
+from ckptguard.training.saving.destinations import local_root
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import verify_target
 
@@ -79,7 +79,7 @@ def test_training_is_saved_gone_back_to_and_resumed_as_on_a_disk(url, tmp_path):
     losses = []
     for place in (tmp_path / "run", url):
         training = Training()
-        assert train(place, training, 6, poison_at=5, blocking=False) == 6
+        assert train(place, training, 6, poison_at=5, saving=ckptguard.Saving(blocking=False)) == 6
         resumed = Training(seed=99)
         train(place, resumed, 8)
         losses.append(training.losses | resumed.losses)
@@ -221,7 +221,7 @@ def test_of_two_writers_of_a_step_one_is_told_of_the_other(url):
 def test_a_save_that_was_given_up_gives_way_and_never_counts(url, monkeypatch):
     """The step is saved again while the one that was given up still hangs; only the second is ever sealed."""
     hangs, go_on = threading.Event(), threading.Event()
-    real = remote_save.as_stored
+    real = destinations.as_stored
 
     def as_stored(run, file):
         if not hangs.is_set():
@@ -229,8 +229,8 @@ def test_a_save_that_was_given_up_gives_way_and_never_counts(url, monkeypatch):
             assert go_on.wait(30)
         return real(run, file)
 
-    monkeypatch.setattr(remote_save, "as_stored", as_stored)
-    guard = guard_of(url, deadline=0.01)
+    monkeypatch.setattr(destinations, "as_stored", as_stored)
+    guard = guard_of(url, deadlines=ckptguard.Deadlines(daemon=0.01))
     guard.save(step=3, blocking=False)
     assert hangs.wait(30)
     first = guard._saving._in_flight

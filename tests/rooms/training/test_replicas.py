@@ -9,15 +9,17 @@ import torch
 from click.testing import CliRunner
 from support.runs import QUICK
 from support.tiny_training import Training, assert_same
+from support.views import look
 
 import ckptguard
 from ckptguard.cli.entry import commands
 from ckptguard.errors import StoppedError, StorageFullError
 from ckptguard.records.run import open_run
-from ckptguard.recover.roll_back import roll_back
+from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.replicas.replicate import replicate
 from ckptguard.replicas.start_run import regain, regain_before
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.runs.find_known_good import Wanted
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 
 def options_of(training, own):
@@ -46,7 +48,7 @@ def train(training, run, total, own, **more):
             taken.append(step)
             loss, norm = training.update(step, batch)
             guard.observe(loss=loss, grad_norm=norm)
-    reconcile(open_run(str(run)), QUICK, Watch())
+    reconcile(look(open_run(str(run))), PassNotes())
     return taken
 
 
@@ -67,7 +69,7 @@ def test_training_goes_on_from_the_replica(tmp_path, own, way, url):
     train(healthy, tmp_path / "healthy", 20, own)
     first = Training()
     train(first, tmp_path / "run", 12, own)
-    assert replicate(open_run(str(tmp_path / "run")), QUICK, replica).last_good == "12.1"
+    assert str(replicate(look(str(tmp_path / "run")), replica).last_good) == "12.1"
     shutil.rmtree(tmp_path / "run")
     replicas = {}
     if way == "one command":
@@ -75,12 +77,12 @@ def test_training_goes_on_from_the_replica(tmp_path, own, way, url):
         done = CliRunner().invoke(commands, ["restore", replica, "--as-run", place], catch_exceptions=False)
         assert done.exit_code == 0, done.output
     else:
-        replicas = {"replicas": replica}
+        replicas = {"saving": ckptguard.Saving(replicas=replica)}
     second = Training(seed=99)
     assert train(second, tmp_path / "run", 20, own, **replicas) == list(range(13, 21))
     second.losses = {**first.losses, **second.losses}
     assert_same(healthy, second)
-    again = replicate(open_run(str(tmp_path / "run")), QUICK, replica)
+    again = replicate(look(str(tmp_path / "run")), replica)
     assert (again.behind, again.last_good, again.trouble) == (0, "20.1", None)
 
 
@@ -126,11 +128,14 @@ def test_a_rollback_finds_the_replica_when_nothing_good_is_left(tmp_path, own, t
     training = Training()
 
     def before():
-        reconcile(open_run(str(run)), QUICK, Watch())
-        assert replicate(open_run(str(run)), QUICK, replica).last_good == "12.1"
+        reconcile(look(open_run(str(run))), PassNotes())
+        assert str(replicate(look(str(run)), replica).last_good) == "12.1"
         trouble(run)
 
-    assert go_back_at(training, run, own, 14, before, replicas=replica) == [*range(1, 15), *range(13, 21)]
+    assert go_back_at(training, run, own, 14, before, saving=ckptguard.Saving(replicas=replica)) == [
+        *range(1, 15),
+        *range(13, 21),
+    ]
     assert_same(healthy, training)
     assert "came from" in caplog.text
 
@@ -145,11 +150,11 @@ def test_what_a_replica_gave_back_need_not_be_recorded(tmp_path, monkeypatch):
         raise StorageFullError("no space left", key="")
 
     def before():
-        reconcile(open_run(str(run)), QUICK, Watch())
-        replicate(open_run(str(run)), QUICK, replica)
-        monkeypatch.setattr("ckptguard.training.rollback.rollbacks.go_back", full)
+        reconcile(look(open_run(str(run))), PassNotes())
+        replicate(look(str(run)), replica)
+        monkeypatch.setattr("ckptguard.training.rollback.load_known_good.go_back", full)
 
-    taken = go_back_at(Training(), run, True, 14, before, replicas=replica)
+    taken = go_back_at(Training(), run, True, 14, before, saving=ckptguard.Saving(replicas=replica))
     assert taken == [*range(1, 15), *range(13, 21)]
     assert len(asked) == 2
 
@@ -157,17 +162,17 @@ def test_what_a_replica_gave_back_need_not_be_recorded(tmp_path, monkeypatch):
 def test_what_was_saved_in_sickness_does_not_come_back_from_the_replica(tmp_path):
     """Sick since step 11: 12 lies in the replica alone, and is no place to resume at afterwards."""
     run, replica = tmp_path / "run", str(tmp_path / "replica")
-    train(Training(), run, 12, own=True, replicas=replica)
-    assert replicate(open_run(str(run)), QUICK, replica).last_good == "12.1"
+    train(Training(), run, 12, own=True, saving=ckptguard.Saving(replicas=replica))
+    assert str(replicate(look(str(run)), replica).last_good) == "12.1"
     lose(run)
     settings = QUICK.changed(replicas=(replica,))
-    opened = open_run(str(run))
-    assert regain_before(opened, settings, before_step=11, series="step-#").id == "8.1"
-    rolled = roll_back(opened, settings, reason="sick since 11", before_step=11, check_writing=False)
-    assert rolled.known_good.id == "8.1"
-    assert regain(opened, settings) is None
+    view = look(str(run), settings)
+    assert str(regain_before(view, Wanted(before_step=11, series="step-#")).id) == "8.1"
+    rolled = roll_back(view, GoBack(reason="sick since 11", before_step=11, check_writing=False))
+    assert str(rolled.known_good.id) == "8.1"
+    assert regain(look(str(run), settings)) is None
     training = Training()
-    with ckptguard.TrainingGuard(run, **training.parts(), daemon="off", settings=QUICK, replicas=replica) as guard:
+    with ckptguard.TrainingGuard(run, **training.parts(), daemon="off", settings=settings) as guard:
         assert guard.resume() == 8
 
 
@@ -175,12 +180,11 @@ def test_a_fetch_that_takes_too_long_is_called_off(tmp_path):
     """Other ranks wait for it: it ends when it is told to, and nothing half is left in place."""
     run, replica = tmp_path / "run", str(tmp_path / "replica")
     train(Training(), run, 12, own=True)
-    replicate(open_run(str(run)), QUICK, replica)
+    replicate(look(str(run)), replica)
     lose(run)
     stop = threading.Event()
     stop.set()
+    view = look(str(run), QUICK.changed(replicas=(replica,)))
     with pytest.raises(StoppedError):
-        regain_before(
-            open_run(str(run)), QUICK.changed(replicas=(replica,)), before_step=20, series="step-#", stop=stop
-        )
+        regain_before(view, Wanted(before_step=20, series="step-#"), stop=stop)
     assert not list(run.glob("step-*/*.safetensors"))

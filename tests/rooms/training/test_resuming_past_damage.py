@@ -2,10 +2,10 @@
 
 import torch
 from support.runs import QUICK
+from support.views import look
 
 import ckptguard
 from ckptguard.records.run import open_run
-from ckptguard.runs.listing import find_checkpoint
 from ckptguard.verify.checkpoint import verify_checkpoint
 
 
@@ -17,7 +17,7 @@ def test_older_ones_are_verified_when_the_known_good_is_damaged(tmp_path):
         for step in (1, 2, 3):
             guard.save(step=step)
         run = open_run(str(tmp_path / name))
-        verify_checkpoint(run, find_checkpoint(run, "step-000000003"), QUICK)
+        verify_checkpoint(look(run), look(run).checkpoint("step-000000003"))
         weights = tmp_path / name / "step-000000003" / "model.safetensors"
         content = bytearray(weights.read_bytes())
         content[-1] ^= 1

@@ -1,5 +1,6 @@
 """Our safetensors files: what others read, what the manifest says, and no load of damaged bytes."""
 
+import contextlib
 import fcntl
 import os
 
@@ -10,7 +11,8 @@ import torch
 from ckptguard.errors import SickTrainingError, StateError, StorageFullError
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
-from ckptguard.training.content.safetensors_file import fitting, plan_file, read_file, write_file
+from ckptguard.training.content.file_stream import FileStream
+from ckptguard.training.content.safetensors_file import fitting, plan_file, read_file, write_tensors
 from ckptguard.training.content.tensor_bytes import is_finite, view_of
 
 DTYPES = [
@@ -44,7 +46,10 @@ def write(folder, values, key="a.safetensors"):
     """Write; returns the manifest's File."""
     descriptor = os.open(folder / key, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        return write_file(descriptor, values, key=key, where=str(folder), role="model")
+        with contextlib.closing(FileStream(descriptor, key=key, where=str(folder))) as stream:
+            file = write_tensors(stream, values, key=key, role="model")
+            stream.finish()
+            return file
     finally:
         os.close(descriptor)
 
@@ -183,8 +188,10 @@ def test_poison_is_neither_written_nor_loaded(tmp_path):
     with open_storage(str(tmp_path)).open("a.safetensors") as reader:
         assert read_file(reader, file, {})[1] is None
         assert read_file(reader, file, {}, sick=sick)[1] == "w in a.safetensors holds NaN or infinity"
-    with pytest.raises(SickTrainingError, match="w holds NaN"), open(tmp_path / "b", "wb") as target:
-        write_file(target.fileno(), poisoned, key="b", where=str(tmp_path), role="model", sick=sick)
+    with open(tmp_path / "b", "wb") as target:
+        stream = FileStream(target.fileno(), key="b", where=str(tmp_path))
+        with contextlib.closing(stream), pytest.raises(SickTrainingError, match="w holds NaN"):
+            write_tensors(stream, poisoned, key="b", role="model", sick=sick)
     assert asked == ["w", "w"]
 
 

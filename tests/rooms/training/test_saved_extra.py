@@ -9,7 +9,7 @@ from support.runs import QUICK
 
 import ckptguard
 from ckptguard.errors import CkptguardError, StateError
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.state.check_state_json import wrong_with
 from ckptguard.training.state.data_position import DataPosition
 from ckptguard.training.state.progress import Progress
@@ -45,7 +45,7 @@ FORGED = [
 
 def sound() -> dict[str, object]:
     """What a guard saves within an epoch."""
-    progress = Progress(Parts(model=torch.nn.Linear(2, 2)))
+    progress = Progress(TrainingParts(model=torch.nn.Linear(2, 2)))
     progress.use_loader([1, 2, 3])
     progress.next_batch()
     return progress.extra()
@@ -78,7 +78,7 @@ def test_every_forgery_is_told(path: tuple[str, ...], value: object) -> None:
     """By the part that holds it; nothing is taken over then."""
     forged = forge(sound(), path, value)
     assert f"its {path[0]} " in (wrong_with(forged) or "")
-    progress = Progress(Parts(model=torch.nn.Linear(2, 2)))
+    progress = Progress(TrainingParts(model=torch.nn.Linear(2, 2)))
     state = torch.get_rng_state()
     with pytest.raises(StateError, match="cannot be put back"):
         progress.arrive(1, forged)

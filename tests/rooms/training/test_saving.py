@@ -7,15 +7,16 @@ import os
 import pytest
 import torch
 from support.runs import QUICK
+from support.views import look
 
 import ckptguard
 from ckptguard.errors import SettingsError, StorageFullError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.saving import own_layout
+from ckptguard.training.saving import destinations
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def guard_of(run, model=None, **options):
@@ -93,7 +94,7 @@ def test_the_same_step_again_is_a_new_generation(tmp_path):
         model.weight.add_(1.0)
     guard.save(step=5)
     verify_target(str(tmp_path / "run"), QUICK)
-    states = {c.id: (c.outcome, c.in_place) for c in survey(open_run(str(tmp_path / "run")))}
+    states = {str(c.id): (c.outcome, c.in_place) for c in survey(look(str(tmp_path / "run")))}
     assert states == {"5.1": (Outcome.GOOD, False), "5.2": (Outcome.GOOD, True)}
 
 
@@ -126,7 +127,7 @@ def test_a_save_that_was_not_sealed_is_never_good(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(own_layout, "seal_written", killed)
+        patched.setattr(destinations, "seal_written", killed)
         with pytest.raises(KeyboardInterrupt):
             guard.save(step=2)
     assert (tmp_path / "run" / "step-000000002").is_dir()
@@ -179,7 +180,7 @@ def test_the_first_save_needs_no_optimizer_state(tmp_path):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
     for _ in range(2):
-        checked = verify_target(str(tmp_path / "run"), QUICK, step=2).checkpoints
+        checked = verify_target(str(tmp_path / "run"), QUICK, Selection(step=2)).checkpoints
         checked += verify_target(str(tmp_path / "run"), QUICK).checkpoints
         assert {c.outcome for c in checked} == {Outcome.GOOD}
 
@@ -191,7 +192,7 @@ def test_a_save_that_cannot_be_sealed_leaves_nothing(tmp_path, monkeypatch):
     def full(*_, **__):
         raise StorageFullError("no space left", key="manifests")
 
-    monkeypatch.setattr(own_layout, "seal_written", full)
+    monkeypatch.setattr(destinations, "seal_written", full)
     with pytest.raises(StorageFullError):
         guard.save(step=2)
     assert not list((tmp_path / "run").glob("*step*"))
@@ -272,7 +273,7 @@ def test_names_that_cannot_work_are_refused(tmp_path, name):
         guard_of(tmp_path / "run", save=lambda path, step: None, load=lambda path: None, name=name)
 
 
-@pytest.mark.parametrize("options", [{"save": lambda p, s: None}, {"daemon": "maybe"}, {"check_every": 0}])
+@pytest.mark.parametrize("options", [{"save": lambda p, s: None}, {"daemon": "maybe"}])
 def test_options_that_cannot_be_meant_are_refused(tmp_path, options):
     """One clear sentence at construction."""
     with pytest.raises(SettingsError):

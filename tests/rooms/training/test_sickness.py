@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from support.runs import QUICK
+from support.views import look
 
 import ckptguard
 from ckptguard.errors import NoKnownGoodError, RollbackExhausted, SettingsError, SickTrainingError
@@ -124,7 +125,7 @@ def test_a_poisoned_buffer_is_found(tmp_path):
     """Buffers count: a batch whose update was skipped can still leave NaN in running statistics."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
     overflowed = []
-    with guarded(tmp_path / "run", model, check_every=1) as guard:
+    with guarded(tmp_path / "run", model, policy=ckptguard.RollbackPolicy(check_every=1)) as guard:
         for step, x in guard.steps(batches(9), total=6, save_every=3):
             if step == 2 and not overflowed:
                 overflowed.append(step)
@@ -203,7 +204,7 @@ def test_a_second_incident_soon_goes_further_back_and_slower(tmp_path):
     assert taken == [*range(1, 9), 7, 8, 9, *range(4, 15)]
     assert rates[1] == 0.4
     assert rates[len(taken)] == pytest.approx(0.2)
-    outcomes = {c.path: c.outcome for c in survey(open_run(str(tmp_path / "run"))) if c.quarantined}
+    outcomes = {c.path: c.outcome for c in survey(look(str(tmp_path / "run"))) if c.quarantined}
     assert outcomes
     assert all(o is Outcome.SUSPECT for o in outcomes.values())
     with guarded(tmp_path / "run", model, optimizer, scheduler=scheduler) as again:
@@ -223,9 +224,9 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
                 flip_last_byte(newest)
                 guard.rollback("a test")
     assert steps == [1, 2, 3, 4, 5, 6, 7, 8, *range(4, 10)]
-    states = survey(open_run(str(tmp_path / "run")))
+    states = survey(look(str(tmp_path / "run")))
     (bad,) = [s for s in states if s.outcome is Outcome.BAD]
-    assert (bad.id, bad.quarantined) == ("6.1", True)
+    assert (str(bad.id), bad.quarantined) == ("6.1", True)
 
 
 def flip_last_byte(path):
@@ -243,7 +244,7 @@ def test_a_resume_passes_over_damage(tmp_path):
     flip_last_byte(tmp_path / "run" / "step-000000006" / "model.safetensors")
     _, _, steps = run_half(tmp_path / "run", batches(20), 8)
     assert steps == [4, 5, 6, 7, 8]
-    good = [c.path for c in survey(open_run(str(tmp_path / "run"))) if c.in_place]
+    good = [c.path for c in survey(look(str(tmp_path / "run"))) if c.in_place]
     assert good == [f"step-{n:09d}" for n in (0, 3, 6, 8)]
 
 
@@ -274,7 +275,7 @@ def test_a_mask_is_no_sickness(tmp_path):
     """A buffer of zeros and minus infinity is how attention masks look."""
     model = Half()
     model.register_buffer("mask", torch.full((4, 4), float("-inf")).triu(1))
-    with guarded(tmp_path / "run", model, check_every=1) as guard:
+    with guarded(tmp_path / "run", model, policy=ckptguard.RollbackPolicy(check_every=1)) as guard:
         assert [s for s, _ in guard.steps(batches(5), total=3, save_every=3)] == [1, 2, 3]
 
 

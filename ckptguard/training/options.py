@@ -1,0 +1,66 @@
+"""What a guard is given, as values: the objects that it guards, how it saves, and how long it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Required, TypedDict
+
+from ckptguard.errors import SettingsError
+
+
+class Guarded(TypedDict, total=False):
+    """The objects that a TrainingGuard saves and puts back. Each but the two functions offers ``state_dict`` and
+    ``load_state_dict``.
+
+    `save(path, step)` and `load(path)` go together: then the user's own files, named by `name`, take the place of the
+    guard's. Not `strict`: names that do not fit are a warning when a checkpoint is loaded, and no error.
+    """
+
+    model: Required[Any]
+    optimizer: Any
+    scheduler: Any
+    scaler: Any
+    save: Callable[[str, int], object] | None
+    load: Callable[[str], object] | None
+    name: str
+    strict: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """How a TrainingGuard saves by itself.
+
+    `blocking=False`: a save copies the state to host memory, which needs room for it once more, and goes on behind
+    training, at most one at a time. `when_busy`: the next one that is due meanwhile waits ("wait"), or is left out
+    ("skip"), but never the last one. `replicas`: places where copies of good checkpoints lie too.
+    """
+
+    blocking: bool = True
+    when_busy: str = "wait"
+    replicas: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.when_busy not in ("wait", "skip"):
+            raise SettingsError(f'when_busy must be "wait" or "skip", not {self.when_busy!r}')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """How many seconds a TrainingGuard waits. `daemon`: for the daemon to verify what is pending, before this process
+    does it; `ranks`: one rank for the others, longer than a checkpoint takes to be verified and loaded."""
+
+    daemon: float = 30.0
+    ranks: float = 600.0
+
+
+def checked_objects(given: Guarded) -> Guarded:
+    """The same, if a guard can be made of it: else TypeError or SettingsError."""
+    unknown = given.keys() - Guarded.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"TrainingGuard() got an unexpected keyword argument {min(unknown)!r}")
+    if "model" not in given:
+        raise TypeError("TrainingGuard() missing 1 required keyword-only argument: 'model'")
+    if (given.get("save") is None) != (given.get("load") is None):
+        raise SettingsError("save= and load= go together: what one writes the other reads")
+    return given

@@ -124,7 +124,7 @@ def test_pins_without_an_end_hold(run, wrong):
     """A pin that somebody asked for ends when it is released."""
     pin(look(run), select_checkpoint(run, look(run).checkpoints, "200"))
     wrong()
-    assert pinned_generations(run) == {SERIES: {(200, 1)}}
+    assert pinned_generations(run) == {CheckpointId(SERIES, 200, 1)}
     assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 300}
 
 
@@ -133,8 +133,8 @@ def test_what_is_in_use_by_a_living_process_is_held(run, wrong):
     pin_checkpoint(run, CheckpointId(SERIES, 200, 1), reason=IN_USE, lasts=LONGEST_USE)
     wrong()
     assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 300}
-    collect_leftovers(run)
-    assert pinned_generations(run) == {SERIES: {(200, 1)}}
+    collect_leftovers(look(run))
+    assert pinned_generations(run) == {CheckpointId(SERIES, 200, 1)}
 
 
 def test_a_pin_until_a_time_holds_until_then(run, wrong):
@@ -151,12 +151,12 @@ def test_what_is_being_written_is_no_leftover(run, wrong):
         upload.write(b"being written")
         before = {e.key for e in run.records.list("", recursive=True)}
         wrong()
-        collect_leftovers(run)
+        collect_leftovers(look(run))
         assert {e.key for e in run.records.list("", recursive=True)} == before
         if run.records.root is not None:  # a jump of the machine's own clock, between two blocks
             for path in Path(run.records.root).rglob(".tmp-*"):
                 os.utime(path, (0, 0))
-        collect_leftovers(run)
+        collect_leftovers(look(run))
         upload.commit()
     assert run.records.stat("kept/large").size == len(b"being written")
 
@@ -191,7 +191,7 @@ def test_the_trash_of_another_machine_keeps_for_its_time_of_grace(run, wrong, el
     """What another machine removed stays for a day from when this one saw it first, whatever either's clock says."""
     if wrong_clock == "of the other machine":
         wrong()
-    elsewhere(prune, run, LAST, grace=DAY)
+    elsewhere(prune, look(run), LAST, grace=DAY)
     wrong()
     assert prune(look(run), LAST, grace=DAY).emptied == ()
     days(0.9)
@@ -205,13 +205,13 @@ def test_pins_of_another_machine_hold_until_their_time(run, wrong, elsewhere, da
     """In use on another machine for a day at most: a day from when this one saw it first."""
     if wrong_clock == "of the other machine":
         wrong()
-    elsewhere(pin_checkpoint, run, SERIES, (200, 1), reason=IN_USE, lasts=LONGEST_USE)
+    elsewhere(pin_checkpoint, run, CheckpointId(SERIES, 200, 1), reason=IN_USE, lasts=LONGEST_USE)
     wrong()
     assert {d.checkpoint.id.step for d in prune(look(run), LAST, grace=DAY).removed} == {100, 300}
     days(0.9)
     assert prune(look(run), LAST, grace=DAY).removed == ()
-    collect_leftovers(run)
-    assert pinned_generations(run) == {SERIES: {(200, 1)}}
+    collect_leftovers(look(run))
+    assert pinned_generations(run) == {CheckpointId(SERIES, 200, 1)}
 
 
 def test_a_save_that_is_being_written_is_no_leftover(run, wrong):
@@ -225,7 +225,7 @@ def test_a_save_that_is_being_written_is_no_leftover(run, wrong):
         wrong()
         for path in (folder / "model.safetensors", folder):
             os.utime(path, (0, 0))
-        collect_leftovers(run)
+        collect_leftovers(look(run))
         assert [p.name for p in folder.iterdir()] == ["model.safetensors"]
 
 

@@ -112,7 +112,7 @@ class Operation:
 
 OPERATIONS = {
     "seal": Operation(_verify, pending=True, known=(600, 700)),
-    "keep": Operation(lambda run, stage: protect_finished(run, TINY), pending=True, known=(600, 700)),
+    "keep": Operation(lambda run, stage: protect_finished(look(run, TINY)), pending=True, known=(600, 700)),
     "reconcile": Operation(
         lambda run, stage: reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline)),
         pending=True,

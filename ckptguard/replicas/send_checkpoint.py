@@ -158,6 +158,7 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
     try:
         write_manifest(target.run, msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex))
     except BusyError as error:
+        target.refresh(id.series)
         return error.message
     if _whole_manifest(target.run, id) is None:
         raise CouldNotTellError(f"{target.run.url} does not hold the manifest that was written to it")

@@ -28,7 +28,8 @@ LAST = Policy(keep_last=2, keep_good=2)
 PRUNER = """
 import os, signal, sys
 from ckptguard.retention.prune import prune
-from ckptguard.records.run import open_run
+from ckptguard.runs.run_view import open_view
+from ckptguard.values.settings import Settings
 from ckptguard.values.retention_policy import Policy
 from ckptguard.storage.local.local_storage import LocalStorage
 
@@ -51,7 +52,7 @@ for line in sys.stdin:
         left = [int(number)]
         for name in ("create", "move", "remove"):
             setattr(LocalStorage, name, killed_at(getattr(LocalStorage, name), left, when == "after"))
-        done = prune(open_run(root), Policy(keep_last=2, keep_good=2), grace=float(grace))
+        done = prune(open_view(root, Settings()), Policy(keep_last=2, keep_good=2), grace=float(grace))
         os._exit(1 if done.could_not_tell else 0)
     _, status = os.waitpid(pid, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)

@@ -109,7 +109,7 @@ def test_killed_at_each_step_nothing_is_lost(template, killed, tmp_path, grace, 
             again = prune(look(run), LAST, grace=GRACE)
             assert again.could_not_tell == ()
             assert sorted(f.name for f in root.glob("sharded-*")) == ["sharded-300", "sharded-400"]
-            left = {step for _, step, _ in list_trashed(run)}
+            left = {id.step for id in list_trashed(run)}
             assert left == {100, 200} if grace else left <= {100, 200}
             for step in left:
                 shutil.rmtree(tmp_path / "out", ignore_errors=True)

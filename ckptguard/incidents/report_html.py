@@ -1,17 +1,17 @@
 """An incident's report as one HTML page that needs nothing but itself: no script, no font, no image from elsewhere.
 
-Pure. Everything that is not ours goes through `_text`.
+Pure, but for the style sheet beside it. Everything that is not ours goes through `_text`.
 """
 
 from __future__ import annotations
 
 import html
+import importlib.resources
 import math
 from collections.abc import Callable, Iterable
 
 from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.incidents.curves_svg import Axis, curve_svg
-from ckptguard.incidents.report_css import STYLE
 from ckptguard.incidents.report_words import (
     NO_SICKNESS,
     change_line,
@@ -69,8 +69,13 @@ def report_html(report: Report) -> str:
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{heading}</title><style>{STYLE}</style></head>\n<body><main>{body}</main></body></html>\n"
+        f"<title>{heading}</title><style>\n{_style()}</style></head>\n<body><main>{body}</main></body></html>\n"
     )
+
+
+def _style() -> str:
+    """How the page looks: light and dark, narrow and wide, on screen and on paper."""
+    return importlib.resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
 
 
 def _text(value: object) -> str:

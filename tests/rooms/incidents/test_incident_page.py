@@ -118,6 +118,7 @@ def test_the_page_needs_nothing_but_itself():
     assert "url(" not in text
     assert "@import" not in text
     assert "default-src 'none'" in text
+    assert "<style>\n:root{" in text
     assert "://" not in text
 
 

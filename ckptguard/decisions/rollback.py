@@ -9,6 +9,7 @@ from ckptguard.decisions.spikes import Spikes
 from ckptguard.errors import SettingsError
 
 REPLAYED_CAUSES = ("crash", "damage", "asked")
+GoodBefore = Callable[[int], int | None]  # the newest known-good step before a step, if there is one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,19 +125,31 @@ def decide(
     )
 
 
-def choose_target(decision: Decision, good_before: Callable[[int], int | None], *, onset_step: int) -> int | None:
-    """The step to go back to, given the newest known-good step before any step; None if there is none before the
-    onset. What the policy only prefers gives way where there is no such checkpoint."""
-    for limit in (decision.prefer_before, decision.before_step, onset_step):
-        target = None
-        for _ in range(decision.further + 1):
-            step = good_before(limit)
-            if step is None:
-                break
-            target = limit = step
-        if target is not None:
-            return target
-    return None
+def choose_target(decision: Decision, good_before: GoodBefore, *, onset_step: int) -> int | None:
+    """The step to go back to; None if there is none before the onset. What the policy only prefers gives way where
+    there is no such checkpoint."""
+    limits = (decision.prefer_before, decision.before_step, onset_step)
+    targets = (further_back(good_before, limit, decision.further) for limit in limits)
+    return next((target for target in targets if target is not None), None)
+
+
+def before_repeat(good_before: GoodBefore, limit: int, *, last: int | None) -> int:
+    """Before which step to go back to, where training is sick again. Usually before `limit`; but where that leads to
+    `last` again, from where the sickness came back, one checkpoint further, if there is an older one."""
+    newest, further = (further_back(good_before, limit, count) for count in (0, 1))
+    return newest if newest is not None and newest == last and further != newest else limit
+
+
+def further_back(good_before: GoodBefore, limit: int, further: int) -> int | None:
+    """The newest known-good step before a limit, and from there `further` checkpoints further back, as far as there
+    are older ones. None if there is none at all."""
+    target = None
+    for _ in range(further + 1):
+        step = good_before(limit)
+        if step is None:
+            break
+        target = limit = step
+    return target
 
 
 def _repeats(past: Sequence[PastRollback], onset_step: int, near: int) -> int:

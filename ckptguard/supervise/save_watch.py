@@ -10,11 +10,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 
 import msgspec
 
 from ckptguard.decisions.restarts import GAVE_UP
+from ckptguard.decisions.rollback import before_repeat
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError
 from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.incidents.notify import Event
@@ -23,13 +23,13 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
-from ckptguard.runs.find_known_good import Wanted, known_good_candidates
+from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.supervise.sick_saves import SickSave, find_sick_saves, sick_without_step
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import MAX_STEP, CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.collect_evidence import unfinished_because
@@ -211,10 +211,14 @@ class SaveWatch:
 
     def _go_back_in(self, view: RunView, series: str, *, reason: str, since: int | None) -> RolledBack:
         """A sickness that came again from where it went back to last is not over there: one further, if there is."""
-        last = self._targets.get(series)
-        found = list(islice(known_good_candidates(view, Wanted(before_step=since, series=series)), 2))
-        again = len(found) > 1 and found[0].id.step == last
-        done = self._roll_back(view, series, reason, last if again else since)
+
+        def good_before(step: int) -> int | None:
+            found = newest_candidate(view, Wanted(before_step=step, series=series))
+            return None if found is None else found.id.step
+
+        limit = MAX_STEP + 1 if since is None else since
+        before = before_repeat(good_before, limit, last=self._targets.get(series))
+        done = self._roll_back(view, series, reason, since if before == limit else before)
         if done.known_good.step is not None:
             self._targets[series] = done.known_good.step
         return done

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, choose_target, decide
+from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, before_repeat, choose_target, decide
 from ckptguard.errors import SettingsError
 
 
@@ -57,6 +57,25 @@ def test_a_row_of_repeats_ends_with_distance():
 def test_nothing_before_the_onset():
     """Then there is nothing to go back to."""
     assert target(RollbackPolicy(), [50, 60], 45) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "limit", "last", "before"),
+    [
+        (STEPS, 45, None, 45),  # the first time
+        (STEPS, 45, 30, 45),  # from elsewhere
+        (STEPS, 45, 40, 40),  # from where it would go again: one further
+        ([40], 45, 40, 45),  # there is no older one
+        ([], 45, 40, 45),
+    ],
+)
+def test_a_repeat_outside_of_training(steps, limit, last, before):
+    """Supervise goes one further by the same rule."""
+
+    def good_before(step):
+        return max((known for known in steps if known < step), default=None)
+
+    assert before_repeat(good_before, limit, last=last) == before
 
 
 def test_only_a_collapsed_scale_is_reset():

@@ -203,6 +203,14 @@ def test_our_own_clock_alone_removes_nothing_early(gaps, off, within):
     assert all(a is not None and a <= true[-1] - t + 1e-3 for a, t in zip(found, true, strict=True))
 
 
+def test_times_that_do_not_rise_tell_no_age():
+    """What was sealed anew long after, or by a clock that went back, leaves open how old anything up to it is."""
+    assert ages([0.0, 10.0, 20.0, 30.0], 40.0) == [20.0, 10.0, 0.0, 0.0]
+    assert ages([0.0, 99.0, 20.0, 30.0, 40.0], 50.0) == [None, None, None, 0.0, 0.0]
+    assert ages([None, 10.0, None, 10.0], None) == [None, 0.0, None, 0.0]
+    assert ages([3.0, 2.0], 9.0) == [None, None]
+
+
 def test_a_right_clock_keeps_hardly_more_than_asked():
     """With a save an hour and a right clock, two days are 48 checkpoints, and one more for the greatest gap."""
     checkpoints = [

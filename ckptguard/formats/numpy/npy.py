@@ -10,7 +10,7 @@ from ckptguard.formats.structure import Problem, SpanPlace, Structure
 from ckptguard.storage.protocol import Reader
 
 NAME = "npy"
-NAME = "value"
+_TENSOR = "value"
 BLOCK = 1 << 20
 _FIRST_READ = 512
 
@@ -23,7 +23,7 @@ def read(reader: Reader, path: str) -> Structure:
     except HeaderProblem as error:
         return Structure(format=NAME, problems=(Problem(message=str(error)),), truncated=error.ends_early)
     if header.pickled:
-        inside = look_inside(NAME, header, blocks_of(reader, header.length, size - header.length))
+        inside = look_inside(_TENSOR, header, blocks_of(reader, header.length, size - header.length))
         return Structure(
             format=NAME,
             problems=inside.problems,
@@ -35,11 +35,11 @@ def read(reader: Reader, path: str) -> Structure:
     if wanted != found:
         what = "bytes are missing at the end" if wanted > found else "bytes follow the array"
         message = f"{abs(wanted - found)} {what}"
-        problem = Problem(message=message, tensor=NAME, expected=str(header.length + wanted), found=str(size))
+        problem = Problem(message=message, tensor=_TENSOR, expected=str(header.length + wanted), found=str(size))
         return Structure(format=NAME, problems=(problem,), truncated=wanted > found)
     plain = is_plain(header)
-    tensor = place_of(NAME, header, 0 if found else None, as_stored=plain)
-    inside = look_inside(NAME, header, () if plain else blocks_of(reader, header.length, found))
+    tensor = place_of(_TENSOR, header, 0 if found else None, as_stored=plain)
+    inside = look_inside(_TENSOR, header, () if plain else blocks_of(reader, header.length, found))
     return Structure(
         format=NAME,
         spans=(SpanPlace(header.length, found),) if found else (),

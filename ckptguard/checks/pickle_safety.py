@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from ckptguard.checks.evidence import Evidence
 from ckptguard.values.verdict import Finding, Severity
 
+# These patterns are compiled when the first name is looked up: most checkpoints name nothing.
 # torch's own weights-only list, numpy reconstruction, plain containers, and the enums, settings and records that
 # training systems write: none of these does more than hold values.
-_ALLOWED = re.compile(
+_ALLOWED = (
     r"torch\.(?:cuda\.)?\w+Storage|torch\.(?:cuda\.)?(?:sparse\.)?\w+Tensor"
     r"|torch\.(?:Size|device|dtype|Tensor|strided|layout|Generator)"
     r"|torch\.(?:bool|u?int\d+|float\d+\w*|bfloat16|complex\d+|q\w+|bits\w+|double|half|float|long|short|cfloat|cdouble)"
@@ -49,7 +50,7 @@ _ALLOWED = re.compile(
 )
 
 # Modules of which nothing belongs in a checkpoint: all that they hold, however deep.
-_EXECUTING_MODULES = re.compile(
+_EXECUTING_MODULES = (
     r"(?:os|posix|nt|ntpath|posixpath|subprocess|_posixsubprocess|pty|sys|importlib|runpy|pkgutil|zipimport|shutil"
     r"|ctypes|_ctypes|socket|_socket|codeop|marshal|pickle|_pickle|cPickle|pickletools|shelve|dill|cloudpickle|pip|ensurepip"
     r"|webbrowser|asyncio|multiprocessing|concurrent|threading|_thread|atexit|pdb|bdb|cProfile|doctest|unittest|tempfile"
@@ -62,7 +63,7 @@ _EXECUTING_MODULES = re.compile(
 
 # Of modules that hold harmless things too, or whose names a project may well give to its own (code, test, profile):
 # the functions and classes that run code, reach other objects, or open files and connections.
-_EXECUTORS = re.compile(
+_EXECUTORS = (
     r"(?:(?:builtins|__builtin__)\.(?:eval|exec|compile|open|file|getattr|setattr|delattr|globals|locals|vars|input"
     r"|raw_input|breakpoint|help|__import__|__build_class__|apply|execfile|reload|map|filter)"
     r"|code\.(?:InteractiveInterpreter|InteractiveConsole|interact|compile_command)"
@@ -104,12 +105,12 @@ def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
 
 def is_allowed(name: str) -> bool:
     """Whether a dotted global is on the allow-list."""
-    return _ALLOWED.fullmatch(name) is not None
+    return re.fullmatch(_ALLOWED, name) is not None
 
 
 def is_executor(name: str) -> bool:
     """Whether a dotted global is a known way to run code."""
-    return _EXECUTORS.fullmatch(name) is not None or _EXECUTING_MODULES.fullmatch(name) is not None
+    return re.fullmatch(_EXECUTORS, name) is not None or re.fullmatch(_EXECUTING_MODULES, name) is not None
 
 
 def _finding(severity: Severity, message: str, file: str, name: str) -> Finding:

@@ -5,18 +5,14 @@ Nothing here imports torch or numpy, and nothing that a file names is ever impor
 
 from __future__ import annotations
 
-from ckptguard.formats import hf_index, opaque, own_state, safetensors, trainer_state, yaml_numbers
-from ckptguard.formats import json_files as config_json
-from ckptguard.formats import pointer_file as pointer
-from ckptguard.formats.dcp import distcp
-from ckptguard.formats.dcp import metadata as dcp_metadata
-from ckptguard.formats.gc_pause import collection_paused
-from ckptguard.formats.numpy import npy, npz
+import gc
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ckptguard.formats import recognition as known
 from ckptguard.formats.structure import Beside, Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.suffixes import tensor_suffix
-from ckptguard.formats.torch import bare_pickle
-from ckptguard.formats.torch import legacy_file as torch_legacy
-from ckptguard.formats.torch import zip_file as torch_zip
 from ckptguard.storage.protocol import Reader
 
 __all__ = [
@@ -37,22 +33,22 @@ HEAD = 64
 
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
-    npz.FORMAT,
-    npy.FORMAT,
-    dcp_metadata.FORMAT,
-    distcp.FORMAT,
-    safetensors.FORMAT,
-    torch_zip.FORMAT,
-    torch_legacy.FORMAT,
-    bare_pickle.FORMAT,
-    hf_index.FORMAT,
-    trainer_state.FORMAT,
-    own_state.FORMAT,
-    config_json.FORMAT,
-    pointer.FORMAT,
-    yaml_numbers.FORMAT,
-    opaque.UNRECOGNISED,
-    opaque.FORMAT,
+    Format(name="npz", matches=known.is_npz, module="numpy.npz"),
+    Format(name="npy", matches=known.is_npy, module="numpy.npy"),
+    Format(name="dcp_metadata", matches=known.is_metadata, module="dcp.metadata"),
+    Format(name="distcp", matches=known.is_distcp, module="dcp.distcp", explained_beside=True),
+    Format(name="safetensors", matches=known.is_safetensors, module="safetensors"),
+    Format(name="torch_zip", matches=known.is_torch_zip, module="torch.zip_file"),
+    Format(name="torch_legacy", matches=known.is_torch_legacy, module="torch.legacy_file"),
+    Format(name="pickle", matches=known.is_pickle, module="torch.bare_pickle"),
+    Format(name="hf_index", matches=known.is_index, module="hf_index"),
+    Format(name="trainer_state", matches=known.is_trainer_state, module="trainer_state"),
+    Format(name="ckptguard_state", matches=known.is_own_state, module="own_state"),
+    Format(name="config_json", matches=known.is_config, module="json_files"),
+    Format(name="pointer", matches=known.is_pointer, module="pointer_file"),
+    Format(name="yaml", matches=known.is_yaml, module="yaml_numbers"),
+    Format(name="unrecognised", matches=known.is_unrecognised, module="opaque"),
+    Format(name="opaque", matches=known.is_anything, module="opaque"),
 )
 
 
@@ -68,5 +64,22 @@ def read_structure(reader: Reader, path: str, beside: Beside = lambda name: None
     """
     head = reader.read(0, min(reader.entry.size, HEAD))
     row = format_of(path, head)
-    with collection_paused():
-        return row.read(reader, path) if row.read_beside is None else row.read_beside(reader, path, beside)
+    # Most commands meet one or two formats: the readers of the others are not loaded.
+    module = importlib.import_module(f"ckptguard.formats.{row.module}")
+    with _collection_paused():
+        found: Structure
+        found = module.read_beside(reader, path, beside) if row.explained_beside else module.read(reader, path)
+    return found
+
+
+@contextmanager
+def _collection_paused() -> Iterator[None]:
+    """No automatic collection inside. What readers build has no cycles to find, but looking for them again and again
+    takes as long as the reading itself. A collector that was off stays off."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from ckptguard.formats.strict_json import JsonProblem, printable, read_object
-from ckptguard.formats.structure import Format, Structure, broken
-from ckptguard.formats.suffixes import name_of
+from ckptguard.formats.structure import Structure, broken
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
 
+NAME = "hf_index"
 MAX_INDEX = 64 << 20
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the end of the name."""
-    return name_of(path).endswith(".index.json")
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -21,14 +16,11 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         index = read_object(reader, MAX_INDEX)
     except JsonProblem as error:
-        return broken(FORMAT.name, f"the index cannot be read: {error}", truncated=error.ends_early)
+        return broken(NAME, f"the index cannot be read: {error}", truncated=error.ends_early)
     weights = index.get("weight_map")
     if not isinstance(weights, dict):
-        return broken(FORMAT.name, "the index has no weight_map")
+        return broken(NAME, "the index has no weight_map")
     unsafe = [name for name in weights.values() if not isinstance(name, str) or not is_safe_path(name)]
     if unsafe:
-        return broken(FORMAT.name, f"the index names {printable(str(unsafe[0]))!r}, which is no plain file name")
-    return Structure(format=FORMAT.name, weight_map=weights)
-
-
-FORMAT = Format(name="hf_index", matches=matches, read=read)
+        return broken(NAME, f"the index names {printable(str(unsafe[0]))!r}, which is no plain file name")
+    return Structure(format=NAME, weight_map=weights)

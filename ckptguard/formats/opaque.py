@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptguard.formats.structure import Format, Problem, Structure
+from ckptguard.formats.structure import Problem, Structure
 from ckptguard.formats.suffixes import has_tensor_suffix, may_be_foreign
 from ckptguard.storage.protocol import Reader
 
@@ -10,8 +10,12 @@ _TAIL = 1024
 _END_OF_ARCHIVE = b"PK\x05\x06"
 
 
-def _matches_unrecognised(path: str, head: bytes) -> bool:
-    return has_tensor_suffix(path)
+NAME = "opaque"
+
+
+def read(reader: Reader, path: str) -> Structure:
+    """Nothing, but for a file whose name promises tensors: that no other format has claimed it is a problem."""
+    return _read_unrecognised(reader, path) if has_tensor_suffix(path) else Structure(format=NAME)
 
 
 def _read_unrecognised(reader: Reader, path: str) -> Structure:
@@ -22,7 +26,7 @@ def _read_unrecognised(reader: Reader, path: str) -> Structure:
     # A writer that sets the full length first leaves zeros where its first bytes will stand.
     unwritten = not any(head) or reader.entry.size < 4
     if may_be_foreign(path) and any(head) and not _ends_as_archive(reader):
-        return Structure(format="opaque", metadata={"unrecognised": message})
+        return Structure(format=NAME, metadata={"unrecognised": message})
     return Structure(format="unrecognised", problems=(Problem(message=message),), truncated=unwritten)
 
 
@@ -30,11 +34,3 @@ def _ends_as_archive(reader: Reader) -> bool:
     """Whether a zip archive's directory stands at the end: then its first bytes are damaged."""
     length = min(reader.entry.size, _TAIL)
     return _END_OF_ARCHIVE in reader.read(reader.entry.size - length, length)
-
-
-def _read_opaque(reader: Reader, path: str) -> Structure:
-    return Structure(format="opaque")
-
-
-UNRECOGNISED = Format(name="unrecognised", matches=_matches_unrecognised, read=_read_unrecognised)
-FORMAT = Format(name="opaque", matches=lambda path, head: True, read=_read_opaque)

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from ckptguard.formats.strict_json import JsonProblem, printable, read_object
-from ckptguard.formats.structure import Format, Leaf, Problem, Structure, broken
+from ckptguard.formats.structure import Leaf, Problem, Structure, broken
 from ckptguard.storage.protocol import Reader
 
+NAME = "ckptguard_state"
 MAX_SIZE = 256 << 20
 MAX_LEAVES = 20_000
 _MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
-_PATH = re.compile(r"(?:.*/)?step-\d{9,12}/state\.json")
 _NUMBERS_OF = ("optimizer", "scheduler", "scaler")
 _FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the name, in a folder of our layout."""
-    return _PATH.fullmatch(path) is not None
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -26,9 +19,9 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         state = read_object(reader, MAX_SIZE)
     except JsonProblem as error:
-        return broken(FORMAT.name, f"it cannot be read: {error}", truncated=error.ends_early)
+        return broken(NAME, f"it cannot be read: {error}", truncated=error.ends_early)
     if state.get("ckptguard_state") != 1:
-        return broken(FORMAT.name, "it is no state of a format that this version reads")
+        return broken(NAME, "it is no state of a format that this version reads")
     leaves: list[Leaf] = []
     problems: tuple[Problem, ...] = ()
     waiting: list[tuple[str, object]] = [(key, state[key]) for key in reversed(_NUMBERS_OF) if key in state]
@@ -48,7 +41,4 @@ def read(reader: Reader, path: str) -> Structure:
         ):
             leaves.append(Leaf(name, value))
     containers = tuple(key for key in _NUMBERS_OF if isinstance(state.get(key), dict | list))
-    return Structure(format=FORMAT.name, leaves=tuple(leaves), problems=problems, containers=containers)
-
-
-FORMAT = Format(name="ckptguard_state", matches=matches, read=read)
+    return Structure(format=NAME, leaves=tuple(leaves), problems=problems, containers=containers)

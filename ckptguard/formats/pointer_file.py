@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from ckptguard.formats.structure import Format, Structure
-from ckptguard.formats.suffixes import name_of
+from ckptguard.formats.recognition import is_pointer as matches
+from ckptguard.formats.structure import Structure
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
 
-_NAMES = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
+__all__ = ["matches", "read"]
+
+NAME = "pointer"
 _LONGEST = 1024
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the name."""
-    return name_of(path) in _NAMES
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -25,7 +22,4 @@ def read(reader: Reader, path: str) -> Structure:
     except UnicodeDecodeError:
         name = ""
     plain = len(text) <= _LONGEST and name.isprintable() and is_safe_path(name)
-    return Structure(format=FORMAT.name, metadata={"points_to": name} if plain else {})
-
-
-FORMAT = Format(name="pointer", matches=matches, read=read)
+    return Structure(format=NAME, metadata={"points_to": name} if plain else {})

@@ -7,43 +7,33 @@ import math
 import operator
 
 from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
+from ckptguard.formats.recognition import LARGEST_SAFETENSORS_HEADER
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
-from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace, broken
-from ckptguard.formats.suffixes import has_tensor_suffix
+from ckptguard.formats.structure import Problem, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.storage.protocol import Reader
 
-MAX_HEADER = 100_000_000  # the limit of the reference implementation
+NAME = "safetensors"
 MAX_DIMENSIONS = 64
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the suffix alone; or, under another tensor suffix, by a plausible length followed by an opening brace."""
-    return path.lower().endswith(".safetensors") or (has_tensor_suffix(path) and looks_like(head))
-
-
-def looks_like(head: bytes) -> bool:
-    """Whether these first bytes could begin a safetensors file."""
-    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= MAX_HEADER
 
 
 def read(reader: Reader, path: str) -> Structure:
     """The structure of a safetensors file; whatever is wrong with it is among the problems."""
     size = reader.entry.size
     if size < 8:
-        return broken(FORMAT.name, "the file ends before the length of its header", truncated=True)
+        return broken(NAME, "the file ends before the length of its header", truncated=True)
     length = int.from_bytes(reader.read(0, 8), "little")
-    if not 2 <= length <= MAX_HEADER:
+    if not 2 <= length <= LARGEST_SAFETENSORS_HEADER:
         # A zeroed start is what a writer leaves that sets the full length first.
-        return broken(FORMAT.name, f"the header's length of {length} bytes cannot be", truncated=length == 0)
+        return broken(NAME, f"the header's length of {length} bytes cannot be", truncated=length == 0)
     if 8 + length > size:
-        return broken(FORMAT.name, f"the header should be {length} bytes, but the file has {size}", truncated=True)
+        return broken(NAME, f"the header should be {length} bytes, but the file has {size}", truncated=True)
     text = reader.read(8, length)
     if text[:1] != b"{":
-        return broken(FORMAT.name, "the header does not begin with {")
+        return broken(NAME, "the header does not begin with {")
     try:
         header = parse_object(text)
     except JsonProblem as error:
-        return broken(FORMAT.name, f"the header cannot be read: {error}")
+        return broken(NAME, f"the header cannot be read: {error}")
     return _from_header(header, 8 + length, size)
 
 
@@ -78,7 +68,7 @@ def _from_header(header: dict[str, object], start: int, size: int) -> Structure:
             Problem(message=f"{abs(start + end - size)} {what}", expected=str(start + end), found=str(size))
         )
     return Structure(
-        format=FORMAT.name,
+        format=NAME,
         spans=tuple(spans),
         tensors=tuple(tensors),
         problems=tuple(problems),
@@ -118,6 +108,3 @@ def _metadata(value: object, problems: list[Problem]) -> dict[str, str]:
         return dict(value)
     problems.append(Problem(message="__metadata__ does not map text to text"))
     return {}
-
-
-FORMAT = Format(name="safetensors", matches=matches, read=read)

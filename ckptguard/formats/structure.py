@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from ckptguard.storage.protocol import Reader
-
 
 class SpanPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where tensor bytes lie in the file; `crc32` where the container states one."""
@@ -116,12 +114,13 @@ Beside = Callable[[str], "Structure | None"]  # a file's name -> the structure o
 class Format(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table of formats.
 
-    `matches(path, head)` looks at the file's name and first bytes. `read(reader, path)` returns a Structure for
-    any bytes whatever, and raises only what the reader raises. `read_beside(reader, path, beside)`, where there is
-    one, is called instead of `read`: for files that only another file beside them explains.
+    `matches(path, head)` looks at the file's name and first bytes. `module`, below `ckptguard.formats`, is imported for
+    the first file of the format. Its `read(reader, path)` returns a Structure for any bytes whatever, and raises only
+    what the reader raises. `explained_beside`: only another file beside it explains such a file, so the module's
+    `read_beside(reader, path, beside)` is called instead.
     """
 
     name: str
     matches: Callable[[str, bytes], bool]
-    read: Callable[[Reader, str], Structure]
-    read_beside: Callable[[Reader, str, Beside], Structure] | None = None
+    module: str
+    explained_beside: bool = False

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from ckptguard.formats.strict_json import JsonProblem, printable, read_object
-from ckptguard.formats.structure import Format, Leaf, Structure, broken
-from ckptguard.formats.suffixes import name_of
+from ckptguard.formats.structure import Leaf, Structure, broken
 from ckptguard.storage.protocol import Reader
 
+NAME = "trainer_state"
 MAX_SIZE = 256 << 20
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the name."""
-    return name_of(path) == "trainer_state.json"
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -20,18 +15,15 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         state = read_object(reader, MAX_SIZE, allow_nan=True)
     except JsonProblem as error:
-        return broken(FORMAT.name, f"it cannot be read: {error}", truncated=error.ends_early)
+        return broken(NAME, f"it cannot be read: {error}", truncated=error.ends_early)
     leaves = [Leaf(key, state[key]) for key in ("global_step", "epoch") if _is_number(state.get(key))]  # type: ignore[arg-type]
     history = state.get("log_history")
     last = history[-1] if isinstance(history, list) and history else None
     if isinstance(last, dict):
         prefix = "log_history.-1."
         leaves += [Leaf(prefix + printable(key), value) for key, value in last.items() if _is_number(value)]
-    return Structure(format=FORMAT.name, leaves=tuple(leaves))
+    return Structure(format=NAME, leaves=tuple(leaves))
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
-
-
-FORMAT = Format(name="trainer_state", matches=matches, read=read)

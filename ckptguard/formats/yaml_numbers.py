@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.formats.structure import Format, Leaf, Problem, Structure
-from ckptguard.formats.suffixes import name_of
+from ckptguard.formats.structure import Leaf, Problem, Structure
 from ckptguard.storage.protocol import Reader
 
+NAME = "yaml"
 _LONGEST = 4 << 20
 _NUMBER = re.compile(rb"^(step|epoch):[ \t]*(\d{1,18})[ \t]*\r?$", re.MULTILINE)
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the suffix."""
-    return name_of(path).endswith((".yaml", ".yml"))
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -25,11 +20,8 @@ def read(reader: Reader, path: str) -> Structure:
     size = reader.entry.size
     text = reader.read(0, min(size, _LONGEST))
     if b"\0" in text and not text.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return Structure(format=FORMAT.name, problems=(Problem(message="it holds zero bytes, which no YAML does"),))
+        return Structure(format=NAME, problems=(Problem(message="it holds zero bytes, which no YAML does"),))
     ends = "line" if size > _LONGEST or text.endswith(b"\n") else "early"
     numbers = {word.decode(): int(digits) for word, digits in _NUMBER.findall(text)}
     leaves = tuple(Leaf(word, number) for word, number in numbers.items())
-    return Structure(format=FORMAT.name, leaves=leaves, metadata={"ends": ends})
-
-
-FORMAT = Format(name="yaml", matches=matches, read=read)
+    return Structure(format=NAME, leaves=leaves, metadata={"ends": ends})

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from ckptguard.layouts import (
-    accelerate,
-    dcp,
-    deepspeed,
-    hf_trainer,
-    lightning,
-    megatron,
-    own,
-    plain_folder,
-    single_file,
-    wenet,
-)
-from ckptguard.layouts import hub_snapshot as hub_cache
+import functools
+import importlib
+from collections.abc import Iterator, Mapping
+
 from ckptguard.layouts.checkpoint import Layout
 
-# The first row that accepts a folder or file decides, so the more particular come first.
-LAYOUTS: dict[str, Layout] = {
-    row.name: row
-    for row in (
-        own.LAYOUT,
-        hf_trainer.LAYOUT,
-        megatron.LAYOUT,
-        lightning.LAYOUT,
-        wenet.LAYOUT,
-        accelerate.LAYOUT,
-        deepspeed.LAYOUT,
-        dcp.LAYOUT,
-        hub_cache.LAYOUT,
-        plain_folder.LAYOUT,
-        single_file.LAYOUT,
-    )
+# Layout -> its module. The first row that accepts a folder or file decides, so the more particular come first.
+_MODULES = {
+    "ckptguard": "own",
+    "hf-trainer": "hf_trainer",
+    "megatron": "megatron",
+    "lightning": "lightning",
+    "wenet": "wenet",
+    "accelerate": "accelerate",
+    "deepspeed": "deepspeed",
+    "dcp": "dcp",
+    "hub-cache": "hub_snapshot",
+    "folder": "plain_folder",
+    "file": "single_file",
 }
+
+
+class _Layouts(Mapping[str, Layout]):
+    """The rows by name. Each is loaded when it is first asked for: one file alone is a checkpoint of one layout."""
+
+    def __getitem__(self, name: str) -> Layout:
+        return _row(_MODULES[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+@functools.cache
+def _row(module: str) -> Layout:
+    row: Layout = importlib.import_module(f"ckptguard.layouts.{module}").LAYOUT
+    return row
+
+
+LAYOUTS: Mapping[str, Layout] = _Layouts()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LARGEST_ELEMENT = 8
 
 
-class Pass:
+class BytePass:
     """Takes the blocks of one part in order; blocks must end where `ends` says, so that no float is ever split.
 
     Bytes outside of spans go to `envelope`, where there is one. Afterwards `digests` has the BLAKE3 of each region of

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, wait
+from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from ckptguard.scan.executors import executor_of, workers_of
 from ckptguard.scan.one_file import FileScanner, Stopped, raise_first
-from ckptguard.scan.options import Progress, ScanOptions
+from ckptguard.scan.options import Progress, ScanOptions, workers_of
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.scan.thread_buffers import BLOCK
 from ckptguard.storage.protocol import Storage
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 def scan_files(
@@ -38,6 +40,10 @@ def _side_by_side(
     large_first = _large_first(storage, keys) if workers > 1 and len(keys) > 1 and not options.structure_only else []
     if len(large_first) < 2:
         return tuple(scanner(key) for key in keys)
+    from concurrent.futures import FIRST_EXCEPTION, wait  # not for one file: it takes as long to load as a small one
+
+    from ckptguard.scan.executors import executor_of
+
     futures: dict[str, Future[ScannedFile]] = {}
     with executor_of(min(workers, len(large_first))) as executor:
         try:
@@ -53,6 +59,8 @@ def _side_by_side(
 
 
 def _error_of(future: Future[ScannedFile]) -> BaseException | None:
+    from concurrent.futures import CancelledError
+
     try:
         return future.exception()
     except CancelledError:

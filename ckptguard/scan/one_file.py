@@ -5,32 +5,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 from blake3 import blake3
 
-from ckptguard.errors import WorkerError
-from ckptguard.scan.byte_pass import Pass, numbers_of, problems_of
-from ckptguard.scan.digest_names import new_hasher
-from ckptguard.scan.executors import executor_of
+from ckptguard.errors import ObjectMissingError, WorkerError
+from ckptguard.formats import Structure, read_structure
+from ckptguard.scan.byte_pass import BytePass, numbers_of, problems_of
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.plan import Part, Plan, parts_of, plan_of
-from ckptguard.scan.rate import Rate
-from ckptguard.scan.result import ScannedFile
-from ckptguard.scan.structures import Structures
-from ckptguard.scan.thread_buffers import BLOCK, REMOTE_BLOCK, Lane
-from ckptguard.scan.view_numbers import numbers_of_views
-from ckptguard.storage.protocol import Reader, Storage
-from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
+from ckptguard.scan.result import Numbers, ScannedFile
+from ckptguard.scan.thread_buffers import BLOCK, REMOTE_BLOCK, ThreadBuffers
+from ckptguard.scan.whole_file_digests import new_hasher
+from ckptguard.storage.protocol import Entry, Reader, Storage
 from ckptguard.values.ids import escape
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor, Future
+
+    from ckptguard.scan.paced_reader import Rate
 
 LEAST_PART = 8 << 20  # less than that is not worth another thread
 _PARTS_EACH = 4  # parts for each thread: spans differ in size
-_REQUESTS = 2 * IN_FLIGHT  # to a storage elsewhere, of all files that are read side by side
 _TICK = 0.1  # seconds after which someone who waits for its turn to read looks whether it is still wanted
 
 
@@ -50,14 +49,14 @@ class FileScanner:
         self._progress = progress
         self._workers = workers
         self._names = list(dict.fromkeys((*(("md5",) if options.md5 else ()), *options.sums)))
-        self._idle: list[Lane] = []
-        self._lanes: list[Lane] = []
+        self._idle: list[ThreadBuffers] = []
+        self._buffers: list[ThreadBuffers] = []
         self._parts: Executor | None = None
         self._requests: Executor | None = None
         self._read_ahead = 0  # how many files are read ahead
         self._parts_lock = threading.Lock()
         self._structures = Structures(storage)
-        self._rate = None if options.rate is None else Rate(options.rate, time.monotonic)
+        self._rate = None if options.rate is None else _rate_of(options.rate)
         self._stopped = False
 
     def __call__(self, key: str) -> ScannedFile:
@@ -92,11 +91,11 @@ class FileScanner:
                 passes = self._in_parts(reader, plan, parts, envelope)
             else:
                 whole = Part(0, reader.entry.size, 0, len(plan.regions))
-                passes = [Pass(plan, whole, envelope)]
-                with self._in_order(reader) as ahead, self._lane() as lane:
-                    lane.run(ahead, passes[0], hashers, self._done_with(reader))
+                passes = [BytePass(plan, whole, envelope)]
+                with self._in_order(reader) as ahead, self._borrowed() as buffers:
+                    buffers.run(ahead, passes[0], hashers, self._done_with(reader))
             tallies = {number: tally for one in passes for number, tally in one.tallies.items()}
-            numbers = numbers_of_views(reader, structure, numbers_of(plan, tallies))
+            numbers = _exact(reader, structure, numbers_of(plan, tallies))
             reader.check_unchanged()
             entry = reader.entry
         sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=True)}
@@ -127,8 +126,13 @@ class FileScanner:
         if self._storage.root is not None or self._workers == 1 or reader.entry.size <= REMOTE_BLOCK:
             yield reader
             return
+        # Local files need neither; concurrent.futures alone takes as long to load as a small file to verify.
+        from concurrent.futures import ThreadPoolExecutor
+
+        from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
+
         with self._parts_lock:
-            self._requests = self._requests or ThreadPoolExecutor(_REQUESTS, "ckptguard-read")
+            self._requests = self._requests or ThreadPoolExecutor(2 * IN_FLIGHT, "ckptguard-read")
             self._read_ahead += 1
         try:
             with ReadAhead(reader, self._requests, in_flight=self._ahead) as ahead:
@@ -139,30 +143,36 @@ class FileScanner:
 
     def _ahead(self) -> int:
         """How many chunks of a file may be on their way. With a rate few: they are asked for before it is."""
-        return 1 if self._rate is not None else max(min(_REQUESTS // self._read_ahead, IN_FLIGHT), 1)
+        from ckptguard.storage.read_ahead import IN_FLIGHT
 
-    def _in_parts(self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3) -> list[Pass]:
+        return 1 if self._rate is not None else max(min(2 * IN_FLIGHT // self._read_ahead, IN_FLIGHT), 1)
+
+    def _in_parts(self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3) -> list[BytePass]:
+        from ckptguard.scan.executors import executor_of
+
         with self._parts_lock:
             self._parts = self._parts or executor_of(self._workers)
         done = self._done_with(reader)
-        passes = [Pass(plan, part) for part in parts]
+        passes = [BytePass(plan, part) for part in parts]
 
         def outside() -> None:
-            with self._lane() as lane:
+            with self._borrowed() as buffers:
                 position = 0
                 for region in plan.regions:
-                    lane.hash_range(reader, position, region.begin, envelope, done)
+                    buffers.hash_range(reader, position, region.begin, envelope, done)
                     position = region.end
-                lane.hash_range(reader, position, reader.entry.size, envelope, done)
+                buffers.hash_range(reader, position, reader.entry.size, envelope, done)
 
-        def inside(one: Pass) -> None:
-            with self._lane() as lane:
-                lane.run(reader, one, (), done)
+        def inside(one: BytePass) -> None:
+            with self._borrowed() as buffers:
+                buffers.run(reader, one, (), done)
 
         self._run_all(self._parts, [outside, *(lambda one=one: inside(one) for one in passes)])
         return passes
 
     def _run_all(self, executor: Executor, work: list[Callable[[], None]]) -> None:
+        from concurrent.futures import FIRST_EXCEPTION, wait
+
         futures: list[Future[None]] = [executor.submit(self._unless_stopped, one) for one in work]
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
@@ -206,14 +216,14 @@ class FileScanner:
                 self._progress(0)
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
+    def _borrowed(self) -> Iterator[ThreadBuffers]:
         try:
-            lane = self._idle.pop()
+            buffers = self._idle.pop()
         except IndexError:
-            lane = Lane(BLOCK if self._storage.root else REMOTE_BLOCK, threaded=self._workers > 1)
-            self._lanes.append(lane)
-        yield lane
-        self._idle.append(lane)  # not after an error: a digest thread may still be at its blocks
+            buffers = ThreadBuffers(BLOCK if self._storage.root else REMOTE_BLOCK, threaded=self._workers > 1)
+            self._buffers.append(buffers)
+        yield buffers
+        self._idle.append(buffers)  # not after an error: a digest thread may still be at its blocks
 
     def __enter__(self) -> Self:
         return self
@@ -225,8 +235,67 @@ class FileScanner:
             self._parts.shutdown()
         if self._requests is not None:
             self._requests.shutdown(cancel_futures=True)
-        for lane in self._lanes:
-            lane.close()
+        for buffers in self._buffers:
+            buffers.close()
+
+
+class Structures:
+    """The structures of a storage's files while they are scanned: those that others refer to are read only once.
+
+    May be asked from several threads at once.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: dict[str, tuple[Entry, Structure] | None] = {}
+        self._locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def read(self, reader: Reader, key: str) -> Structure:
+        """The structure of an open file."""
+        # Held while it is read, and with it another's that it refers to: nothing that is referred to refers further.
+        with self._lock_of(key):
+            known = self._known.get(key)
+            if known is not None and known[0] == reader.entry and known[1].chunks:
+                return known[1]
+            structure = read_structure(reader, key, lambda name: self._beside(key, name))
+            if structure.chunks:  # what it says of other files, they will ask for
+                self._known[key] = (reader.entry, structure)
+            return structure
+
+    def _beside(self, key: str, name: str) -> Structure | None:
+        """The structure of a file in the same folder; what it refers to in turn is not looked at."""
+        other = key.rpartition("/")[0] + "/" + name if "/" in key else name
+        with self._lock_of(other):
+            if other not in self._known:
+                self._known[other] = None
+                try:
+                    if self._storage.stat(other).kind == "file":  # a link or FIFO has a finding of its own
+                        with self._storage.open(other) as reader:
+                            self._known[other] = (reader.entry, read_structure(reader, other))
+                except ObjectMissingError:
+                    pass
+            known = self._known[other]
+            return None if known is None else known[1]
+
+    def _lock_of(self, key: str) -> threading.Lock:
+        with self._lock:
+            return self._locks.setdefault(key, threading.Lock())
+
+
+def _rate_of(per_second: float) -> Rate:
+    from ckptguard.scan.paced_reader import Rate
+
+    return Rate(per_second, time.monotonic)
+
+
+def _exact(reader: Reader, structure: Structure, numbers: tuple[Numbers | None, ...]) -> tuple[Numbers | None, ...]:
+    """The numbers with those of views that leave elements out made exact."""
+    if not any(tensor.strides for tensor in structure.tensors):
+        return numbers
+    from ckptguard.scan.numbers import numbers_of_views
+
+    return numbers_of_views(reader, structure, numbers)
 
 
 def raise_first(errors: list[BaseException | None]) -> None:

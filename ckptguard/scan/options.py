@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
+
+_MOST = 8  # more threads wait for each other's Python and want more memory; then training wants its processors too
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,3 +35,15 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 Progress = Callable[[int], None]  # bytes done since the last call, may be 0; may be called from other threads
 Scanner = Callable[[Storage, Sequence[str], ScanOptions, Progress | None], Scan]
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(len(os.sched_getaffinity(0)), 1)
+    return os.cpu_count() or 1
+
+
+def workers_of(wanted: int) -> int:
+    """How many threads to work in: as many as wanted; for 0 as many as there are processors, within reason."""
+    return wanted or min(processors(), _MOST)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ckptguard.scan.options import Progress
-from ckptguard.scan.rate import Rate
 from ckptguard.storage.protocol import Reader
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
 
+CATCH_UP = 0.25  # seconds of reading that may be made up for: more would be a burst that training feels
 _TICK = 0.1  # seconds after which someone who waits for its turn looks whether it is still wanted
+
+
+class Rate:
+    """Lets so many bytes a second through. Time that was lost, to a slow disk or a sleep that took longer, is made up
+    for by at most `CATCH_UP`; time in which nobody read is not saved up beyond that. Threads may share one."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float]) -> None:
+        self._per_second = per_second
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._free_at = clock()
+
+    def take(self, length: int) -> float:
+        """So many bytes were read; how many seconds to wait before reading more."""
+        with self._lock:
+            now = self._clock()
+            self._free_at = max(self._free_at, now - CATCH_UP) + length / self._per_second
+            return max(0.0, self._free_at - now)
 
 
 class Pace:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from ckptguard.formats.dtypes import DTYPES, Dtype
+import msgspec
+
+from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.structure import Problem, SpanPlace, Structure
 
 MAX_PIECES = 4_000_000
 _LARGEST_GAP = 64 << 10  # what is not worth a read of its own between two spans
 
 
-class Segment(NamedTuple):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """Bytes `begin`..`end` of a file: floats of one type that belong to the same tensors throughout."""
 
     begin: int
@@ -22,7 +23,7 @@ class Segment(NamedTuple):
     byte_order: str
 
 
-class Region(NamedTuple):
+class Region(msgspec.Struct, frozen=True, gc=False):
     """A span with the segments in it: for each type of floats its own, in order and without overlaps."""
 
     begin: int
@@ -31,7 +32,7 @@ class Region(NamedTuple):
     groups: tuple[tuple[int, ...], ...]  # indices in the plan's segments
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """Bytes `begin`..`end` of a file, and the regions that lie in them whole: `first_region`..`last_region`."""
 
     begin: int
@@ -40,7 +41,7 @@ class Part(NamedTuple):
     last_region: int
 
 
-class Plan(NamedTuple):
+class Plan(msgspec.Struct, frozen=True):
     """`pieces` aligns with the structure's tensors: the segments each one consists of, None where not to be counted."""
 
     regions: list[Region]
@@ -58,23 +59,16 @@ def plan_of(structure: Structure) -> Plan:
             continue
         by_span.setdefault(tensor.span, {}).setdefault((tensor.dtype, tensor.byte_order), []).append(index)
     regions: list[Region] = []
-    segments: list[Segment] = []
-    pieces: list[tuple[int, ...] | None] = [None] * len(structure.tensors)
     problems: list[Problem] = []
-    room = MAX_PIECES
+    cuts = _Cuts(structure)
     for number, span in enumerate(structure.spans):
-        groups = []
-        for (name, order), tensors in by_span.get(number, {}).items():
-            first = len(segments)
-            ranges = [(structure.tensors[i].start, structure.tensors[i].stop) for i in tensors]
-            room = _cut(span, DTYPES[name], order, ranges, tensors, segments, pieces, room)
-            groups.append(tuple(range(first, len(segments))))
-        if room < 0:
+        groups = tuple([cuts.cut(span, *kind, tensors) for kind, tensors in by_span.get(number, {}).items()])
+        if cuts.room < 0:
             first_name = structure.tensors[next(iter(by_span[number].values()))[0]].name
             problems.append(Problem(message="its tensors overlap beyond all bounds", tensor=first_name))
-            room = 0
-        regions.append(Region(span.offset, span.offset + span.length, span.crc32, tuple(groups)))
-    return Plan(regions, segments, pieces, tuple(problems))
+            cuts.room = 0
+        regions.append(Region(span.offset, span.offset + span.length, span.crc32, groups))
+    return Plan(regions, cuts.segments, cuts.pieces, tuple(problems))
 
 
 def parts_of(regions: Sequence[Region], length: int) -> list[Part]:
@@ -91,51 +85,64 @@ def parts_of(regions: Sequence[Region], length: int) -> list[Part]:
     return parts
 
 
-def _cut(
-    span: SpanPlace,
-    dtype: Dtype,
-    order: str,
-    ranges: Sequence[tuple[int, int]],
-    tensors: list[int],
-    segments: list[Segment],
-    pieces: list[tuple[int, ...] | None],
-    room: int,
-) -> int:
-    """Add the segments that these tensors of one type need; returns how many more pieces there may be."""
+class _Cuts:
+    """The segments and pieces of a plan while its spans are cut; `room` is how many more pieces there may be."""
 
-    def add(start: int, stop: int) -> int:
-        begin = span.offset + start * dtype.size
-        segments.append(
-            Segment(begin, min(span.offset + stop * dtype.size, span.offset + span.length), dtype.name, order)
-        )
-        return len(segments) - 1
+    def __init__(self, structure: Structure) -> None:
+        self.segments: list[Segment] = []
+        self.pieces: list[tuple[int, ...] | None] = [None] * len(structure.tensors)
+        self.room = MAX_PIECES
+        self._places = structure.tensors
 
-    if len(ranges) == 1:  # nearly always
-        pieces[tensors[0]] = (add(*ranges[0]),)
-        return room - 1
-    distinct = sorted(set(ranges))
-    if all(a[1] <= b[0] for a, b in itertools.pairwise(distinct)):
-        numbered = {place: (add(*place),) for place in distinct}
+    def cut(self, span: SpanPlace, dtype: str, order: str, tensors: list[int]) -> tuple[int, ...]:
+        """Add the segments that these tensors of one type need; the numbers of those segments."""
+        first = len(self.segments)
+        ranges = [(self._places[i].start, self._places[i].stop) for i in tensors]
+        size = DTYPES[dtype].size
+
+        def add(start: int, stop: int) -> int:
+            begin = span.offset + start * size
+            end = min(span.offset + stop * size, span.offset + span.length)
+            self.segments.append(Segment(begin, end, dtype, order))
+            return len(self.segments) - 1
+
+        if len(ranges) == 1:  # nearly always
+            self.pieces[tensors[0]] = (add(*ranges[0]),)
+            self.room -= 1
+            return (first,)
+        distinct = sorted(set(ranges))
+        if all(a[1] <= b[0] for a, b in itertools.pairwise(distinct)):
+            numbered = {place: (add(*place),) for place in distinct}
+            for tensor, place in zip(tensors, ranges, strict=True):
+                self.pieces[tensor] = numbered[place]
+            self.room -= len(tensors)
+        else:
+            self._cut_overlapping(tensors, ranges, distinct, add)
+        return tuple(range(first, len(self.segments)))
+
+    def _cut_overlapping(
+        self,
+        tensors: list[int],
+        ranges: Sequence[tuple[int, int]],
+        distinct: Sequence[tuple[int, int]],
+        add: Callable[[int, int], int],
+    ) -> None:
+        """Cut at every boundary, leave out what no tensor covers, and let each tensor collect its own."""
+        edges = sorted({edge for place in distinct for edge in place})
+        opening = dict(distinct)  # sorted, so of equal starts the furthest stop stays
+        at: dict[int, int] = {}
+        kept: list[tuple[int, int]] = []
+        covered = -1
+        for begin, end in itertools.pairwise(edges):
+            covered = max(covered, opening.get(begin, -1))
+            at[begin] = len(kept)
+            if begin < covered:
+                kept.append((begin, end))
+        at[edges[-1]] = len(kept)
+        self.room -= sum(at[stop] - at[start] for start, stop in ranges)
+        if self.room < 0:
+            return
+        numbers = [add(*place) for place in kept]
+        shared = {(start, stop): tuple(numbers[at[start] : at[stop]]) for start, stop in distinct}
         for tensor, place in zip(tensors, ranges, strict=True):
-            pieces[tensor] = numbered[place]
-        return room - len(tensors)
-    # Overlapping views: cut at every boundary, leave out what no tensor covers, and let each tensor collect its own.
-    edges = sorted({edge for place in distinct for edge in place})
-    opening = dict(distinct)  # sorted, so of equal starts the furthest stop stays
-    at: dict[int, int] = {}
-    kept: list[tuple[int, int]] = []
-    covered = -1
-    for begin, end in itertools.pairwise(edges):
-        covered = max(covered, opening.get(begin, -1))
-        at[begin] = len(kept)
-        if begin < covered:
-            kept.append((begin, end))
-    at[edges[-1]] = len(kept)
-    room -= sum(at[stop] - at[start] for start, stop in ranges)
-    if room < 0:
-        return room
-    numbers = [add(*place) for place in kept]
-    shared = {(start, stop): tuple(numbers[at[start] : at[stop]]) for start, stop in distinct}
-    for tensor, place in zip(tensors, ranges, strict=True):
-        pieces[tensor] = shared[place]
-    return room
+            self.pieces[tensor] = shared[place]

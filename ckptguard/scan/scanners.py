@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
-from ckptguard.scan.options import Progress, Scanner, ScanOptions
+from ckptguard.scan.options import Progress, Scanner, ScanOptions, workers_of
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.settings import Settings
+
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @contextmanager
 def scanner_of(settings: Settings) -> Iterator[Scanner]:
     """A scanner in this thread, in threads, or in limited processes that end with the context; all find the same."""
     if settings.executor == "processes":
-        from ckptguard.scan.executors import workers_of
         from ckptguard.scan.process.process_scanner import ProcessScanner
+        from ckptguard.scan.process.worker_process import limits_of
 
         workers = workers_of(settings.workers)
-        with ProcessScanner(
-            memory=settings.worker_memory,
-            seconds=settings.worker_seconds,
-            processes=workers,
-            workers=workers,
-            niceness=settings.niceness,
-        ) as scanner:
+        with ProcessScanner(limits_of(settings), processes=workers, workers=workers) as scanner:
             yield scanner
         return
     workers = 1 if settings.executor == "inline" else settings.workers
@@ -40,4 +37,19 @@ def scanner_of(settings: Settings) -> Iterator[Scanner]:
         options = msgspec.structs.replace(options or ScanOptions(), workers=workers)
         return scan_files(storage, keys, options, progress)
 
-    yield scan
+    with _numpy_without_threads():
+        yield scan
+
+
+@contextmanager
+def _numpy_without_threads() -> Iterator[None]:
+    """Have numpy, if it is imported meanwhile, start no threads. It has one for each processor to multiply matrices,
+    which no scan does, and starting them costs as much processor time as half of a command's start."""
+    if _BLAS_THREADS in os.environ:
+        yield
+        return
+    os.environ[_BLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_BLAS_THREADS, None)  # the commands that we start are none of this

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
-from ckptguard.scan.byte_pass import Pass
-from ckptguard.scan.digest_threads import DigestThreads, Hasher
+from ckptguard.scan.byte_pass import BytePass
+from ckptguard.scan.whole_file_digests import DigestThreads, Hasher
 from ckptguard.storage.protocol import Reader
 
 BLOCK = 512 << 10  # it stays in a core's own cache from reading to the last look at it
@@ -18,7 +18,7 @@ RING = 2  # chunks: how far reading may be ahead of the slowest whole-file diges
 Done = Callable[[int, int], None]  # offset and length of what was read and is not needed again
 
 
-class Lane:
+class ThreadBuffers:
     """Serves one file, or one part of one, at a time. `threaded`: whole-file digests get threads of their own."""
 
     def __init__(self, block: int, *, threaded: bool) -> None:
@@ -27,7 +27,7 @@ class Lane:
         self._buffers: list[memoryview] = []
         self._threads: DigestThreads | None = None
 
-    def run(self, reader: Reader, one_pass: Pass, hashers: Sequence[Hasher], done: Done) -> None:
+    def run(self, reader: Reader, one_pass: BytePass, hashers: Sequence[Hasher], done: Done) -> None:
         """Read a part once, block by block, into its pass and into whole-file digests."""
         small = one_pass.part.end - one_pass.part.begin <= self._block
         threads = None if small else self._threads_for(len(hashers))

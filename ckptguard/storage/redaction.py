@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
 
 from ckptguard.errors import SettingsError
 
+# The patterns are compiled when first used: most commands meet neither a URL nor an error.
 _HIDDEN = "***"
 _NAME = (
     r"(?:[\w.-]*(?:secret|passw|passphrase|token|signature|credential|authorization|connection_?string"
     r"|account_?key|access_?key|api_?key)[\w.-]*|sig|key|pwd)"
 )
-_USER = re.compile(r"(?<=://)[^/?#\s]*:[^/?#\s]*@")
+_USER = r"(?<=://)[^/?#\s]*:[^/?#\s]*@"
 # A password with a slash or question mark in it, as keys of S3 may have: after a host's colon stands but a port.
-_LONG_USER = re.compile(r"(?P<scheme>[\w+.-]+://)(?!arn:|.*::)[^/?#@\[\]]*:(?!\d*/)[^@]*@")
-_BEARER = re.compile(r"\b(Bearer|Basic|AWS4-HMAC-SHA256|SharedKey)\s+[^\s'\",;]+", re.IGNORECASE)
+_LONG_USER = r"(?P<scheme>[\w+.-]+://)(?!arn:|.*::)[^/?#@\[\]]*:(?!\d*/)[^@]*@"
+_BEARER = r"(?i)\b(Bearer|Basic|AWS4-HMAC-SHA256|SharedKey)\s+[^\s'\",;]+"
 _VALUE = r"(?:'[^']*'|\"[^\"]*\"|[^\s&;,'\"<>)\]}]+)"
-_PAIR = re.compile(rf"(?P<name>['\"]?\b{_NAME}['\"]?\s*[=:]\s*){_VALUE}", re.IGNORECASE)
-_ELEMENT = re.compile(rf"<(?P<name>{_NAME})>[^<]*<", re.IGNORECASE)
-_SECRET_OPTION = re.compile(_NAME, re.IGNORECASE)
+_PAIR = rf"(?i)(?P<name>['\"]?\b{_NAME}['\"]?\s*[=:]\s*){_VALUE}"
+_ELEMENT = rf"(?i)<(?P<name>{_NAME})>[^<]*<"
+_SECRET_OPTION = rf"(?i){_NAME}"
 _SHORTEST = 4  # blotting out every "a" of a message because somebody's password is "a" helps nobody
 
 
@@ -27,18 +27,22 @@ def redacted(text: str, known: frozenset[str] = frozenset()) -> str:
     """The text without what looks like a secret, nor any of the `known` ones."""
     for secret in sorted(known, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
-    text = _USER.sub(f"{_HIDDEN}@", text)
-    text = _BEARER.sub(lambda match: f"{match[1]} {_HIDDEN}", text)
-    text = _PAIR.sub(lambda match: f"{match['name']}{_HIDDEN}", text)
-    return _ELEMENT.sub(lambda match: f"<{match['name']}>{_HIDDEN}<", text)
+    text = re.sub(_USER, f"{_HIDDEN}@", text)
+    text = re.sub(_BEARER, lambda match: f"{match[1]} {_HIDDEN}", text)
+    text = re.sub(_PAIR, lambda match: f"{match['name']}{_HIDDEN}", text)
+    return re.sub(_ELEMENT, lambda match: f"<{match['name']}>{_HIDDEN}<", text)
 
 
 def refuse_secrets(url: str) -> None:
     """SettingsError for a URL that holds a password or a signed query: it would end up in records and logs."""
+    from urllib.parse import unquote  # a local path has no use for it
+
     place, _, query = url.partition("?")
     userinfo = place.partition("://")[2].partition("/")[0].rpartition("@")[0]
-    signed = any(_SECRET_OPTION.fullmatch(unquote(pair.partition("=")[0])) for pair in query.split("&") if "=" in pair)
-    shown = _LONG_USER.sub(lambda match: f"{match['scheme']}{_HIDDEN}@", url)
+    signed = any(
+        re.fullmatch(_SECRET_OPTION, unquote(pair.partition("=")[0])) for pair in query.split("&") if "=" in pair
+    )
+    shown = re.sub(_LONG_USER, lambda match: f"{match['scheme']}{_HIDDEN}@", url)
     if ":" in userinfo or signed or shown != url:
         raise SettingsError(
             f"the URL {redacted(shown)} holds a secret, which would end up in records and logs",
@@ -52,7 +56,7 @@ def secrets_in(options: object, name: str = "") -> frozenset[str]:
         return frozenset().union(*(secrets_in(value, str(key)) for key, value in options.items()))
     if isinstance(options, list | tuple):
         return frozenset().union(*(secrets_in(value, name) for value in options))
-    if isinstance(options, str) and len(options) >= _SHORTEST and _SECRET_OPTION.fullmatch(name):
+    if isinstance(options, str) and len(options) >= _SHORTEST and re.fullmatch(_SECRET_OPTION, name):
         return frozenset({options})
     return frozenset()
 

@@ -25,6 +25,7 @@ from ckptguard.errors import (
 )
 from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
 from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.scan.process.worker_process import limits_of
 from ckptguard.supervise.background_thread import Background
 from ckptguard.supervise.blocked_signals import HeldSignals
 from ckptguard.supervise.command import SupervisedCommand
@@ -85,12 +86,10 @@ class _Supervisor:
         self._most, self._stop_seconds = most, stop_seconds
         self._ending = threading.Event()
         self._scanner = ProcessScanner(
-            memory=settings.worker_memory,
-            seconds=settings.worker_seconds,
+            limits_of(settings),
             workers=settings.workers or 2,
             stop=self._ending,
             spare_cache=True,  # training's files matter more than ours
-            niceness=settings.niceness,
             # While the command does not run, nobody is in the way of the scan.
             rate=lambda: settings.verify_rate if self._watch.command_runs else None,
         )

@@ -5,7 +5,6 @@ Only doors read files and the environment; they pass the text or mapping in.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -156,6 +155,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def parse_settings(text: str, source: str) -> Settings:
     """Settings from TOML; SettingsError names `source` and what is wrong."""
+    import tomllib  # most commands find no file of settings
+
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

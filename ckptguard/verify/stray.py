@@ -13,7 +13,7 @@ from ckptguard.checks import run_checks
 from ckptguard.checks.hub_digests import check_hub_cache
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, SettingsError
 from ckptguard.formats import FORMATS
-from ckptguard.formats.opaque import FORMAT as OPAQUE_FILE
+from ckptguard.formats.opaque import NAME as OPAQUE
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_snapshot import HubFacts
 from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
@@ -43,7 +43,7 @@ class Blob(NamedTuple):
 
 
 ScannedBlobs = dict[Blob, ScannedFile]
-_EXPLAINED_BESIDE = {row.name for row in FORMATS if row.read_beside is not None}  # not by their own bytes alone
+_EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # not by their own bytes alone
 
 
 class Against(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ def _judged(
         checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
     else:
         scan = scan_checkpoint(target.storage, checkpoint, options, work)
-        if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE_FILE.name:
+        if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE:
             raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
     known = Known(
         sealed=_sealed_in(target.view, checkpoint) if target.view is not None else None,

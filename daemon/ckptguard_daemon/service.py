@@ -15,6 +15,7 @@ from ckptguard.records.daemon_record import DaemonRecord, this_host
 from ckptguard.records.run import open_run
 from ckptguard.runs.run_view import open_view
 from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.scan.process.worker_process import limits_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
@@ -150,12 +151,10 @@ def exit_code(outcomes: Iterable[Outcome], *, told: bool) -> int:
 def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
     # Training's files matter more than ours: what was read here is dropped from the page cache.
     return ProcessScanner(
-        memory=settings.worker_memory,
-        seconds=settings.worker_seconds,
+        limits_of(settings),
         workers=settings.workers or 2,
         stop=stop,
         spare_cache=True,
-        niceness=settings.niceness,
         rate=lambda: settings.verify_rate,
     )
 

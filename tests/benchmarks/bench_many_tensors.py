@@ -33,7 +33,7 @@ dcp.save(state, checkpoint_id=f"{folder}/dcp", no_dist=True)
 # In a process of its own: what an earlier run left behind would count towards memory.
 MEASURE = """
 import json, resource, sys, time
-from ckptguard.scan.structures import Structures
+from ckptguard.scan.one_file import Structures
 from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage

@@ -13,34 +13,27 @@ from msgspec import structs
 
 from ckptguard.formats.dcp.chunks import chunk_name
 from ckptguard.formats.dcp.identical_headers import AlikeArchives
-from ckptguard.formats.dcp.metadata import SUFFIX
 from ckptguard.formats.pickle.machine import BUDGET
 from ckptguard.formats.structure import (
     Beside,
     ChunkPlace,
-    Format,
     Leaf,
     Problem,
     SpanPlace,
     Structure,
     TensorPlace,
 )
-from ckptguard.formats.suffixes import name_of
 from ckptguard.formats.torch import zip_file as torch_zip
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD
 from ckptguard.formats.zip.subrange import Windows
 from ckptguard.storage.protocol import Reader
 
+NAME = "distcp"
 _RANK = re.compile(r"__(\d{1,9})_\d+\.distcp")
 _ROOM_EACH = 1 << 14  # of a pickle's budget: about five times what a plain tensor's takes
 _VALUE = "value"  # what a value that stands alone is called
 _WRAPPERS = ("torch._utils._rebuild_wrapper_subclass", "torch._tensor._rebuild_from_type_v2")
 _MAX_PROBLEMS = 200
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the suffix alone."""
-    return name_of(path).endswith(SUFFIX)
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -58,13 +51,13 @@ def read_beside(reader: Reader, path: str, beside: Beside) -> Structure:
     rank = _RANK.fullmatch(name)
     metadata = beside(".metadata") or (beside(f"__{rank[1]}.metadata") if rank else None)
     if metadata is None:
-        return Structure(format=FORMAT.name, truncated=True)  # it is written last: the save is not finished
+        return Structure(format=NAME, truncated=True)  # it is written last: the save is not finished
     chunks = metadata.chunks.get(name, ())
     if not chunks:
         if not reader.entry.size and not metadata.problems:
-            return Structure(format=FORMAT.name)  # a rank or thread that had nothing to write
+            return Structure(format=NAME)  # a rank or thread that had nothing to write
         problem = Problem(message="the .metadata beside it does not say that it holds anything")
-        return Structure(format=FORMAT.name, problems=(problem,))
+        return Structure(format=NAME, problems=(problem,))
     reading = _Reading(len(chunks))
     reading.take(reader, chunks)
     return reading.structure(metadata.containers)
@@ -156,7 +149,7 @@ class _Reading:
     def structure(self, containers: tuple[str, ...]) -> Structure:
         more = [Problem(message=f"and {self.unlisted} more problems")] if self.unlisted else []
         return Structure(
-            format=FORMAT.name,
+            format=NAME,
             spans=tuple(self.spans),
             tensors=tuple(self.tensors),
             problems=(*self.problems, *more),
@@ -170,6 +163,3 @@ class _Reading:
 
 def _below(name: str, inner: str) -> str:
     return name if inner == _VALUE else f"{name}.{inner}"
-
-
-FORMAT = Format(name="distcp", matches=matches, read=read, read_beside=read_beside)

@@ -15,23 +15,19 @@ from ckptguard.formats.dcp.metadata_pickle import (
 )
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping
+from ckptguard.formats.recognition import DISTCP_SUFFIX
 from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import ChunkPlace, Format, Problem, Structure, TensorPlace, broken
-from ckptguard.formats.suffixes import is_dcp_metadata, name_of
+from ckptguard.formats.structure import ChunkPlace, Problem, Structure, TensorPlace, broken
+from ckptguard.formats.suffixes import name_of
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
 
+NAME = "dcp_metadata"
 MAX_METADATA = 256 << 20
-SUFFIX = ".distcp"
 _MAX_PROBLEMS = 200
 _MAX_NAME = 500
 
 _Stored = dict[tuple[str, tuple[int, ...] | None], StoredRange]
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the name alone."""
-    return is_dcp_metadata(path)
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -41,19 +37,19 @@ def read(reader: Reader, path: str) -> Structure:
     """
     size = reader.entry.size
     if size > MAX_METADATA:
-        return broken(FORMAT.name, f"it has {size} bytes, which is more than we would read")
+        return broken(NAME, f"it has {size} bytes, which is more than we would read")
     data = reader.read(0, size)
     try:
         pickled = read_metadata_pickle(data)
     except PickleProblem as error:
-        return broken(FORMAT.name, str(error), truncated=error.ends_early, names=error.globals)
+        return broken(NAME, str(error), truncated=error.ends_early, names=error.globals)
     reading = _Reading(alone=name_of(path) != ".metadata")
     if pickled.end != len(data):
         reading.problem(f"{len(data) - pickled.end} bytes follow the pickle")
     reading.take(attributes(pickled.value))
     chunks = reading.sorted_chunks()
     return Structure(
-        format=FORMAT.name,
+        format=NAME,
         tensors=tuple(reading.tensors),
         problems=reading.listed_problems(),
         globals=tuple(sorted(pickled.globals)),
@@ -107,8 +103,8 @@ class _Reading:
                 self.problem("what one of the stored ranges holds cannot be understood")
             elif type(place) is not StoredRange:
                 self.problem("where it is stored cannot be understood", item.name)
-            elif "/" in place.path or not is_safe_path(place.path) or not place.path.endswith(SUFFIX):
-                self.problem(f"its file {printable(place.path)!r} is no {SUFFIX} file in this folder", item.name)
+            elif "/" in place.path or not is_safe_path(place.path) or not place.path.endswith(DISTCP_SUFFIX):
+                self.problem(f"its file {printable(place.path)!r} is no {DISTCP_SUFFIX} file in this folder", item.name)
             else:
                 stored[item] = place
         return stored
@@ -163,6 +159,3 @@ class _Reading:
 
 def _shown(fqn: str) -> str:
     return fqn if fqn.isascii() and len(fqn) <= _MAX_NAME else printable(fqn, _MAX_NAME)
-
-
-FORMAT = Format(name="dcp_metadata", matches=matches, read=read)

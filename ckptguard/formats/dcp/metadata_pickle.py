@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ckptguard.formats.dcp import switch
 from ckptguard.formats.dcp.repeated_entries import ELSEWHERE, KEY, LONGEST, MAX_HITS, MOST, Before, Repeat, settled
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence
@@ -227,7 +228,12 @@ class _FoldingMachine(Machine):
         """Note the bytes from the last name on, if they alone make this value."""
         start, depth, marks, memoized = self.begun
         place = (len(self.stack) - 1, len(self.marks))
-        if (depth, marks) != place or not KEY <= end - start <= LONGEST or len(self.repeats) >= MOST:
+        if (
+            not switch.BY_HEART
+            or (depth, marks) != place
+            or not KEY <= end - start <= LONGEST
+            or len(self.repeats) >= MOST
+        ):
             return
         raw = self.data[start:end]
         alone = _AloneMachine(raw + b".", Before(self.memo, memoized))

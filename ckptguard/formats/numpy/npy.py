@@ -6,17 +6,13 @@ from collections.abc import Iterator
 
 from ckptguard.formats.numpy.npy_data import is_plain, look_inside, place_of
 from ckptguard.formats.numpy.npy_header import MAX_HEADER, Header, HeaderProblem, read_header
-from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure
+from ckptguard.formats.structure import Problem, SpanPlace, Structure
 from ckptguard.storage.protocol import Reader
 
-NAME = "value"
+NAME = "npy"
+_TENSOR = "value"
 BLOCK = 1 << 20
 _FIRST_READ = 512
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the suffix alone."""
-    return path.lower().endswith(".npy")
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -25,11 +21,11 @@ def read(reader: Reader, path: str) -> Structure:
     try:
         header = header_at(reader, 0, size)
     except HeaderProblem as error:
-        return Structure(format=FORMAT.name, problems=(Problem(message=str(error)),), truncated=error.ends_early)
+        return Structure(format=NAME, problems=(Problem(message=str(error)),), truncated=error.ends_early)
     if header.pickled:
-        inside = look_inside(NAME, header, blocks_of(reader, header.length, size - header.length))
+        inside = look_inside(_TENSOR, header, blocks_of(reader, header.length, size - header.length))
         return Structure(
-            format=FORMAT.name,
+            format=NAME,
             problems=inside.problems,
             globals=tuple(sorted(inside.globals)),
             leaves=inside.leaves,
@@ -39,13 +35,13 @@ def read(reader: Reader, path: str) -> Structure:
     if wanted != found:
         what = "bytes are missing at the end" if wanted > found else "bytes follow the array"
         message = f"{abs(wanted - found)} {what}"
-        problem = Problem(message=message, tensor=NAME, expected=str(header.length + wanted), found=str(size))
-        return Structure(format=FORMAT.name, problems=(problem,), truncated=wanted > found)
+        problem = Problem(message=message, tensor=_TENSOR, expected=str(header.length + wanted), found=str(size))
+        return Structure(format=NAME, problems=(problem,), truncated=wanted > found)
     plain = is_plain(header)
-    tensor = place_of(NAME, header, 0 if found else None, as_stored=plain)
-    inside = look_inside(NAME, header, () if plain else blocks_of(reader, header.length, found))
+    tensor = place_of(_TENSOR, header, 0 if found else None, as_stored=plain)
+    inside = look_inside(_TENSOR, header, () if plain else blocks_of(reader, header.length, found))
     return Structure(
-        format=FORMAT.name,
+        format=NAME,
         spans=(SpanPlace(header.length, found),) if found else (),
         tensors=(tensor,),
         leaves=inside.leaves,
@@ -68,6 +64,3 @@ def blocks_of(reader: Reader, offset: int, length: int) -> Iterator[bytes]:
     """The bytes of a range, piece by piece."""
     for begin in range(offset, offset + length, BLOCK):
         yield reader.read(begin, min(BLOCK, offset + length - begin))
-
-
-FORMAT = Format(name="npy", matches=matches, read=read)

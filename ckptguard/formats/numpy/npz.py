@@ -9,12 +9,13 @@ from ckptguard.formats.numpy.npy import blocks_of, header_at
 from ckptguard.formats.numpy.npy_data import Inside, is_plain, look_inside, place_of
 from ckptguard.formats.numpy.npy_header import MAGIC, MAX_HEADER, Header, HeaderProblem, read_header
 from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure, TensorPlace
+from ckptguard.formats.structure import Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.zip.archive import Record, read_archive
 from ckptguard.formats.zip.crc import crc32_function, crc32_of, crc32_of_rest
 from ckptguard.formats.zip.deflated import UnpackProblem, unpacked
 from ckptguard.storage.protocol import Reader
 
+NAME = "npz"
 _MAX_PROBLEMS = 200
 # What deflated records may become: this much, and so many times the file. Weights hardly shrink at all.
 _ROOM, _ROOM_TIMES = 256 << 20, 20
@@ -26,11 +27,6 @@ class _Found(NamedTuple):
     inside: Inside = Inside()
     span: SpanPlace | None = None
     tensor: TensorPlace | None = None
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the suffix alone."""
-    return path.lower().endswith(".npz")
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -67,7 +63,7 @@ def read(reader: Reader, path: str) -> Structure:
     if len(problems) > _MAX_PROBLEMS:
         problems[_MAX_PROBLEMS:] = [Problem(message=f"and {len(problems) - _MAX_PROBLEMS} more problems")]
     return Structure(
-        format=FORMAT.name,
+        format=NAME,
         spans=tuple(spans),
         tensors=tuple(tensors),
         problems=tuple(problems),
@@ -161,6 +157,3 @@ def _wrong_sum(reader: Reader, record: Record, name: str) -> tuple[Problem, ...]
         return ()
     message = f"record {name!r} has a wrong CRC-32"
     return (Problem(message=message, tensor=name, expected=f"{record.crc32:08x}", found=f"{found:08x}"),)
-
-
-FORMAT = Format(name="npz", matches=matches, read=read)

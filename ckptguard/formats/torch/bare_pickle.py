@@ -6,21 +6,13 @@ import math
 
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
-from ckptguard.formats.structure import Format, Leaf, Problem, Structure
-from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
+from ckptguard.formats.structure import Leaf, Problem, Structure
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_NODES, MAX_UNREAD, walk
 from ckptguard.storage.protocol import Reader
 
+NAME = "pickle"
 _MAX_PICKLES = 10_000
 # gzip, bzip2, xz, zlib: compressed pickles are opaque files to us.
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By a pickle's suffix, unless compressed; by a tensor suffix only with the mark of a binary pickle."""
-    if is_pickle_name(path):
-        return not head.startswith(_COMPRESSED)
-    return has_tensor_suffix(path) and len(head) > 2 and head[0] == 0x80 and head[1] <= 5
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -28,7 +20,7 @@ def read(reader: Reader, path: str) -> Structure:
     size = reader.entry.size
     if size > MAX_STREAM:
         message = f"a pickle of {size} bytes is more than we would read"
-        return Structure(format=FORMAT.name, problems=(Problem(message=message),))
+        return Structure(format=NAME, problems=(Problem(message=message),))
     data = reader.read(0, size)
     problems: list[Problem] = []
     leaves: list[Leaf] = []
@@ -72,7 +64,7 @@ def read(reader: Reader, path: str) -> Structure:
     if len(leaves) > MAX_LEAVES:
         problems.append(Problem(message="more numbers that are not finite than we would list"))
     return Structure(
-        format=FORMAT.name,
+        format=NAME,
         problems=tuple(problems),
         truncated=truncated,
         globals=tuple(sorted(names)),
@@ -80,6 +72,3 @@ def read(reader: Reader, path: str) -> Structure:
         containers=containers,
         unread=tuple(unread[:MAX_UNREAD]),
     )
-
-
-FORMAT = Format(name="pickle", matches=matches, read=read)

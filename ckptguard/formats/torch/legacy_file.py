@@ -6,21 +6,17 @@ from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Sequence
 from ckptguard.formats.pickle.machine import MAX_STREAM, Pickled, read_pickle
-from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure
-from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
+from ckptguard.formats.recognition import LEGACY_MAGIC
+from ckptguard.formats.structure import Problem, SpanPlace, Structure
 from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_storage, is_class_source
 from ckptguard.formats.torch.state_tree import walk
 from ckptguard.formats.torch.tensor_places import Stored, place_tensors
 from ckptguard.storage.protocol import Reader
 
-MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+NAME = "torch_legacy"
+MAGIC = LEGACY_MAGIC
 _FIRST_READ = 1 << 20
 _MAX_PROBLEMS = 200
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By a tensor suffix (or a pickle's) and the magic number that these files begin with."""
-    return head.startswith(MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path))
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -37,7 +33,7 @@ def read(reader: Reader, path: str) -> Structure:
         length *= 8
     if isinstance(pickles, PickleProblem):
         return Structure(
-            format=FORMAT.name,
+            format=NAME,
             problems=(Problem(message=str(pickles)),),
             truncated=pickles.ends_early,
             globals=tuple(sorted(pickles.globals)),
@@ -50,7 +46,7 @@ def read(reader: Reader, path: str) -> Structure:
     # Whatever byte order the system record states: storages were always written in little-endian order.
     tensors = place_tensors(found.tensors, stored, "little", problems)
     return Structure(
-        format=FORMAT.name,
+        format=NAME,
         spans=tuple(spans),
         tensors=tuple(tensors),
         problems=tuple(problems[:_MAX_PROBLEMS]),
@@ -110,6 +106,3 @@ def _storages(
     if position != size:
         problems.append(Problem(message=f"{size - position} bytes follow the last storage"))
     return spans, stored, False
-
-
-FORMAT = Format(name="torch_legacy", matches=matches, read=read)

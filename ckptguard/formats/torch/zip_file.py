@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
-from ckptguard.formats.structure import Format, Problem, SpanPlace, Structure
-from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name
+from ckptguard.formats.structure import Problem, SpanPlace, Structure
 from ckptguard.formats.torch.state_tree import MAX_NODES, NOTHING, Found, walk
 from ckptguard.formats.torch.tensor_places import Stored, place_tensors
 from ckptguard.formats.zip.archive import Archive, Record, read_archive
 from ckptguard.formats.zip.crc import crc32_of
 from ckptguard.storage.protocol import Reader
 
-MAGIC = b"PK\x03\x04"
+NAME = "torch_zip"
 _DATA = "data/"
 _MAX_PROBLEMS = 200
 _ROOM_EACH = 1700
 _MOST_ROOM = 500_000
-
-
-def matches(path: str, head: bytes) -> bool:
-    """By the magic of a zip archive, and a tensor suffix, a pickle's, or the record that torch begins with: the user
-    may have called a checkpoint anything."""
-    return head.startswith(MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path) or b"/data.pkl" in head)
 
 
 class Room:
@@ -46,7 +39,7 @@ def read_within(reader: Reader, room: Room) -> Structure:
     if "constants.pkl" in archive.records:  # torch.save writes no such record
         _, names = _read_state(reader, archive, room, [])
         message = "a TorchScript archive is not supported"
-        return Structure(format=FORMAT.name, problems=(Problem(message=message),), globals=names)
+        return Structure(format=NAME, problems=(Problem(message=message),), globals=names)
     problems = list(archive.problems)
     spans: list[SpanPlace] = []
     stored: dict[str, Stored] = {}
@@ -68,7 +61,7 @@ def read_within(reader: Reader, room: Room) -> Structure:
     if len(problems) > _MAX_PROBLEMS:
         problems[_MAX_PROBLEMS:] = [Problem(message=f"and {len(problems) - _MAX_PROBLEMS} more problems")]
     return Structure(
-        format=FORMAT.name,
+        format=NAME,
         spans=tuple(spans),
         tensors=tuple(tensors),
         problems=tuple(problems),
@@ -124,6 +117,3 @@ def _byte_order(reader: Reader, archive: Archive, problems: list[Problem]) -> st
         problems.append(Problem(message="the byte order that the archive states is neither little nor big"))
         return "little"
     return stated.decode()
-
-
-FORMAT = Format(name="torch_zip", matches=matches, read=read)

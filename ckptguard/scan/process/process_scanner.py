@@ -16,20 +16,18 @@ from ckptguard.scan import scan_files
 from ckptguard.scan.executors import executor_of
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.process.messages import Request
-from ckptguard.scan.process.worker_process import NICENESS, WorkerProcess
+from ckptguard.scan.process.worker_process import Limits, WorkerProcess
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
 
-IDLE_SECONDS = 60.0
-
 
 class ProcessScanner:
-    """A `Scanner` that reads local files in up to `processes` processes, which share `workers` threads.
+    """A `Scanner` that reads local files in up to `processes` processes, each within `limits`, which share `workers`
+    threads.
 
-    Each may take `memory` bytes of address space, and a scan `seconds`. They yield to others by `niceness`, and read at
-    most as many bytes a second as `rate` says, together; a scan may take longer by as much as that holds it up, and
-    begins anew when `rate` says something else. The processes are used again, and end when
-    they were idle for a while. When one dies, hangs, or answers nonsense, the scan raises WorkerError: it could not be
+    They read at most as many bytes a second as `rate` says, together; a scan may take longer by as much as that holds
+    it up, and begins anew when `rate` says something else. The processes are used again, and end when they were idle
+    for a while. When one dies, hangs, or answers nonsense, the scan raises WorkerError: it could not be
     told. Setting `stop` ends a scan at once. Storages that are not local are scanned in this process, because one
     without secrets could not open them.
 
@@ -39,23 +37,20 @@ class ProcessScanner:
 
     def __init__(
         self,
+        limits: Limits,
         *,
-        memory: int,
-        seconds: float,
         processes: int = 1,
         workers: int = 2,
         stop: threading.Event | None = None,
         spare_cache: bool = False,
-        idle: float = IDLE_SECONDS,
-        niceness: int = NICENESS,
         rate: Callable[[], float | None] = lambda: None,
     ) -> None:
-        self._seconds = seconds
+        self._seconds = limits.seconds
         self._workers = workers
         self._stop = stop or threading.Event()
         self._spare_cache = spare_cache
         self._rate = rate
-        self._processes = [WorkerProcess(memory, idle, niceness) for _ in range(processes)]
+        self._processes = [WorkerProcess(limits) for _ in range(processes)]
         self._lock = threading.Lock()
 
     def __call__(

@@ -19,23 +19,35 @@ from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, StorageEr
 from ckptguard.scan.process.messages import LARGEST_ANSWER, PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import escape
+from ckptguard.values.settings import Settings
 
-NICENESS = 10
 _TICK = 0.1  # how soon a stop is noticed
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one scanning process may take: `memory` bytes of address space, `seconds` for a scan. It ends after `idle`
+    seconds without one. With a `niceness` it also stands back from others that compute and that read."""
+
+    memory: int
+    seconds: float
+    idle: float = 60.0
+    niceness: int = 10
+
+
+def limits_of(settings: Settings) -> Limits:
+    """The limits that the settings state."""
+    return Limits(memory=settings.worker_memory, seconds=settings.worker_seconds, niceness=settings.niceness)
+
+
 class WorkerProcess:
-    """A process that scans local files, with at most `memory` bytes of address space; it ends after `idle` seconds.
-    With a `niceness` it also stands back from others that compute and that read.
+    """A process that scans local files, within limits.
 
     Call `start` from a thread that lives as long as this: the system ends the process with the thread that started it.
     """
 
-    def __init__(self, memory: int, idle: float, niceness: int = NICENESS) -> None:
-        self._memory = memory
-        self._idle = idle
-        self._niceness = niceness
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None
         self._starting = threading.Lock()
@@ -53,7 +65,8 @@ class WorkerProcess:
             return
         self.end()  # it had been idle
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        arguments = (str(self._memory), str(self._idle), str(os.getpid()), str(self._niceness))
+        limits = self._limits
+        arguments = (str(limits.memory), str(limits.idle), str(os.getpid()), str(limits.niceness))
         try:
             with self._starting:
                 self._process = subprocess.Popen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 
@@ -209,5 +208,5 @@ def _hoist(folder: int, name: str, top: int) -> bool:
     """Move a folder that lies too deep to the top, so that descriptors and time stay bounded."""
     if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
         return False
-    os.rename(name, f".tmp-{secrets.token_hex(8)}", src_dir_fd=folder, dst_dir_fd=top)
+    os.rename(name, f".tmp-{os.urandom(8).hex()}", src_dir_fd=folder, dst_dir_fd=top)
     return True

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 from collections.abc import Iterator
 
 from ckptguard.storage.local.folders import sync_folder
@@ -20,7 +19,7 @@ NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
 def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
     """A new temporary file (descriptor, name) in a folder; whatever happens, its name is gone afterwards. It is locked
     while its writer lives: see `is_being_written`."""
-    name = f".tmp-{secrets.token_hex(8)}"
+    name = f".tmp-{os.urandom(8).hex()}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, mode, dir_fd=folder)
     try:

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from ckptguard.formats.dcp import metadata as dcp_metadata
 from ckptguard.formats.dcp import metadata_pickle as dcp_pickle
+from ckptguard.formats.dcp import switch
 from ckptguard.formats.structure import Structure
 
 
@@ -48,7 +49,7 @@ def read(data: bytes) -> Structure:
 def read_without(data: bytes, monkeypatch: pytest.MonkeyPatch) -> Structure:
     """The structure, with nothing read by heart."""
     with monkeypatch.context() as patch:
-        patch.setattr(dcp_pickle, "MOST", 0)
+        patch.setattr(switch, "BY_HEART", False)
         return read(data)
 
 

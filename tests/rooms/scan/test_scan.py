@@ -19,10 +19,10 @@ from support.format_files import FLOATS, safetensors_bytes, scan_of, torch_bytes
 from ckptguard.errors import ChangedWhileReadError, StorageError
 from ckptguard.formats.structure import SpanPlace, Structure, TensorPlace
 from ckptguard.scan import ScanOptions, digest_places, scan_files
-from ckptguard.scan.byte_pass import Pass, numbers_of
-from ckptguard.scan.digest_threads import DigestThreads
+from ckptguard.scan.byte_pass import BytePass, numbers_of
 from ckptguard.scan.numbers import Reading, Tally, merge
 from ckptguard.scan.plan import Part, plan_of
+from ckptguard.scan.whole_file_digests import DigestThreads
 from ckptguard.storage import open_storage
 
 MIB = 1 << 20
@@ -122,7 +122,7 @@ def test_spans_at_odd_offsets_and_any_block_size(block: int, offset: int) -> Non
         ),
     )
     plan, envelope = plan_of(structure), blake3()
-    one_pass = Pass(plan, Part(0, len(data), 0, 1), envelope)
+    one_pass = BytePass(plan, Part(0, len(data), 0, 1), envelope)
     position = 0
     for end in one_pass.ends(block):
         assert position < end <= position + block

@@ -22,10 +22,11 @@ from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, WorkerEr
 from ckptguard.formats.dcp import metadata as dcp_metadata
 from ckptguard.scan import Scan, Scanner, ScanOptions, one_file, scan_files
 from ckptguard.scan.numbers import Reading, Tally, merge
+from ckptguard.scan.one_file import Structures
 from ckptguard.scan.plan import Region, parts_of
 from ckptguard.scan.process.process_scanner import ProcessScanner
+from ckptguard.scan.process.worker_process import Limits
 from ckptguard.scan.scanners import scanner_of
-from ckptguard.scan.structures import Structures
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 
@@ -110,14 +111,14 @@ def test_large_files_are_cut_into_parts(folder: Path, monkeypatch: pytest.Monkey
     readers: set[str] = set()
     everyone = threading.Barrier(2, timeout=30)
 
-    class Watched(one_file.Lane):
+    class Watched(one_file.ThreadBuffers):
         def run(self, *arguments: object) -> None:
             if threading.current_thread().name not in readers:
                 readers.add(threading.current_thread().name)
                 everyone.wait()  # only another thread can let this one go on
             super().run(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(one_file, "Lane", Watched)
+    monkeypatch.setattr(one_file, "ThreadBuffers", Watched)
     options = ScanOptions(md5=False, workers=2)
     assert scan_files(open_storage(folder), ["large.safetensors"], options).files[0].md5 is None
     assert len(readers) == 2
@@ -215,7 +216,7 @@ def kill_when_asked(pid: int) -> None:
 def test_one_killed_process_of_several_could_not_tell(folder: Path) -> None:
     """WorkerError and never a result; the others are not waited for, and the next scan has new processes."""
     storage, keys = open_storage(folder), ["large.pt", "large.safetensors"]
-    with ProcessScanner(memory=2**32, seconds=60, processes=2) as scanner:
+    with ProcessScanner(Limits(memory=2**32, seconds=60), processes=2) as scanner:
         scanner(storage, keys)
         pids = scanner.pids
         for pid in pids:
@@ -244,7 +245,7 @@ def test_a_process_keeps_to_its_memory(tmp_path: Path) -> None:
 def test_a_process_keeps_to_its_time(folder: Path) -> None:
     """A scan past its time is WorkerError."""
     scanner: Scanner
-    with ProcessScanner(memory=2**32, seconds=0.001, processes=2) as scanner, pytest.raises(WorkerError):
+    with ProcessScanner(Limits(memory=2**32, seconds=0.001), processes=2) as scanner, pytest.raises(WorkerError):
         scanner(open_storage(folder), ["large.pt", "large.safetensors"], ScanOptions(), None)
 
 

@@ -99,8 +99,6 @@ def test_a_scan_of_a_store_is_that_of_the_files_and_holds_few_of_its_bytes(
 
     from fsspec.implementations.memory import MemoryFileSystem
 
-    from ckptguard.scan import one_file
-
     chunk = 1 << 20
     files = {f"{name}.bin": os.urandom(12 * chunk + 17) for name in "abcd"}
     for name, data in files.items():
@@ -123,8 +121,7 @@ def test_a_scan_of_a_store_is_that_of_the_files_and_holds_few_of_its_bytes(
 
     monkeypatch.setattr(RemoteReader, "read", read)
     monkeypatch.setattr(
-        one_file,
-        "ReadAhead",
+        "ckptguard.storage.read_ahead.ReadAhead",
         lambda reader, threads, in_flight: ReadAhead(reader, threads, chunk=chunk, in_flight=in_flight),
     )
     options = ScanOptions(workers=4, sums=("sha256",))

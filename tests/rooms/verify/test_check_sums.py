@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from ckptguard.errors import SettingsError
-from ckptguard.scan.digest_names import new_hasher
+from ckptguard.scan.whole_file_digests import new_hasher
 from ckptguard.verify.checksum_files import parse_check_sums, sums_for
 
 MD5 = "900150983cd24fb0d6963f7d28e17f72"

@@ -1,11 +1,18 @@
-"""Whole-file digests in threads of their own, fed with blocks that are reused."""
+"""Whole-file digests: by their names, and in threads of their own, fed with blocks that are reused."""
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Sequence
-from queue import SimpleQueue
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from blake3 import blake3
+
+if TYPE_CHECKING:
+    from queue import SimpleQueue
+
+GIT_SHA1 = "git-sha1"
 
 
 class Hasher(Protocol):
@@ -14,6 +21,18 @@ class Hasher(Protocol):
     def update(self, data: memoryview, /) -> object: ...
 
     def hexdigest(self) -> str: ...
+
+
+def new_hasher(name: str, size: int) -> Hasher:
+    """A hasher for a file of `size` bytes. "git-sha1" is the name that git gives a file: SHA-1 over its kind, its
+    size and its bytes; "blake2b-256" is BLAKE2b of so many bits; any other name but "blake3" is hashlib's."""
+    if name == "blake3":
+        return blake3()
+    if name.startswith("blake2b-"):
+        return hashlib.blake2b(digest_size=int(name.removeprefix("blake2b-")) // 8, usedforsecurity=False)
+    if name == GIT_SHA1:
+        return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    return hashlib.new(name, usedforsecurity=False)
 
 
 class DigestThreads:
@@ -25,6 +44,8 @@ class DigestThreads:
     """
 
     def __init__(self, count: int, depth: int) -> None:
+        from queue import SimpleQueue  # a small file's digests need no threads
+
         self._depth = depth
         self._queues: list[SimpleQueue[tuple[Hasher, memoryview] | None]] = [SimpleQueue() for _ in range(count)]
         self._free = [threading.Semaphore(depth) for _ in range(count)]

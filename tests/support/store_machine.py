@@ -233,11 +233,8 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         whole = [c.id.order for c in candidates(run) if self.whole_anywhere(c)]
         with self.passing():
             try:
-                done = roll_back(
-                    look(run, TINY),
-                    GoBack(reason="loss", before_step=before_step, check_writing=False),
-                    work=Work(scanner=inline),
-                )
+                back = GoBack(reason="loss", before_step=before_step, check_writing=False)
+                done = roll_back(look(run, TINY), back, work=Work(scanner=inline))
             except NoKnownGoodError:
                 assert not [key for key in whole if before_step is None or key[0] < before_step]
                 return
@@ -266,11 +263,8 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         found_here = candidates(self.run_of())
         whole = [c.id.order for c in found_here if not c.in_place or self.whole_in_place(c.id.step)]
         newest = {step: max(g for s, g in self.sealed if s == step) for step, _ in self.sealed}
-        whole = [
-            c.id.order
-            for c in found_here
-            if c.id.order in whole and self.whole_anywhere(c) and c.id.order in newest.items()
-        ]
+        found_here = [c for c in found_here if c.id.order in whole and self.whole_anywhere(c)]
+        whole = [c.id.order for c in found_here if c.id.order in newest.items()]
         with self.passing():
             done = replicate(look(self.run_of(), TINY), self.replica, work=Work(scanner=inline))
         assert done.trouble is None
@@ -376,11 +370,8 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
             finally:
                 shutil.rmtree(out, ignore_errors=True)
         else:
-            roll_back(
-                look(run, TINY),
-                GoBack(reason="loss", before_step=before, check_writing=False),
-                work=Work(scanner=inline),
-            )
+            back = GoBack(reason="loss", before_step=before, check_writing=False)
+            roll_back(look(run, TINY), back, work=Work(scanner=inline))
 
     # What must hold.
 

@@ -31,6 +31,24 @@ def test_an_unknown_command_is_wrong_usage(invoke):
     assert invoke("verfy").exit_code == 2
 
 
+def test_known_good_is_answered_from_the_records_alone(verified):
+    """Of a local run it takes click, msgspec and 50 modules of ours, none of which reads a checkpoint."""
+    code = (
+        f"import sys; sys.argv = ['ckptguard', 'known-good', {str(verified)!r}]\n"
+        "from ckptguard.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "ours = [name for name in sys.modules if name.startswith('ckptguard.')]\n"
+        "readers = {'formats', 'layouts', 'scan', 'checks', 'verify', 'replicas'}\n"
+        "rooms = {name.split('.')[1] for name in ours} & readers\n"
+        "heavy = {'numpy', 'rich', 'fsspec', 'torch', 'blake3', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(str((len(ours), rooms, heavy)) if len(ours) > 50 or rooms or heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() == str(verified / "net-300.pt")
+
+
 def test_an_unexpected_error_is_a_sentence(invoke, verified, monkeypatch):
     """A mistake of our own names its type, says that it should be reported, and ends with 1."""
 

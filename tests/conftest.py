@@ -11,7 +11,9 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, here or in what a test starts
 
-from servers.fixtures import azure, ceph, gcs, moto, sftp  # noqa: F401 - fixtures for all
+pytest.register_assert_rewrite("support")  # what its assertions compare is to be told in full
+
+from servers.fixtures import azure, ceph, gcs, moto, sftp  # noqa: E402, F401 - fixtures for all
 
 
 @pytest.hookimpl(tryfirst=True)

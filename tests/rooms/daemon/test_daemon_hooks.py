@@ -16,30 +16,12 @@ from typing import Any
 import pytest
 from ckptguard_daemon.log import log
 from support.daemon_process import Starter, flip_bit, save, until
-from test_daemon_answers import assert_like, example
+from support.daemon_readme import assert_like, example
+from support.hook_commands import command, told, toml
 
 from ckptguard.incidents import notify as hooks
 from ckptguard.incidents.notify import Hooks
 from ckptguard.values.settings import Settings
-
-TELL = "import sys; open({path!r}, 'a').write(sys.stdin.read())"
-
-
-def command(path: Path) -> tuple[str, ...]:
-    """A command that appends what it is told to a file."""
-    return (sys.executable, "-c", TELL.format(path=str(path)))
-
-
-def told(path: Path) -> list[dict[str, Any]]:
-    """What such a command was told."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def toml(folder: Path, **settings: object) -> tuple[str, str]:
-    """A settings file as arguments."""
-    path = folder / "settings.toml"
-    path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items()))
-    return ("--config", str(path))
 
 
 class Listener(http.server.BaseHTTPRequestHandler):

@@ -4,10 +4,9 @@ import os
 import shutil
 
 import pytest
-from support.kept_runs import guarded
+from support.kept_runs import guarded, rot
 from support.kill_points import Killed, fail_at, kill_at
 from support.runs import QUICK, write_sharded, write_torch
-from test_scrub import rot
 
 from ckptguard.errors import CkptguardError, StorageError
 from ckptguard.records.kept import read_kept

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 from support.kept_runs import flip
+from support.run_contents import verify_all
 from support.runs import QUICK
-from test_replicate import verify_all
 
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.run import open_run

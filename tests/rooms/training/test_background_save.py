@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.guards import fill_disk, guard_of
 from support.runs import QUICK
-from test_saving import fill_disk, guard_of
 
 import ckptguard
 from ckptguard.errors import SettingsError, SickTrainingError, StorageFullError

@@ -2,17 +2,16 @@
 
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from support.forked import TESTS, Forked
-from test_saving import guard_of
+from support.guards import guard_of
 
 SCRIPT = """
 import os, sys, threading
 import torch
-from test_saving import guard_of
+from support.guards import guard_of
 from ckptguard.training.saving import background_save, own_layout
 model = torch.nn.Linear(1000, 1000)
 guard = guard_of({run!r}, model)
@@ -40,7 +39,7 @@ own_layout.{name} = never
 def script(tmp_path, before="", after=""):
     """A training in a process of its own: two saves, the second one behind it."""
     text = SCRIPT.format(run=str(tmp_path / "run"), before=before, after=after)
-    return Forked(text, path=(str(Path(__file__).parent), TESTS), piped=True)
+    return Forked(text, path=(TESTS,), piped=True)
 
 
 def resumed(tmp_path):

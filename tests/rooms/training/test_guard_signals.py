@@ -5,7 +5,8 @@ import os
 
 import pytest
 import torch
-from test_sickness import Half, batches, flip_last_byte, guarded
+from support.guards import guarded
+from support.half_training import Half, batches, flip_last_byte
 
 import ckptguard
 from ckptguard.inspect.list_states import survey

@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from test_saving import guard_of
+from support.guards import guard_of
 
 import ckptguard
 from ckptguard.errors import StorageFullError

@@ -189,7 +189,7 @@ class Strikes:
         if self.daemon is not None and self._struck == 1:
             self.daemon.strike()
         if self.held is not None and not self.disk.full:
-            assert self.save.reached.wait(10)
+            assert self.save.reached.wait(60)
         if self.around == "damaged" and self.kind != "killed":
             if self.held is None:
                 guard._saving.drain(10.0)

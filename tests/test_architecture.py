@@ -45,7 +45,7 @@ MAX_LOOSE_FILES = 6
 # One file for each thing of a kind: as many as there are kinds.
 ONE_FILE_A_THING = {"ckptguard/layouts", "ckptguard/checks", "ckptguard/cli/commands"}
 TO_BE_MERGED = {"ckptguard/records", "ckptguard/scan"}
-# Where what tests share lies; in a room a helper lies beside the tests that launch it.
+# Where what tests share lies; elsewhere a helper lies beside the tests that launch it.
 HOMES_OF_HELPERS = {"benchmarks", "campaigns", "contracts", "faults/hostile", "fuzz", "servers", "support"}
 TEST_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:[\w.]+\.)?((?:test_\w+|conftest)\b)", re.MULTILINE)
 
@@ -271,8 +271,7 @@ def is_test_module(name: str) -> bool:
 
 
 def test_helpers_lie_where_they_are_looked_for() -> None:
-    """A module of the tests that is no test lies in a folder of helpers, or beside the tests of its room, which name
-    it."""
+    """A module of the tests that is no test lies in a folder of helpers, or beside tests that name it."""
     tests = ROOT / "tests"
     lost = []
     for path in sorted(tests.rglob("*.py")):
@@ -282,6 +281,6 @@ def test_helpers_lie_where_they_are_looked_for() -> None:
             continue
         beside = [*path.parent.glob("test_*.py"), *path.parent.glob("conftest.py")]
         named = any(re.search(rf"\b{path.stem}\b", test.read_text(encoding="utf-8")) for test in beside)
-        if not (path.is_relative_to(tests / "rooms") and named):
+        if not named:
             lost.append(str(path.relative_to(ROOT)))
     assert lost == []

@@ -284,3 +284,16 @@ def test_helpers_lie_where_they_are_looked_for() -> None:
         if not named:
             lost.append(str(path.relative_to(ROOT)))
     assert lost == []
+
+
+def test_every_campaign_is_marked() -> None:
+    """What has a long form is run by `-m campaign`."""
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    unmarked = [
+        str(path.relative_to(ROOT))
+        for path in tests
+        if path != Path(__file__).resolve()
+        and ("campaigns" in path.parts or "CKPTGUARD_CAMPAIGN" in path.read_text(encoding="utf-8"))
+        and "mark.campaign" not in path.read_text(encoding="utf-8")
+    ]
+    assert unmarked == []

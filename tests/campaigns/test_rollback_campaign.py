@@ -46,6 +46,7 @@ def one_thread():
 
 
 # A thread that ends as in a killed process says so by SystemExit, which a late look of pytest's takes for a failure.
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:Exception in thread ckptguard-save:pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):

@@ -123,6 +123,7 @@ def without_powers() -> None:
             assert libc.prctl(24, power, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
+@pytest.mark.campaign
 def test_odd_things_beside_weights_are_not_followed(tmp_path: Path, benign: Path, outside: Path) -> None:
     """Links, FIFOs, sockets, devices, names and depth end in an answer; nothing of them reaches the terminal."""
     place = tmp_path / "place"
@@ -137,6 +138,7 @@ def test_odd_things_beside_weights_are_not_followed(tmp_path: Path, benign: Path
         subprocess.run(["rm", "-rf", str(place)], check=True, timeout=60)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", sorted(set(ODD) - {"a thousand levels"}))
 def test_odd_things_in_a_run_are_not_followed(tmp_path: Path, benign: Path, outside: Path, kind: str) -> None:
     """The same in a run: records are written into the run and nowhere else."""

@@ -70,6 +70,7 @@ def check_end(root, run, whole):
     assert find_known_good(run).id == "200.1"
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(1200 if STRIDE == 1 else 120)
 @pytest.mark.parametrize("writer", [write_sharded, write_torch], ids=["folder", "file"])
 @pytest.mark.parametrize("after", ["repair", "reconcile"])
@@ -102,6 +103,7 @@ def test_killed_at_any_step_it_is_finished(root, tmp_path, monkeypatch, writer, 
     check_end(root, run, whole)
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(3600 if STRIDE == 1 else 120)
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
 def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, for_ever):

@@ -102,7 +102,7 @@ def test_what_may_not_be_read_is_neither_good_nor_bad(tmp_path: Path, kind: str)
             [sys.executable, "-m", "ckptguard", "verify", str(folder / target), "--wait", "0"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
             preexec_fn=without_powers,
             env={**os.environ, "CKPTGUARD_SETTLE": "0"},
@@ -135,7 +135,7 @@ def test_odd_things_beside_weights_are_not_followed(tmp_path: Path, benign: Path
         watched(cases, benign, outside)
     finally:
         # Python's own removal gives up on a thousand levels.
-        subprocess.run(["rm", "-rf", str(place)], check=True, timeout=60)
+        subprocess.run(["rm", "-rf", str(place)], check=True, timeout=250)
 
 
 @pytest.mark.campaign

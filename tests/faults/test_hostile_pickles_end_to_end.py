@@ -57,7 +57,7 @@ def test_the_pickles_are_armed(tmp_path: Path) -> None:
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
     assert [name for name in FIRES if not os.path.exists(canary_of(canary, name))] == []

@@ -137,7 +137,7 @@ def woken(run: Path) -> Iterator[threading.Event]:
 def test_a_save_wakes(run: Path, woken: threading.Event) -> None:
     """A finished save is hinted at."""
     save(run, 1)
-    assert woken.wait(30)
+    assert woken.wait(100)
 
 
 def test_our_own_doings_do_not_wake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_a_new_folder_under_the_name_is_watched(run: Path) -> None:
     watcher.keep_watching()
     event.clear()
     save(run, 1)
-    assert event.wait(30)
+    assert event.wait(100)
     watcher.close()
 
 

@@ -71,7 +71,7 @@ def check_end(root, run, whole):
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(1200 if STRIDE == 1 else 120)
+@pytest.mark.timeout(1200 if STRIDE == 1 else 300)
 @pytest.mark.parametrize("writer", [write_sharded, write_torch], ids=["folder", "file"])
 @pytest.mark.parametrize("after", ["repair", "reconcile"])
 def test_killed_at_any_step_it_is_finished(root, tmp_path, monkeypatch, writer, after):
@@ -104,7 +104,7 @@ def test_killed_at_any_step_it_is_finished(root, tmp_path, monkeypatch, writer, 
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(3600 if STRIDE == 1 else 120)
+@pytest.mark.timeout(3600 if STRIDE == 1 else 300)
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
 def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, for_ever):
     """The n-th operation on storage fails, for every n until it passes untouched (here for some n; CKPTGUARD_CAMPAIGN

@@ -142,7 +142,7 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
         daemon="off",
         settings=Settings(settle=0),
         check_every=1,
-        rank_timeout=20,
+        rank_timeout=60,
         policy=ckptguard.RollbackPolicy(skip=False),
         replicas=f"{folder}-replica" if trouble == "lost" else (),
     )

@@ -53,7 +53,7 @@ def resumed(tmp_path):
 def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path, after):
     """However the script ends, what was in flight is sealed, whole."""
     process = script(tmp_path, after=after)
-    _, trouble = process.communicate(timeout=120)
+    _, trouble = process.communicate(timeout=250)
     assert "Traceback" not in trouble.replace('Traceback (most recent call last):\n  File "<string>"', "")
     assert resumed(tmp_path) == (2, [2.0])
 
@@ -62,7 +62,7 @@ def test_the_end_of_the_interpreter_does_not_wait_for_ever(tmp_path):
     """A save that is stuck is given up, said so, and does not count."""
     before = STUCK.format(name="write_file") + "background_save.EXIT_SECONDS = 0.2"
     process = script(tmp_path, before=before)
-    _, trouble = process.communicate(timeout=120)
+    _, trouble = process.communicate(timeout=250)
     assert process.returncode == 0
     assert "step 2 was not finished" in trouble
     assert resumed(tmp_path) == (1, [1.0])
@@ -75,7 +75,7 @@ def test_killed_in_flight(tmp_path, name):
     while process.stdout.readline().strip() != "stuck":
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=250)
     assert resumed(tmp_path) == (1, [1.0])
 
 
@@ -91,5 +91,5 @@ def test_killed_at_random_times_in_flight(tmp_path):
             process.wait(0.004 * number)
         except subprocess.TimeoutExpired:
             process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=250)
         assert resumed(folder) in [(1, [1.0]), (2, [2.0])]

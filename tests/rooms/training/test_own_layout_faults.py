@@ -48,7 +48,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(1200 if KILLS > 100 else 120)
+@pytest.mark.timeout(1200 if KILLS > 100 else 300)
 def test_killed_at_any_moment_it_resumes_at_a_whole_checkpoint(tmp_path):
     """kill -9 during a save: a resume finds the new checkpoint whole, or the one before it; the next save succeeds."""
     seed = random.randrange(2**32)

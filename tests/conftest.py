@@ -7,11 +7,20 @@ import gc
 import os
 import signal
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, here or in what a test starts
 
-from servers.fixtures import azure, ceph, gcs, moto, sftp  # noqa: F401 - fixtures for all
+pytest.register_assert_rewrite("support")  # what its assertions compare is to be told in full
+
+from servers.fixtures import azure, ceph, gcs, moto, sftp  # noqa: E402, F401 - fixtures for all
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], print_blob=True
+)
+hypothesis.settings.load_profile("patient")
 
 
 @pytest.hookimpl(tryfirst=True)

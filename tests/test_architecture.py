@@ -46,6 +46,9 @@ MAX_LOOSE_FILES = 6
 # One file for each thing of a kind: as many as there are kinds.
 ONE_FILE_A_THING = {"ckptguard/layouts", "ckptguard/checks", "ckptguard/cli/commands"}
 TO_BE_MERGED = {"ckptguard/records"}
+# Where what tests share lies; elsewhere a helper lies beside the tests that launch it.
+HOMES_OF_HELPERS = {"benchmarks", "campaigns", "contracts", "faults/hostile", "fuzz", "servers", "support"}
+TEST_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:[\w.]+\.)?((?:test_\w+|conftest)\b)", re.MULTILINE)
 
 
 def source_files() -> list[Path]:
@@ -243,3 +246,55 @@ def test_every_test_has_its_sentence() -> None:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and ast.get_docstring(node) is None
     ]
     assert silent == []
+
+
+def test_no_test_imports_another() -> None:
+    """What tests share lies in helper modules: no file of the tests imports a test or a conftest, nor does a script
+    that one has as text."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names = TEST_IMPORT.findall(node.value)
+            parts = {part for name in names for part in name.split(".")}
+            wrong += [f"{path.relative_to(ROOT)}:{node.lineno}: {part}" for part in parts if is_test_module(part)]
+    assert wrong == []
+
+
+def is_test_module(name: str) -> bool:
+    """Whether pytest collects a module of this name; a fixture or function of a helper may begin like one."""
+    return name == "conftest" or (name.startswith("test_") and any((ROOT / "tests").rglob(f"{name}.py")))
+
+
+def test_helpers_lie_where_they_are_looked_for() -> None:
+    """A module of the tests that is no test lies in a folder of helpers, or beside tests that name it."""
+    tests = ROOT / "tests"
+    lost = []
+    for path in sorted(tests.rglob("*.py")):
+        if path.name.startswith("test_") or path.name == "conftest.py":
+            continue
+        if any(path.is_relative_to(tests / home) for home in HOMES_OF_HELPERS):
+            continue
+        beside = [*path.parent.glob("test_*.py"), *path.parent.glob("conftest.py")]
+        named = any(re.search(rf"\b{path.stem}\b", test.read_text(encoding="utf-8")) for test in beside)
+        if not named:
+            lost.append(str(path.relative_to(ROOT)))
+    assert lost == []
+
+
+def test_every_campaign_is_marked() -> None:
+    """What has a long form is run by `-m campaign`."""
+    tests = sorted((ROOT / "tests").rglob("test_*.py"))
+    unmarked = [
+        str(path.relative_to(ROOT))
+        for path in tests
+        if path != Path(__file__).resolve()
+        and ("campaigns" in path.parts or "CKPTGUARD_CAMPAIGN" in path.read_text(encoding="utf-8"))
+        and "mark.campaign" not in path.read_text(encoding="utf-8")
+    ]
+    assert unmarked == []

@@ -96,10 +96,14 @@ def guarded(guard: object, batches: list[int], steps: int, device: str) -> Betwe
     number, gradient = (2.0, 1.0) if device == "cpu" else (loss, norm)
     between = Between()
     for step, _ in guard.steps(batches, total=steps + 1, save_every=10**9):
+        if step == 1 and device != "cpu":  # the first save may wait
+            torch.cuda.set_sync_debug_mode("error")
         between.step()
         guard.observe(loss=number, grad_norm=gradient)
         if step == steps:
             break
+    if device != "cpu":
+        torch.cuda.set_sync_debug_mode("default")
     return between
 
 
@@ -134,8 +138,6 @@ def main() -> None:
                 looks.append(time.perf_counter() - start)
         print(f"one look at {options.parameters:,} parameters and their moments: {min(looks) * 1e3:.2f} ms")
         processor, wall, typical = [], [], []
-        if device != "cpu":
-            torch.cuda.set_sync_debug_mode("error")
         for pair in range(options.pairs):
             with guard_of(model, optimizer, f"{folder}/pair{pair}") as guard:
                 watched = guarded(guard, batches, options.steps, device)

@@ -81,7 +81,7 @@ class RestartingDaemon(Daemon):
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def stop(self) -> None:
         self._stop.set()
@@ -123,7 +123,7 @@ class RealDaemon(Daemon):
 
     def start(self, *, listens: bool = True) -> None:
         self._process = self._begin()
-        until = time.monotonic() + 30
+        until = time.monotonic() + 100
         while not is_alive(open_run(str(self.run))):
             assert time.monotonic() < until, self._log.read_text()
             assert self._process.poll() is None, self._log.read_text()

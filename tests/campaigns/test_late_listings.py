@@ -37,7 +37,7 @@ def url():
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(1800 if FULL else 120)
+@pytest.mark.timeout(1800 if FULL else 300)
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_live_is_collected(url, seed, tmp_path):
     """Saves, passes, prunes, replication and restores under late listings; what is known-good never goes back, except

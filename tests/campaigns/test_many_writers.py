@@ -69,7 +69,7 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(3600 if FULL else 120)
+@pytest.mark.timeout(3600 if FULL else 300)
 @pytest.mark.parametrize("steps", ["same", "different"])
 def test_each_generation_has_one_writer(steps, tmp_path):
     """Of writers of one step each seals a generation of its own, or is told that it lost; every manifest is one
@@ -102,7 +102,7 @@ def test_each_generation_has_one_writer(steps, tmp_path):
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(3600 if FULL else 120)
+@pytest.mark.timeout(3600 if FULL else 300)
 def test_two_daemons_on_one_run(tmp_path):
     """Every save gets its verdict, nothing is pruned twice, the newest two good ones stay, and no verdict is lost."""
     root = tmp_path / "run"

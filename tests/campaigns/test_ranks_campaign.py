@@ -109,6 +109,7 @@ def judge_harmless(folder, job, seen, told):
     assert not (folder / job.run / "_ckptguard" / "incidents").exists(), job
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(1800)
 def test_all_ranks_end_finite_or_exhausted(tmp_path):
     """Sets of processes: each trains several times and loses a rank in the last one, which the next set resumes."""

@@ -47,6 +47,7 @@ def one_thread():
 
 
 # A thread that ends as in a killed process says so by SystemExit, which a late look of pytest's takes for a failure.
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:Exception in thread ckptguard-save:pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
@@ -190,7 +191,7 @@ class Strikes:
         if self.daemon is not None and self._struck == 1:
             self.daemon.strike()
         if self.held is not None and not self.disk.full:
-            assert self.save.reached.wait(10)
+            assert self.save.reached.wait(60)
         if self.around == "damaged" and self.kind != "killed":
             if self.held is None:
                 guard._saving.drain(10.0)

@@ -25,7 +25,7 @@ def run_example(name, *arguments, cwd):
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
         env={**environment, "CKPTGUARD_SETTLE": "0", "OMP_NUM_THREADS": "1"},
         cwd=cwd,

@@ -102,7 +102,7 @@ def test_what_may_not_be_read_is_neither_good_nor_bad(tmp_path: Path, kind: str)
             [sys.executable, "-m", "ckptguard", "verify", str(folder / target), "--wait", "0"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
             preexec_fn=without_powers,
             env={**os.environ, "CKPTGUARD_SETTLE": "0"},
@@ -123,6 +123,7 @@ def without_powers() -> None:
             assert libc.prctl(24, power, 0, 0, 0) == 0  # PR_CAPBSET_DROP
 
 
+@pytest.mark.campaign
 def test_odd_things_beside_weights_are_not_followed(tmp_path: Path, benign: Path, outside: Path) -> None:
     """Links, FIFOs, sockets, devices, names and depth end in an answer; nothing of them reaches the terminal."""
     place = tmp_path / "place"
@@ -134,9 +135,10 @@ def test_odd_things_beside_weights_are_not_followed(tmp_path: Path, benign: Path
         watched(cases, benign, outside)
     finally:
         # Python's own removal gives up on a thousand levels.
-        subprocess.run(["rm", "-rf", str(place)], check=True, timeout=60)
+        subprocess.run(["rm", "-rf", str(place)], check=True, timeout=250)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", sorted(set(ODD) - {"a thousand levels"}))
 def test_odd_things_in_a_run_are_not_followed(tmp_path: Path, benign: Path, outside: Path, kind: str) -> None:
     """The same in a run: records are written into the run and nowhere else."""

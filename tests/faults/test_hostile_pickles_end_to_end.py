@@ -25,6 +25,7 @@ def benign(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("container", sorted(CONTAINERS))
 def test_armed_pickles_are_bad_and_do_nothing(tmp_path: Path, benign: Path, container: str) -> None:
     """Every armed pickle in this container is exit 3 with its name; a benign one is exit 0; no canary is touched."""
@@ -56,7 +57,7 @@ def test_the_pickles_are_armed(tmp_path: Path) -> None:
             cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
     assert [name for name in FIRES if not os.path.exists(canary_of(canary, name))] == []

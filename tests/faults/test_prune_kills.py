@@ -89,6 +89,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("grace", [GRACE, 0.0], ids=["to the trash", "for good"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_each_step_nothing_is_lost(template, killed, tmp_path, grace, when):

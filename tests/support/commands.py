@@ -67,7 +67,7 @@ def process(root):
             [sys.executable, "-m", "ckptguard", *map(str, arguments)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
             env={**os.environ, **environment},
         )

@@ -23,7 +23,7 @@ from ckptguard_daemon.service import run_id_of
 from ckptguard.storage import normalise_url
 
 _Found = TypeVar("_Found")
-PATIENCE = 30.0
+PATIENCE = 120.0  # only what hangs takes longer, however busy the machine is
 
 
 def until(look: Callable[[], _Found | None], what: str, patience: float = PATIENCE) -> _Found:
@@ -45,8 +45,9 @@ def was_asked(worker: int) -> bool:
     return int.from_bytes(waiting, sys.byteorder) > 0
 
 
-def save(run: Path, step: int, *, nan: bool = False) -> Path:
-    """A small finished save, old enough to count as quiet; written under another name first, as safetensors does."""
+def save(run: Path, step: int, *, nan: bool = False, age: float = 60.0) -> Path:
+    """A small finished save, old enough to count as quiet unless told otherwise; written under another name first, as
+    safetensors does."""
     weights = np.random.default_rng(step).standard_normal(1000).astype("<f4")
     if nan:
         weights[17] = np.nan
@@ -56,7 +57,7 @@ def save(run: Path, step: int, *, nan: bool = False) -> Path:
     path = run / f"net-{step}.safetensors"
     temporary = run / f".tmp-{step}"
     temporary.write_bytes(len(header).to_bytes(8, "little") + header + weights.tobytes())
-    os.utime(temporary, (time.time() - 60, time.time() - 60))
+    os.utime(temporary, (time.time() - age, time.time() - age))
     temporary.rename(path)
     return path
 

@@ -96,7 +96,7 @@ class Forked:
             self.returncode = self._told()
         return self.returncode
 
-    def wait(self, timeout: float = 100) -> int:
+    def wait(self, timeout: float = 250) -> int:
         """The exit code, once it has ended."""
         if self.returncode is None and not select.select([self._link], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("a forked script", timeout)
@@ -113,7 +113,7 @@ class Forked:
         """End it as the kernel would."""
         self.send_signal(9)
 
-    def communicate(self, timeout: float = 100) -> tuple[str, str]:
+    def communicate(self, timeout: float = 250) -> tuple[str, str]:
         """What it printed, once it has ended; it is killed if it does not."""
         end = time.monotonic() + timeout
         try:

@@ -1,11 +1,18 @@
-"""Verified runs with kept copies, and a bit that rots in them."""
+"""Verified runs with kept copies, a bit that rots in them, and what a scrub and a repair leave there."""
 
 import os
 
+from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 from support.runs import QUICK, write_sharded
 from support.views import look
+
+SECOND = "sharded-200/model-00002-of-00003.safetensors"
+THIRD = "sharded-200/model-00003-of-00003.safetensors"
+ID_200 = CheckpointId("sharded-#", 200, 1)
+KEPT = "_ckptguard/kept/sharded-#/000000000200.1/"
 
 
 def guarded(root, *, keep="copy", writer=write_sharded, steps=(100, 200)):
@@ -26,3 +33,37 @@ def flip(path, offset=20000):
         file.seek(offset)
         file.write(bytes([byte ^ 4]))
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def rot(path, at=-9):
+    """Flip one bit and keep the times, as rot does."""
+    info, data = path.stat(), bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def told(done):
+    """What was read, and what was found."""
+    return [(str(one.id), one.place, one.outcome.value) for one in done.places]
+
+
+def contents(root, folder="sharded-200"):
+    """The bytes of every file below a folder."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in (root / folder).rglob("*") if p.is_file()}
+
+
+def in_quarantine(root):
+    """The bytes of what was moved aside."""
+    return [p.read_bytes() for p in (root / "_ckptguard/quarantine").rglob("*") if p.is_file()]
+
+
+def leftovers(root):
+    """What was staged and not removed."""
+    return list(root.rglob("*tmp-repair*"))
+
+
+def outcomes(run, id=ID_200):
+    """The outcomes in the ledger of one generation, in order."""
+    names = [n for n in ledger_names(run)["sharded-#"] if n.startswith(f"{id.record_name}.")]
+    return [name.split(".")[3] for name in sorted(names)]

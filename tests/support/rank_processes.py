@@ -17,7 +17,7 @@ import importlib, json, sys, datetime
 import torch, torch.distributed as dist
 torch.set_num_threads(1)
 module, function, arguments, meeting = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
-dist.init_process_group("gloo", init_method="file://" + meeting, timeout=datetime.timedelta(seconds=60),
+dist.init_process_group("gloo", init_method="file://" + meeting, timeout=datetime.timedelta(seconds=200),
                         rank=int(sys.argv[5]), world_size=int(sys.argv[6]))
 answer = getattr(importlib.import_module(module), function)(*arguments)
 print("ANSWER" + json.dumps(answer), flush=True)
@@ -26,7 +26,7 @@ __import__("os")._exit(0)  # a group whose peers were killed cannot be taken dow
 """
 
 
-def run_ranks(function: Any, *arguments: Any, ranks: int = 2, timeout: float = 100) -> list[tuple[int, Any, str]]:
+def run_ranks(function: Any, *arguments: Any, ranks: int = 2, timeout: float = 250) -> list[tuple[int, Any, str]]:
     """Call ``function(*arguments)`` in every rank: (exit code, what it returned, standard error) of each."""
     folder = str(Path(sys.modules[function.__module__].__file__ or "").parent)
     path = (folder, TESTS, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))

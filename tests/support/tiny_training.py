@@ -8,6 +8,9 @@ import numpy
 import torch
 from torch import nn
 
+import ckptguard
+from support.runs import QUICK
+
 
 class Noisy(torch.utils.data.Dataset):
     """Rows that depend on Python's and NumPy's generators when they are drawn."""
@@ -73,3 +76,17 @@ def assert_same(one: Training, other: Training) -> None:
     assert one.losses == other.losses
     assert one.scheduler.state_dict() == other.scheduler.state_dict()
     assert one.optimizer.param_groups[0]["lr"] == other.optimizer.param_groups[0]["lr"]
+
+
+def train(training, run, total=17, save_every=4, at=None, **options):
+    """Train under a guard; `at` maps a step to what happens after it, once. Returns the steps taken, in order."""
+    at = dict(at or {})
+    taken = []
+    with ckptguard.TrainingGuard(run, **training.parts(), daemon="off", settings=QUICK, **options) as guard:
+        for step, batch in guard.steps(training.loader, total=total, save_every=save_every):
+            taken.append(step)
+            loss, norm = training.update(step, batch)
+            guard.observe(loss=loss, grad_norm=norm)
+            if step in at:
+                at.pop(step)(guard)
+    return taken

@@ -1,8 +1,8 @@
 """accelerate's save_state, as the installed one writes it, damaged, and loaded by it."""
 
 import pytest
-from conftest import BY_KIND
 from contract import FULL, Contract, Kind, way_back
+from groups import BY_KIND
 
 pytest.importorskip("accelerate")
 pytest.importorskip("deepspeed")

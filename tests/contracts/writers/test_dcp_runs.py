@@ -1,8 +1,8 @@
 """torch.distributed.checkpoint under FSDP2 on two ranks, .distcp and safetensors: damaged, and loaded on one rank."""
 
 import pytest
-from conftest import BY_KIND
 from contract import Contract, Kind, way_back
+from groups import BY_KIND
 from launch import launch
 
 pytest.importorskip("torch")

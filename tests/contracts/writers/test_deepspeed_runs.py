@@ -1,8 +1,8 @@
 """Raw DeepSpeed on two ranks, ZeRO 1 to 3: damaged, and loaded by an engine."""
 
 import pytest
-from conftest import BY_KIND
 from contract import Contract, Kind, way_back
+from groups import BY_KIND
 
 pytest.importorskip("deepspeed")
 pytestmark = [pytest.mark.writers, pytest.mark.torch, pytest.mark.timeout(400)]

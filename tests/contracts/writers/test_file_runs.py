@@ -1,8 +1,8 @@
 """Layouts whose writers are a few lines around torch.save and safetensors: damaged, and loaded by torch."""
 
 import pytest
-from conftest import BY_KIND
 from contract import Contract, Kind, way_back
+from groups import BY_KIND
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("deepspeed")

@@ -1,8 +1,8 @@
 """Hugging Face's Trainer, as the installed one writes it, damaged, and resumed by it."""
 
 import pytest
-from conftest import BY_KIND
 from contract import FULL, Contract, Kind, way_back
+from groups import BY_KIND
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")

@@ -1,8 +1,8 @@
 """Lightning's checkpoints, files and folders: damaged, and continued by its Trainer."""
 
 import pytest
-from conftest import BY_KIND
 from contract import Contract, Kind, way_back
+from groups import BY_KIND
 
 pytest.importorskip("lightning")
 pytestmark = [pytest.mark.writers, pytest.mark.torch, pytest.mark.timeout(400)]

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from support.json_documents import EXAMPLES, ordered, shape
 from support.runs import state_dict, write_torch
-from test_documents import EXAMPLES, ordered, shape
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 import json
 import os
-import re
-from pathlib import Path
 
 import pytest
 import torch
+from support.json_documents import EXAMPLES, ordered, shape
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 
-from ckptguard.cli import entry
 from ckptguard.cli.entry import COMMANDS
 from ckptguard.documents.build import plain
 from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
@@ -18,25 +16,6 @@ from ckptguard.records.incidents import list_incidents, open_incident, update_in
 from ckptguard.records.run import open_run
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.incident import Details, Resumed, Sample, Training
-
-TEXT = (Path(entry.__file__).parent / "DOCUMENTS.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS)}
-FREE = {"evidence", "dtypes", "versions", "metrics"}  # whatever the one who noticed wrote down
-
-
-def shape(value):
-    """The keys of a document in order, all the way down; values only by being there or null."""
-    if isinstance(value, dict):
-        return {key: "free" if key in FREE else shape(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [shape(value[0])] if value and isinstance(value[0], dict) else []
-    return None
-
-
-def ordered(value):
-    """The same as text, so that the order of keys counts."""
-    return json.dumps(value)
 
 
 @pytest.fixture

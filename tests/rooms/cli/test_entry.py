@@ -21,7 +21,7 @@ def test_help_imports_no_heavy_module(process):
         "heavy = {'numpy', 'rich', 'fsspec', 'torch', 'msgspec', 'blake3', 'asyncio'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=250)
     assert (done.returncode, done.stderr) == (0, "")
     assert all(name in done.stdout for name in COMMANDS)
 
@@ -69,7 +69,7 @@ def test_a_current_folder_that_is_gone_is_a_sentence(process, root, monkeypatch)
     gone.mkdir()
     monkeypatch.chdir(gone)
     command = f"rmdir {gone} && {sys.executable} -m ckptguard list ."
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stdout) == (10, "")
     assert done.stderr.startswith("error: the current folder is gone")
 
@@ -117,7 +117,7 @@ def test_a_closed_pipe_does_not_hide_the_verdict(three, flip):
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=60,
+            timeout=250,
         )
     assert (done.returncode, done.stderr) == (3, "")
 

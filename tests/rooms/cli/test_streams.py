@@ -34,7 +34,7 @@ def on_a_terminal(arguments, *, stdout, columns=80):
     os.close(ours)
     if process.stdout is not None:
         process.stdout.close()
-    return process.wait(timeout=60), piped.decode(), shown.decode()
+    return process.wait(timeout=250), piped.decode(), shown.decode()
 
 
 def test_a_bar_goes_to_the_terminal_and_data_to_the_pipe(three):
@@ -93,7 +93,7 @@ def test_a_full_output_is_a_failure_and_not_a_traceback(three):
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=250,
             check=False,
         )
     assert done.returncode == 1
@@ -108,7 +108,7 @@ def test_help_that_cannot_be_written(option, root):
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")
     command = f"{sys.executable} -m ckptguard {option} > /dev/full"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=250, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("error: the output cannot be written")
 
@@ -118,7 +118,7 @@ def test_closed_streams_change_no_answer(three, flip, closed):
     """As under some schedulers: the exit code still tells, and no file of ours takes a stream's number."""
     command = f"{sys.executable} -m ckptguard verify {three} {closed}"
     for code in (0, 3):
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=250, check=False)
         assert (done.returncode, done.stderr) == (code, "")
         flip(three / "net-200.pt")
 

@@ -109,7 +109,7 @@ def on_a_terminal(*arguments):
             break
         shown += block
     os.close(main)
-    assert done.wait(timeout=60) == 0
+    assert done.wait(timeout=250) == 0
     return shown
 
 

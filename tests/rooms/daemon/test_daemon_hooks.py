@@ -5,41 +5,23 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import signal
 import stat
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ckptguard_daemon.log import log
-from support.daemon_process import Starter, flip_bit, save, until
-from test_daemon_answers import assert_like, example
+from support.daemon_process import PATIENCE, Starter, flip_bit, save, until
+from support.daemon_readme import assert_like, example
+from support.hook_commands import command, told, toml
 
 from ckptguard.incidents import notify as hooks
 from ckptguard.incidents.notify import Hooks
 from ckptguard.values.settings import Settings
-
-TELL = "import sys; open({path!r}, 'a').write(sys.stdin.read())"
-
-
-def command(path: Path) -> tuple[str, ...]:
-    """A command that appends what it is told to a file."""
-    return (sys.executable, "-c", TELL.format(path=str(path)))
-
-
-def told(path: Path) -> list[dict[str, Any]]:
-    """What such a command was told."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def toml(folder: Path, **settings: object) -> tuple[str, str]:
-    """A settings file as arguments."""
-    path = folder / "settings.toml"
-    path.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in settings.items()))
-    return ("--config", str(path))
 
 
 class Listener(http.server.BaseHTTPRequestHandler):
@@ -112,7 +94,7 @@ def test_once_tells_before_it_ends(run: Path, start: Starter, tmp_path: Path) ->
     """`--once` waits for its hooks."""
     save(run, 200, nan=True)
     daemon = start(run, arguments=("--once", *toml(tmp_path, on_incident=command(tmp_path / "told"))))
-    assert daemon.process.wait(30) == 3
+    assert daemon.process.wait(PATIENCE) == 3
     assert [e["step"] for e in told(tmp_path / "told")] == [200]
 
 
@@ -132,13 +114,17 @@ def test_a_slow_command_does_not_stop_the_loop(run: Path, start: Starter, tmp_pa
 
 def test_a_command_past_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command gets its seconds, then it is killed and the next event has its turn."""
+    lines: list[tuple[str, object]] = []
+
+    def log(event: str, /, **fields: object) -> None:
+        lines.append((event, fields.get("exit_code")))
+
     monkeypatch.setattr(hooks, "COMMAND_SECONDS", 0.3)
-    telling = Hooks(Settings(on_incident=(sys.executable, "-c", "import time; time.sleep(1000)")), log)
-    began = time.monotonic()
+    telling = Hooks(Settings(on_incident=("sleep", "1000")), log)
     telling.tell({"step": 1})
     telling.tell({"step": 2})
-    telling.close(patience=30.0)
-    assert 0.6 <= time.monotonic() - began < 30.0
+    telling.close(patience=PATIENCE)
+    assert lines == [("hook_timed_out", None), ("hook_ran", -signal.SIGKILL)] * 2
 
 
 @pytest.mark.parametrize("status", [302, 500])
@@ -156,7 +142,7 @@ def test_a_failing_webhook_is_a_log_line(
     telling = Hooks(Settings(webhook=url), log)
     telling.tell({"step": 1})
     telling.tell({"step": 2})
-    telling.close(patience=30.0)
+    telling.close(patience=PATIENCE)
     assert [e["step"] for e in kind.posted] == [1, 2]
     assert [event for event, _ in lines] == ["hook_failed", "hook_failed"]
 
@@ -171,7 +157,7 @@ def test_a_command_that_is_not_there_is_a_log_line(tmp_path: Path) -> None:
     for argv in ((str(tmp_path / "missing"),), ("/bin/false",), ("/bin/echo", f"x; touch {tmp_path}/y")):
         telling = Hooks(Settings(on_incident=argv), log)
         telling.tell({"step": 1})
-        telling.close(patience=30.0)
+        telling.close(patience=PATIENCE)
     assert [event for event, _ in lines] == ["hook_failed", "hook_ran", "hook_ran"]
     assert lines[1][1]["exit_code"] == 1
     assert list(tmp_path.iterdir()) == []
@@ -194,7 +180,7 @@ def test_nothing_of_a_hook_is_left_open(tmp_path: Path) -> None:
     telling = Hooks(Settings(on_incident=command(tmp_path / "told")), log)
     for step in range(5):
         telling.tell({"step": step})
-    telling.close(patience=30.0)
+    telling.close(patience=PATIENCE)
     assert [e["step"] for e in told(tmp_path / "told")] == [0, 1, 2, 3, 4]
     assert len(os.listdir("/proc/self/fd")) == before
     assert stat.S_ISREG((tmp_path / "told").stat().st_mode)

@@ -21,7 +21,7 @@ from ckptguard_daemon.guarded import GuardedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.service import run_id_of
-from ckptguard_daemon.waiting import Passes
+from ckptguard_daemon.waiting import Expected, Passes
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
 
@@ -132,6 +132,19 @@ def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.fixture
+def time_passes_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an answer, time passes while it waits for a pass, and at once."""
+    now = 0.0
+
+    async def wait(_: Expected, seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(answers_module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(Expected, "wait", wait)
+
+
 def test_names_are_listed_once(guarded: Guarded) -> None:
     """A pass has the names for the first question, once nothing changed for a while."""
     with counted() as counts:
@@ -159,11 +172,12 @@ def test_pending_is_what_the_last_pass_left(guarded: Guarded, run: Path, looked_
     assert looked_through == [500]
 
 
+@pytest.mark.usefixtures("time_passes_by_waiting")
 def test_whoever_waits_is_told_what_is_there_now(guarded: Guarded, run: Path, looked_through: list[int]) -> None:
     """With `wait_seconds` the run is looked through, whatever the last pass left: above what is known-good already."""
     (run / "net-600.safetensors").write_bytes(b"\x10" + bytes(7))
     assert guarded.ask()["pending"] == []
-    answer = guarded.ask("wait_seconds=0.01")
+    answer = guarded.ask("wait_seconds=10")
     assert (answer["id"], answer["waited"], answer["pending"]) == ("500.1", True, ["net-600.safetensors"])
     assert set(looked_through) == {500}
 

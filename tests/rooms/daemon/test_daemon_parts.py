@@ -16,12 +16,14 @@ from pathlib import Path
 import msgspec
 import pytest
 from ckptguard_daemon import log as log_module
+from ckptguard_daemon import watcher as watcher_module
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.rendezvous import LONGEST_PATH, listen, runtime_folder
 from ckptguard_daemon.service import exit_code
 from ckptguard_daemon.settings import distinct_urls
 from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import save, until
+from watchdog.events import FileSystemEvent
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.runs.settings_file import load_settings
@@ -135,27 +137,34 @@ def woken(run: Path) -> Iterator[threading.Event]:
 def test_a_save_wakes(run: Path, woken: threading.Event) -> None:
     """A finished save is hinted at."""
     save(run, 1)
-    assert woken.wait(30)
+    assert woken.wait(100)
 
 
-def test_our_own_doings_do_not_wake(run: Path, woken: threading.Event) -> None:
+def test_our_own_doings_do_not_wake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading checkpoints and writing records is no hint; a trainer's seal is."""
-    (run / "_ckptguard" / "manifests" / "step-#").mkdir(parents=True)
-    (run / "_ckptguard" / "ledger").mkdir()
+    records, seen = run / "_ckptguard", []
+    real = watcher_module._Hints.on_any_event
+
+    def on_any_event(self: watcher_module._Hints, event: FileSystemEvent) -> None:
+        real(self, event)
+        seen.append(os.path.basename(os.fsdecode(event.src_path)))  # events come in the order of what happened
+
+    monkeypatch.setattr(watcher_module._Hints, "on_any_event", on_any_event)
+    (records / "manifests" / "step-#").mkdir(parents=True)
+    (records / "ledger").mkdir()
     path = save(run, 1)
-    assert woken.wait(30)
-    until(lambda: _quiet_for(woken, 0.3), "the end of the hints")
+    watcher = Watcher(str(run), lambda: seen.append("woken"))
+    watcher.keep_watching()
     path.read_bytes()
-    (run / "_ckptguard" / "ledger" / "x.json").write_text("{}")
-    (run / "_ckptguard" / "daemon.json").write_text("{}")
-    assert not woken.wait(0.5)
-    (run / "_ckptguard" / "manifests" / "step-#" / "000000000001.1.json").write_text("{}")
-    assert woken.wait(30)
-
-
-def _quiet_for(woken: threading.Event, seconds: float) -> bool:
-    woken.clear()
-    return not woken.wait(seconds)
+    (records / "ledger" / "x.json").write_text("{}")
+    (records / "daemon.json").write_text("{}")
+    (records / "ledger" / "last.json").write_text("{}")
+    until(lambda: "last.json" in seen, "the last of our own doings")
+    assert {"net-1.safetensors", "x.json", "daemon.json"} <= set(seen)
+    assert "woken" not in seen
+    (records / "manifests" / "step-#" / "000000000001.1.json").write_text("{}")
+    until(lambda: "woken" in seen, "the hint")
+    watcher.close()
 
 
 def test_a_watcher_that_cannot_start_is_a_log_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +194,7 @@ def test_a_new_folder_under_the_name_is_watched(run: Path) -> None:
     watcher.keep_watching()
     event.clear()
     save(run, 1)
-    assert event.wait(30)
+    assert event.wait(100)
     watcher.close()
 
 

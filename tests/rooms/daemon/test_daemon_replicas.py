@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.daemon_process import DaemonProcess, Starter, flip_bit, request, save, until
-from test_daemon_hooks import command, told, toml
+from support.hook_commands import command, told, toml
 
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good

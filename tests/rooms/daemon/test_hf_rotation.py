@@ -44,7 +44,7 @@ class Saboteur(transformers.TrainerCallback):
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_rotation_with_one_checkpoint_and_poisoned_saves(tmp_path, start):
     """save_total_limit=1: when training ends only poisoned folders are in place, and the known-good restores byte
     for byte from its kept copy."""

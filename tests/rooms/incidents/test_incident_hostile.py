@@ -3,7 +3,7 @@
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_incident_page import Page
+from support.html_page import Page
 
 from ckptguard.incidents.causes import likely_causes
 from ckptguard.incidents.report_html import report_html

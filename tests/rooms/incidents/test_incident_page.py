@@ -1,11 +1,11 @@
 """The report as a page and as text: complete in itself, harmless whatever a record holds, and never cut wrongly."""
 
-import html.parser
 import math
 import re
 
 import msgspec
 import pytest
+from support.html_page import Page
 
 from ckptguard.incidents.causes import likely_causes
 from ckptguard.incidents.curves_svg import HEIGHT, WIDTH, Axis, curve_svg
@@ -24,32 +24,6 @@ from ckptguard.values.incident import (
 )
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[31m\u202e"
-VOID = {"meta"}
-
-
-class Page(html.parser.HTMLParser):
-    """Checks that tags are balanced, and keeps them."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.words = [], [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 def samples(count=40):

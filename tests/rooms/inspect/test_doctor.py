@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -146,14 +147,23 @@ def test_a_probe_that_fails_is_unknown() -> None:
 
 def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """When time is up, what was found out is told."""
-    monkeypatch.setattr(doctor, "LIMIT", 0.5)
     monkeypatch.setattr(doctor, "_GRACE", 0.05)
-    never = threading.Event()
+    hangs, never = threading.Event(), threading.Event()
 
     class Hanging(FaultyStorage):
         def remove(self, key: str) -> None:
-            never.wait(30)
+            hangs.set()
+            never.wait(60)
             super().remove(key)
+
+    class Probing(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            if timeout == doctor.LIMIT:  # time is up when it hangs, however long it took to get there
+                assert hangs.wait(60)
+            else:
+                super().join(timeout)
+
+    monkeypatch.setattr(doctor, "threading", SimpleNamespace(Event=threading.Event, Thread=Probing))
 
     outcome, found = answers(place(), lambda inner: Hanging(inner, Faults(Fault.EIO, nth=0)))
     never.set()

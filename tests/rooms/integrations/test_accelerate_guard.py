@@ -21,7 +21,7 @@ accelerate = pytest.importorskip("accelerate")
 from support.tiny_trainer import same  # noqa: E402
 from train_accelerate import TOTAL, Parts, alone, guarded  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
 def test_a_rollback_that_replays_ends_like_a_loop_without_a_guard(tmp_path):

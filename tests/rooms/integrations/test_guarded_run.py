@@ -17,7 +17,7 @@ class Threads:
 
     def __init__(self):
         self._here = threading.local()
-        self._barrier = threading.Barrier(2, timeout=30)
+        self._barrier = threading.Barrier(2, timeout=100)
         self._said = [None, None]
 
     @property

@@ -11,7 +11,7 @@ from ckptguard.records.run import open_run
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 MILD, HOT = 300.0, 6e4  # overflows where the scale is 1024; overflows in the forward pass, whatever the scale
 

@@ -32,6 +32,7 @@ def test_sharded_weights_adapters_and_trl(tmp_path):
         check(tmp_path, kind)
 
 
+@pytest.mark.campaign
 def test_two_ranks_go_back_together(tmp_path):
     """One rank's weights are struck, or its shard or partition; both go back to the same step, and end as without."""
     kinds = ["ddp", "fsdp", "zero2", "zero3"]

@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 
 from support.tiny_trainer import Overflow, Regression, everything, examples, same, tiny_trainer  # noqa: E402
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 REPLAY = RollbackPolicy(skip=False)
 

@@ -6,16 +6,26 @@ import shutil
 
 import pytest
 from support import damage
-from support.kept_runs import guarded
+from support.kept_runs import (
+    ID_200,
+    KEPT,
+    SECOND,
+    THIRD,
+    contents,
+    guarded,
+    in_quarantine,
+    leftovers,
+    outcomes,
+    rot,
+    told,
+)
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
-from test_scrub import rot, told
 
 from ckptguard.errors import BusyError, NotFoundError
 from ckptguard.keep.copies import trim_kept
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
-from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.repair import replace_files as repair_files
 from ckptguard.repair.repair import repair
@@ -27,36 +37,12 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
-SECOND = "sharded-200/model-00002-of-00003.safetensors"
-THIRD = "sharded-200/model-00003-of-00003.safetensors"
-KEPT = "_ckptguard/kept/sharded-#/000000000200.1/"
-ID_100, ID_200 = (CheckpointId("sharded-#", step, 1) for step in (100, 200))
-
-
-def contents(root, folder="sharded-200"):
-    """The bytes of every file below a folder."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in (root / folder).rglob("*") if p.is_file()}
+ID_100 = CheckpointId("sharded-#", 100, 1)
 
 
 def inodes(root):
     """The inode of every file of the second checkpoint."""
     return {p.name: p.stat().st_ino for p in (root / "sharded-200").iterdir()}
-
-
-def in_quarantine(root):
-    """The bytes of what was moved aside."""
-    return [p.read_bytes() for p in (root / "_ckptguard/quarantine").rglob("*") if p.is_file()]
-
-
-def leftovers(root):
-    """What was staged and not removed."""
-    return list(root.rglob("*tmp-repair*"))
-
-
-def outcomes(run, id=ID_200):
-    """The outcomes in the ledger of one generation, in order."""
-    names = [n for n in ledger_names(run)["sharded-#"] if n.startswith(f"{id.record_name}.")]
-    return [name.split(".")[3] for name in sorted(names)]
 
 
 KINDS = ["span_flip", "envelope_flip", "zeroed_page", "truncation", "appended_bytes", "missing_shard", "broken_header"]

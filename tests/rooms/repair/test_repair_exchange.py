@@ -3,10 +3,8 @@
 import os
 
 import pytest
-from support.kept_runs import guarded
+from support.kept_runs import SECOND, contents, guarded, in_quarantine, leftovers, outcomes, rot
 from support.views import look
-from test_repair import SECOND, contents, in_quarantine, leftovers, outcomes
-from test_scrub import rot
 
 from ckptguard.errors import BusyError
 from ckptguard.repair import replace_files as repair_files

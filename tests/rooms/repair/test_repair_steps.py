@@ -4,11 +4,10 @@ import os
 import shutil
 
 import pytest
-from support.kept_runs import guarded
+from support.kept_runs import guarded, rot
 from support.kill_points import Killed, fail_at, kill_at
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
-from test_scrub import rot
 
 from ckptguard.errors import CkptguardError, StorageError
 from ckptguard.records.kept import read_kept
@@ -73,7 +72,8 @@ def check_end(root, run, whole):
     assert str(find_known_good(run).id) == "200.1"
 
 
-@pytest.mark.timeout(1200 if STRIDE == 1 else 120)
+@pytest.mark.campaign
+@pytest.mark.timeout(1200 if STRIDE == 1 else 300)
 @pytest.mark.parametrize("writer", [write_sharded, write_torch], ids=["folder", "file"])
 @pytest.mark.parametrize("after", ["repair", "reconcile"])
 def test_killed_at_any_step_it_is_finished(root, tmp_path, monkeypatch, writer, after):
@@ -105,7 +105,8 @@ def test_killed_at_any_step_it_is_finished(root, tmp_path, monkeypatch, writer, 
     check_end(root, run, whole)
 
 
-@pytest.mark.timeout(3600 if STRIDE == 1 else 120)
+@pytest.mark.campaign
+@pytest.mark.timeout(3600 if STRIDE == 1 else 300)
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
 def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, for_ever):
     """The n-th operation on storage fails, for every n until it passes untouched (here for some n; CKPTGUARD_CAMPAIGN

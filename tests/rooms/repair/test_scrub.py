@@ -1,12 +1,11 @@
 """A scrub finds rot in place and in kept copies, says nothing else, and goes on where it was stopped."""
 
-import os
 import random
 import shutil
 
 import pytest
 from support import damage
-from support.kept_runs import guarded
+from support.kept_runs import guarded, rot, told
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
 
@@ -27,19 +26,6 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 ID_200 = CheckpointId("sharded-#", 200, 1)
-
-
-def rot(path, at=-9):
-    """Flip one bit and keep the times, as rot does."""
-    info, data = path.stat(), bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-
-
-def told(done):
-    """What was read, and what was found."""
-    return [(str(one.id), one.place, one.outcome.value) for one in done.places]
 
 
 def test_all_is_read_and_a_good_one_changes_nothing(root):

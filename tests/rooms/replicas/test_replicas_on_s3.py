@@ -9,9 +9,9 @@ import sys
 import pytest
 from servers.fixtures import S3_BUCKETS
 from support.kill_points import Killed, kill_at
+from support.run_contents import files_of, verify_all
 from support.runs import QUICK, write_sharded
 from support.views import look
-from test_replicate import files_of, verify_all
 
 from ckptguard.errors import CkptguardError
 from ckptguard.records.run import open_run

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from support.kept_runs import flip
+from support.run_contents import files_of, verify_all
 from support.runs import QUICK, state_dict, write_sharded, write_torch
 from support.views import look
 
@@ -26,28 +27,12 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
 
 
 @pytest.fixture
 def place(tmp_path):
     """Where the replica is to be."""
     return str(tmp_path / "elsewhere" / "exp1")
-
-
-def files_of(run):
-    """The bytes of all checkpoints in place, by path."""
-    found = {}
-    for checkpoint in look(run).checkpoints:
-        for key in checkpoint.files:
-            with run.storage.open(key) as reader:
-                found[key] = reader.read(0, reader.entry.size)
-    return found
-
-
-def verify_all(run):
-    """What verifying everything in place says, by path."""
-    return {c.path: verify_checkpoint(look(run), c).outcome for c in look(run).checkpoints}
 
 
 @pytest.mark.parametrize("url", ["local", "memory://replica-of-three/exp1"])

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 from support.kept_runs import flip
+from support.run_contents import verify_all
 from support.runs import QUICK
 from support.views import look
-from test_replicate import verify_all
 
 from ckptguard.keep.quarantine import mark_suspect
 from ckptguard.records.run import open_run

@@ -43,6 +43,7 @@ def url(request, tmp_path):
     return f"{bucket}/{name}"
 
 
+@pytest.mark.campaign
 def test_what_is_not_kept_goes_after_its_time_of_grace(url, tmp_path):
     """Marked, still restorable, then gone with its folder; what is kept is verified all the time."""
     made = tmp_path / "made"

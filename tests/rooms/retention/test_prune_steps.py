@@ -69,6 +69,7 @@ def test_killed_at_any_step_nothing_is_lost(root, tmp_path, monkeypatch, grace):
     assert len(list_trashed(run)) == (2 if grace else 0)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for ever"])
 def test_whatever_operation_fails_nothing_is_lost(root, tmp_path, monkeypatch, for_ever):
     """The n-th operation on storage fails, for every n until it passes untouched (here for some n; CKPTGUARD_CAMPAIGN

@@ -109,7 +109,7 @@ def test_what_explains_another_file_is_read_once(
 def test_large_files_are_cut_into_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without whole-file digests, spans of one file are read by several threads."""
     readers: set[str] = set()
-    everyone = threading.Barrier(2, timeout=30)
+    everyone = threading.Barrier(2, timeout=100)
 
     class Watched(one_file.ThreadBuffers):
         def run(self, *arguments: object) -> None:
@@ -165,7 +165,7 @@ def test_a_change_under_several_threads(tmp_path: Path) -> None:
         for md5 in (True, False):  # a thread for each of two files, and two threads for one
             for name in names:
                 (tmp_path / name).write_bytes(data)
-            both_read = threading.Barrier(2, action=change, timeout=30)  # nobody reads on before the change is made
+            both_read = threading.Barrier(2, action=change, timeout=100)  # nobody reads on before the change is made
             keys = names if md5 else names[1:]
             with pytest.raises(ChangedWhileReadError) as caught:
                 scan_files(open_storage(tmp_path), keys, ScanOptions(md5=md5, workers=2), after_both(both_read))

@@ -88,7 +88,7 @@ def test_an_error_comes_where_its_bytes_are_wanted_and_the_threads_come_free() -
                 ahead.read(400, 100)
             with pytest.raises(ChangedWhileReadError):
                 ahead.check_unchanged()
-        assert threads.submit(lambda: 1).result(timeout=10) == 1
+        assert threads.submit(lambda: 1).result(timeout=250) == 1
 
 
 def test_a_scan_of_a_store_is_that_of_the_files_and_holds_few_of_its_bytes(

@@ -130,9 +130,9 @@ def test_called_off_while_waiting(store: Storage) -> None:
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert waiting.wait(30)
+    assert waiting.wait(100)
     stop.set()
-    writer.join(30)
+    writer.join(100)
     assert [type(error) for error in caught] == [StoppedError]
     with pytest.raises(ObjectMissingError):
         store.stat("k")

@@ -146,7 +146,7 @@ def guarded(kind: str, folder: str, total: int, trouble: str) -> dict[str, objec
         daemon="off",
         settings=SETTINGS,
         policy=ckptguard.RollbackPolicy(skip=False, check_every=1),
-        deadlines=ckptguard.Deadlines(ranks=20),
+        deadlines=ckptguard.Deadlines(ranks=60),
         saving=ckptguard.Saving(replicas=f"{folder}-replica" if trouble == "lost" else ()),
     )
     try:

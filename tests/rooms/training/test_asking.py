@@ -80,7 +80,7 @@ def name_daemon(run, path, **changes):
     write_daemon_record(run, msgspec.structs.replace(record, **changes))
 
 
-def ask(run, wait=2.0):
+def ask(run, wait=60.0):
     """One question."""
     return let_daemon_verify(run, before_step=600, series="step-#", wait_seconds=wait)
 
@@ -89,7 +89,7 @@ def test_an_answer_is_an_id(run, tmp_path):
     """The question names run, series and step; the answer's id is all that is taken from it."""
     with daemon(tmp_path / "s", answer(ANSWER)) as asked:
         assert str(ask(run)) == "500.1"
-        assert is_alive(run)
+        assert is_alive(run, deadline=60.0)
     first = asked[0].split(b"\r\n")[0].decode()
     assert first.startswith(f"GET /v1/runs/{run.run_id}/known-good?")
     assert "before_step=600" in first
@@ -163,7 +163,7 @@ def test_a_daemon_that_lies_changes_nothing(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     name_daemon(open_run(str(tmp_path / "run")), tmp_path / "s")
     with daemon(tmp_path / "s", answer({**ANSWER, "incident": {"id": "none"}})) as asked:
-        assert train(tmp_path / "run", {"daemon": "auto", "deadline": 2.0}) == [1, 2, 3, 4, 5, 5, 6, 7]
+        assert train(tmp_path / "run", {"daemon": "auto", "deadline": 60.0}) == [1, 2, 3, 4, 5, 5, 6, 7]
     assert any(b"known-good" in question for question in asked)
     (incident,) = list_incidents(open_run(str(tmp_path / "run")))
     assert (incident.known_good, incident.state) == ("4.1", "closed")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.guards import fill_disk, guard_of
 from support.runs import QUICK
 from support.views import look
-from test_saving import fill_disk, guard_of
 
 import ckptguard
 from ckptguard.errors import SettingsError, SickTrainingError, StorageFullError

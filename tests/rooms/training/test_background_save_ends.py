@@ -2,17 +2,16 @@
 
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from support.forked import TESTS, Forked
-from test_saving import guard_of
+from support.guards import guard_of
 
 SCRIPT = """
 import os, sys, threading
 import torch
-from test_saving import guard_of
+from support.guards import guard_of
 from ckptguard.training.saving import background_save, destinations, own_layout
 model = torch.nn.Linear(1000, 1000)
 guard = guard_of({run!r}, model)
@@ -41,7 +40,7 @@ module.{name} = never
 def script(tmp_path, before="", after=""):
     """A training in a process of its own: two saves, the second one behind it."""
     text = SCRIPT.format(run=str(tmp_path / "run"), before=before, after=after)
-    return Forked(text, path=(str(Path(__file__).parent), TESTS), piped=True)
+    return Forked(text, path=(TESTS,), piped=True)
 
 
 def resumed(tmp_path):
@@ -55,7 +54,7 @@ def resumed(tmp_path):
 def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path, after):
     """However the script ends, what was in flight is sealed, whole."""
     process = script(tmp_path, after=after)
-    _, trouble = process.communicate(timeout=120)
+    _, trouble = process.communicate(timeout=250)
     assert "Traceback" not in trouble.replace('Traceback (most recent call last):\n  File "<string>"', "")
     assert resumed(tmp_path) == (2, [2.0])
 
@@ -64,7 +63,7 @@ def test_the_end_of_the_interpreter_does_not_wait_for_ever(tmp_path):
     """A save that is stuck is given up, said so, and does not count."""
     before = STUCK.format(name="write_tensors") + "background_save.EXIT_SECONDS = 0.2"
     process = script(tmp_path, before=before)
-    _, trouble = process.communicate(timeout=120)
+    _, trouble = process.communicate(timeout=250)
     assert process.returncode == 0
     assert "step 2 was not finished" in trouble
     assert resumed(tmp_path) == (1, [1.0])
@@ -77,7 +76,7 @@ def test_killed_in_flight(tmp_path, name):
     while process.stdout.readline().strip() != "stuck":
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=250)
     assert resumed(tmp_path) == (1, [1.0])
 
 
@@ -93,5 +92,5 @@ def test_killed_at_random_times_in_flight(tmp_path):
             process.wait(0.004 * number)
         except subprocess.TimeoutExpired:
             process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=250)
         assert resumed(folder) in [(1, [1.0]), (2, [2.0])]

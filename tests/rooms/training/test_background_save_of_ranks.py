@@ -99,6 +99,7 @@ def test_all_ranks_wait_for_a_save_or_all_leave_the_next_one_out(done):
         assert answer["skip"][3] == [f"step-{step:09d}" for step in (0, 2, 6)]
 
 
+@pytest.mark.campaign
 def test_kill_9_of_one_rank_while_a_save_is_in_flight(killed_runs, done):
     """The others are told; nothing is sealed; the next start goes on before it and clears away what it left."""
     for victim, ended in killed_runs[1].items():

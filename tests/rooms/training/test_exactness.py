@@ -1,30 +1,14 @@
 """Going back and coming back: bit for bit the run that never failed."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from support.forked import TESTS, Forked
 from support.runs import QUICK
-from support.tiny_training import Training, assert_same
+from support.tiny_training import Training, assert_same, train
 
 import ckptguard
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-
-
-def train(training, run, total=17, save_every=4, at=None, **options):
-    """Train under a guard; `at` maps a step to what happens after it, once. Returns the steps taken, in order."""
-    at = dict(at or {})
-    taken = []
-    with ckptguard.TrainingGuard(run, **training.parts(), daemon="off", settings=QUICK, **options) as guard:
-        for step, batch in guard.steps(training.loader, total=total, save_every=save_every):
-            taken.append(step)
-            loss, norm = training.update(step, batch)
-            guard.observe(loss=loss, grad_norm=norm)
-            if step in at:
-                at.pop(step)(guard)
-    return taken
 
 
 @pytest.mark.parametrize("own_generator", [False, True])
@@ -71,16 +55,14 @@ def test_a_resume_in_a_fresh_process_continues_bit_for_bit(tmp_path):
     """The same across processes, one of which is killed between two saves."""
     script = (
         "import os, sys, torch\n"
-        "from test_exactness import train\n"
-        "from support.tiny_training import Training\n"
+        "from support.tiny_training import Training, train\n"
         "kill = int(sys.argv[2])\n"
         "training = Training(seed=int(sys.argv[1]))\n"
         f"train(training, {str(tmp_path / 'run')!r}, at={{kill: lambda g: os._exit(9)}})\n"
         f"torch.save((training.tensors(), training.losses), {str(tmp_path / 'end.pt')!r})\n"
     )
-    path = (str(Path(__file__).parent), TESTS)
     for arguments, code in (((7, 11), 9), ((3, 99), 0)):
-        with Forked(script, *arguments, path=path) as process:
+        with Forked(script, *arguments, path=(TESTS,)) as process:
             assert process.wait() == code
     whole = Training()
     train(whole, tmp_path / "whole")

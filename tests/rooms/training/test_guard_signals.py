@@ -5,8 +5,9 @@ import os
 
 import pytest
 import torch
+from support.guards import guarded
+from support.half_training import Half, batches, flip_last_byte
 from support.views import look
-from test_sickness import Half, batches, flip_last_byte, guarded
 
 import ckptguard
 from ckptguard.inspect.list_states import survey

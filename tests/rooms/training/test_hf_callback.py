@@ -15,7 +15,7 @@ from ckptguard.verify.target import verify_target
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
 class Overdrive(transformers.TrainerCallback):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.forked import TESTS, Forked
+from support.guards import guarded, holds, model_of
 from support.runs import QUICK
 from support.views import look
 
@@ -27,17 +28,17 @@ from ckptguard.verify.target import verify_target
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 12
 
 # A saver that forks a child for each save, so that torch is imported once for many kills.
-PATH = (str(Path(__file__).parent), TESTS)
+PATH = (TESTS,)
 SAVER = """
 import os, sys
-from test_own_layout_faults import guard_of, model_of
+from support.guards import guarded, model_of
 import ckptguard.training.saving.own_layout, blake3
 print("ready", flush=True)
 for line in sys.stdin:
     root, step = line.split()
     pid = os.fork()
     if pid == 0:
-        guard = guard_of(root, model_of(int(step)))
+        guard = guarded(root, model_of(int(step)))
         os.write(1, f"{os.getpid()}\\n".encode())
         guard.save(step=int(step))
         os.write(1, b"saved\\n")
@@ -47,36 +48,15 @@ for line in sys.stdin:
 """
 
 
-def model_of(seed):
-    """A model of some megabytes whose weights follow from the seed."""
-    torch.set_num_threads(1)
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-def guard_of(run, model, **options):
-    """A guard without a daemon."""
-    return ckptguard.TrainingGuard(run, model=model, daemon="off", settings=QUICK, **options)
-
-
-def holds(model, seed):
-    """Whether the model has exactly the weights that follow from the seed."""
-    return all(torch.equal(a, b) for a, b in zip(model.parameters(), model_of(seed).parameters(), strict=True))
-
-
 @pytest.mark.campaign
-@pytest.mark.timeout(1200 if KILLS > 100 else 120)
+@pytest.mark.timeout(1200 if KILLS > 100 else 300)
 def test_killed_at_any_moment_it_resumes_at_a_whole_checkpoint(tmp_path):
     """kill -9 during a save: a resume finds the new checkpoint whole, or the one before it; the next save succeeds."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     choose = random.Random(seed)
     run = tmp_path / "run"
-    guard_of(run, model_of(1)).save(step=1)
+    guarded(run, model_of(1)).save(step=1)
     newest = 1
     with Forked(SAVER, path=PATH, piped=True) as saver:
         assert saver.stdout.readline() == "ready\n"
@@ -89,15 +69,15 @@ def test_killed_at_any_moment_it_resumes_at_a_whole_checkpoint(tmp_path):
             while said[-1] != "gone\n":
                 said.append(saver.stdout.readline())
             model = model_of(0)
-            found = guard_of(run, model).resume()
+            found = guarded(run, model).resume()
             assert found in ((step,) if "saved\n" in said else (newest, step))
             assert holds(model, found)
             newest = found
             for path in list(run.glob("tmp-*")):
                 shutil.rmtree(path)
         saver.stdin.close()
-    guard_of(run, model_of(500)).save(step=500)
-    assert guard_of(run, model_of(0)).resume() == 500
+    guarded(run, model_of(500)).save(step=500)
+    assert guarded(run, model_of(0)).resume() == 500
 
 
 def signal_after(pid, seconds):
@@ -115,7 +95,7 @@ def test_a_save_makes_everything_durable_once_and_the_manifest_last(tmp_path, mo
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(2)).sum().backward()
     optimizer.step()
-    guard = guard_of(tmp_path, model, optimizer=optimizer)
+    guard = guarded(tmp_path, model, optimizer=optimizer)
     guard.save(step=1)  # makes the folders of the records
     synced = []
     real = os.fsync
@@ -136,12 +116,12 @@ def test_a_save_makes_everything_durable_once_and_the_manifest_last(tmp_path, mo
 def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     """Where the kernel itself refuses to write on, save() says so, and the known-good is untouched."""
     run = tmp_path / "run"
-    guard_of(run, model_of(1)).save(step=1)
+    guarded(run, model_of(1)).save(step=1)
     script = (
         "import resource\n"
-        "from test_own_layout_faults import guard_of, model_of\n"
+        "from support.guards import guarded, model_of\n"
         "from ckptguard.errors import StorageFullError\n"
-        f"guard = guard_of({str(run)!r}, model_of(2))\n"
+        f"guard = guarded({str(run)!r}, model_of(2))\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))\n"
         "try:\n"
         "    guard.save(step=2)\n"
@@ -154,14 +134,14 @@ def test_a_limit_on_file_sizes_is_a_full_disk(tmp_path):
     assert "no space left" in said
     assert [p.name for p in run.iterdir() if p.name != "_ckptguard"] == ["step-000000001"]
     model = model_of(0)
-    assert guard_of(run, model).resume() == 1
+    assert guarded(run, model).resume() == 1
     assert holds(model, 1)
 
 
 def test_a_leftover_that_cannot_be_looked_at_is_in_no_trainings_way(tmp_path, monkeypatch):
     """On a full disk not even the storage can be asked what time it is: training begins all the same."""
     run = tmp_path / "run"
-    guard_of(run, model_of(1)).save(step=1)
+    guarded(run, model_of(1)).save(step=1)
     left = run / "tmp-step-000000002-01234567"
     left.mkdir()
     os.utime(left, (1, 1))
@@ -170,10 +150,10 @@ def test_a_leftover_that_cannot_be_looked_at_is_in_no_trainings_way(tmp_path, mo
         raise StorageFullError("no space left", key="")
 
     monkeypatch.setattr("ckptguard.runs.stale_temporaries._clock_of", full)
-    assert guard_of(run, model_of(0)).resume() == 1
+    assert guarded(run, model_of(0)).resume() == 1
     monkeypatch.undo()
     assert left.exists()
-    guard_of(run, model_of(0))
+    guarded(run, model_of(0))
     assert not left.exists()
 
 
@@ -184,7 +164,7 @@ def test_a_rotated_checkpoint_comes_back_from_its_kept_copy(tmp_path):
         "save": lambda path, step: torch.save(model.state_dict(), path),
         "load": lambda path: model.load_state_dict(torch.load(path)),
     }
-    with guard_of(tmp_path / "run", model, **options) as guard:
+    with guarded(tmp_path / "run", model, **options) as guard:
         assert [b for _, b in guard.steps("abcd", total=3, save_every=3)] == ["a", "b", "c"]
     run = open_run(str(tmp_path / "run"))
     reconcile(look(run), PassNotes())
@@ -192,7 +172,7 @@ def test_a_rotated_checkpoint_comes_back_from_its_kept_copy(tmp_path):
         path.unlink()
     with torch.no_grad():
         model[0].weight.zero_()
-    with guard_of(tmp_path / "run", model, **options) as guard:
+    with guarded(tmp_path / "run", model, **options) as guard:
         assert [b for _, b in guard.steps("abcd", total=5, save_every=5)] == ["d", "a"]
     assert holds(model, 7)
     assert (tmp_path / "run" / "step-3.pt").is_file()
@@ -202,7 +182,7 @@ def test_damage_in_place_is_healed_by_an_independent_copy(tmp_path):
     """With keep="copy" a flipped bit in place costs nothing: the resume uses the copy, and BAD stays on record."""
     copying = QUICK.changed(keep="copy")
     model = model_of(3)
-    guard_of(tmp_path / "run", model).save(step=10)
+    guarded(tmp_path / "run", model).save(step=10)
     run = open_run(str(tmp_path / "run"))
     reconcile(look(run, copying), PassNotes())
     file = tmp_path / "run" / "step-000000010" / "model.safetensors"
@@ -240,7 +220,7 @@ def test_a_rollback_finds_the_copy_of_what_was_damaged_meanwhile(tmp_path):
 
 def test_a_rollback_reads_the_bytes_once(tmp_path, monkeypatch):
     """What was verified before is hashed while it is loaded, and not once more in advance."""
-    guard = guard_of(tmp_path / "run", model_of(3))
+    guard = guarded(tmp_path / "run", model_of(3))
     guard.save(step=10)
     assert verify_target(str(tmp_path / "run"), QUICK).outcome is Outcome.GOOD
 
@@ -253,7 +233,7 @@ def test_a_rollback_reads_the_bytes_once(tmp_path, monkeypatch):
 
 def test_a_save_of_ours_cannot_be_resealed(tmp_path):
     """Its writer's manifest is what makes it complete: nobody's word takes that from a good one."""
-    guard = guard_of(tmp_path / "run", model_of(3))
+    guard = guarded(tmp_path / "run", model_of(3))
     guard.save(step=10)
     run = open_run(str(tmp_path / "run"))
     reconcile(look(run), PassNotes())

@@ -226,18 +226,18 @@ def test_a_save_that_was_given_up_gives_way_and_never_counts(url, monkeypatch):
     def as_stored(run, file):
         if not hangs.is_set():
             hangs.set()
-            assert go_on.wait(30)
+            assert go_on.wait(100)
         return real(run, file)
 
     monkeypatch.setattr(destinations, "as_stored", as_stored)
     guard = guard_of(url, deadlines=ckptguard.Deadlines(daemon=0.01))
     guard.save(step=3, blocking=False)
-    assert hangs.wait(30)
+    assert hangs.wait(100)
     first = guard._saving._in_flight
     guard._saving.drain(0.01)
     guard.save(step=3)
     go_on.set()
-    assert first.wait(30)
+    assert first.wait(100)
     assert stored(url) == ["step-000000003/model.safetensors", "step-000000003/state.json"]
     assert guard.resume() == 3
     assert list_claims(open_run(url)) == []

@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from test_saving import guard_of
+from support.guards import guard_of
 
 import ckptguard
 from ckptguard.errors import StorageFullError
@@ -70,7 +70,7 @@ def test_a_save_behind_training_waits_for_room_and_is_sealed_then(tmp_path, monk
     guard = guard_of(tmp_path / "run", settings=WAITS)
     disk.free = 1000
     guard.save(step=5, blocking=False)
-    assert disk.asked.wait(30)
+    assert disk.asked.wait(100)
     assert not guard.wait_for_save(0)
     disk.free = 10**15
     assert guard.wait_for_save(60)
@@ -86,7 +86,7 @@ def test_the_next_save_takes_the_place_of_one_that_still_waits(tmp_path, monkeyp
         for step in (2, 3, 4):
             disk.asked.clear()
             guard.save(step=step, blocking=False)
-            assert disk.asked.wait(30)
+            assert disk.asked.wait(100)
             in_flight = guard._saving._in_flight
             while not in_flight.waits_for_room:
                 assert in_flight.wait(0.01) is False
@@ -144,7 +144,7 @@ def test_a_save_of_the_users_own_waits_for_room(tmp_path, monkeypatch):
     disk.free = 1000
     thread = threading.Thread(target=guard.save, kwargs={"step": 2})
     thread.start()
-    assert disk.asked.wait(30)
+    assert disk.asked.wait(100)
     assert saved == [1]
     disk.free = 10**15
     thread.join(60)

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from support.guards import fill_disk, guard_of
 from support.runs import QUICK
 from support.views import look
 
@@ -17,28 +18,6 @@ from ckptguard.records.run import open_run
 from ckptguard.training.saving import destinations
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import Selection, verify_target
-
-
-def guard_of(run, model=None, **options):
-    """A guard without a daemon over a small model."""
-    model = model if model is not None else torch.nn.Linear(200, 50)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"daemon": "off", "settings": QUICK} | options
-    return ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, **options)
-
-
-def fill_disk(monkeypatch, *, after):
-    """Writing fails once this many bytes are written."""
-    left = [after]
-    real = os.write
-
-    def write(descriptor, data):
-        left[0] -= len(data)
-        if left[0] < 0:
-            raise OSError(28, "No space left on device")
-        return real(descriptor, data)
-
-    monkeypatch.setattr(os, "write", write)
 
 
 @pytest.mark.parametrize("after", [0, 100, 30_000])

@@ -1,10 +1,11 @@
 """Training that turns sick: what counts as sick, what is left behind, when it ends."""
 
-import os
 import random
 
 import pytest
 import torch
+from support.guards import guarded
+from support.half_training import Half, batches, flip_last_byte, run_half
 from support.runs import QUICK
 from support.views import look
 
@@ -15,50 +16,6 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import verify_target
-
-
-class Half(torch.nn.Module):
-    """One matrix, multiplied in fp16: rows above some 200 overflow there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(3)
-        self.weight = torch.nn.Parameter(torch.randn(4, 4) / 2)
-        self.register_buffer("seen", torch.zeros(4))
-
-    def forward(self, x):
-        self.seen += x.mean(0)
-        y = x.half() @ self.weight.half()
-        return (y * y).float().mean()
-
-
-def batches(count, hot=()):
-    """Calm batches; those in `hot` overflow in fp16 arithmetic."""
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randn(4, 4, generator=generator) * (3000.0 if n in hot else 1.0) for n in range(count)]
-
-
-def guarded(run, model, optimizer=None, **options):
-    """A guard without a daemon."""
-    return ckptguard.TrainingGuard(run, model=model, optimizer=optimizer, daemon="off", settings=QUICK, **options)
-
-
-def run_half(run, data, total, *, tell_norm=True, save_every=3, **options):
-    """Train `Half`; returns (model, losses by the order they came, steps taken)."""
-    model = Half()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses, steps = [], []
-    with guarded(run, model, optimizer, **options) as guard:
-        for step, x in guard.steps(data, total=total, save_every=save_every):
-            loss = model(x)
-            optimizer.zero_grad()
-            loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            guard.observe(loss=loss, grad_norm=norm if tell_norm else None)
-            losses.append(loss.item())
-            steps.append(step)
-    return model, losses, steps
 
 
 @pytest.mark.parametrize("tell_norm", [True, False])
@@ -227,15 +184,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over(tmp_path):
     states = survey(look(str(tmp_path / "run")))
     (bad,) = [s for s in states if s.outcome is Outcome.BAD]
     assert (str(bad.id), bad.quarantined) == ("6.1", True)
-
-
-def flip_last_byte(path):
-    """Damage that no loader notices."""
-    with open(path, "r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([byte ^ 1]))
 
 
 def test_a_resume_passes_over_damage(tmp_path):

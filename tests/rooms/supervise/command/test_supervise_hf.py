@@ -42,6 +42,7 @@ for step in range(begin + 1, 7):
 """
 
 
+@pytest.mark.campaign
 @pytest.mark.writers
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("case", CASES)

@@ -157,7 +157,7 @@ while True: signal.pause()
         os.write(ours, b"\x03")
         noted(run, "told")
         process.send_signal(signal.SIGUSR1)  # is looked at after SIGINT, and passed on after it
-        assert process.wait(30) == 41
+        assert process.wait(100) == 41
     finally:
         os.close(ours)
         os.close(theirs)
@@ -265,7 +265,7 @@ def test_a_signal_goes_to_that_very_process(monkeypatch, has_descriptors):
         assert child.pid not in [p.pid for p in descendants(os.getpid(), leave=lambda: [child.pid])]
         send_signal(found._replace(started=found.started + 1), signal.SIGKILL)
         send_signal(found, signal.SIGTERM)
-        assert child.wait(30) == -signal.SIGTERM
+        assert child.wait(100) == -signal.SIGTERM
     send_signal(found, signal.SIGTERM)  # it is gone: nothing happens
 
 

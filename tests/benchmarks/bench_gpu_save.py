@@ -1,0 +1,165 @@
+"""Saving behind a training on a GPU: for how long does it stall, and how much slower are updates meanwhile?
+
+    python tests/benchmarks/bench_gpu_save.py [--size-gib 4] [--runs 7] [--folder DIR]
+
+Each way saves the same state, in a shuffled order, under a new name each time; the first round, which makes every
+way's memory, is left out. The stall is what a call takes on a device that is idle, and `to durable` is until the
+checkpoint can be used. Then updates go on while it is written: their median beside that of updates beside nothing.
+Ways: `TrainingGuard.save(blocking=False)`; `torch.distributed.checkpoint.async_save` with pinned memory, staged before
+it returns, and staged behind training, which must then not change the state before that is over: its stall ends there.
+One copy of the state into pinned memory that is there already says what cannot be undercut. Needs a CUDA device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+import ckptguard
+
+SIDE = 4096
+Note = Callable[[str, float], None]
+
+
+def training(size_gib: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model with AdamW on the device whose state takes this much, a third of it weights."""
+    layers = max(1, round(size_gib * 2**30 / (3 * SIDE * SIDE * 4)))
+    model = torch.nn.Sequential(*[torch.nn.Linear(SIDE, SIDE, bias=False) for _ in range(layers)]).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    update(model, optimizer)
+    return model, optimizer
+
+
+def update(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """One update, done when this returns."""
+    model(torch.randn(512, SIDE, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+
+
+def updates(model: torch.nn.Module, optimizer: torch.optim.Optimizer, until: Callable[[], bool]) -> float:
+    """The median seconds of updates until something is over, at least three."""
+    found: list[float] = []
+    while len(found) < 3 or not until():
+        began = time.perf_counter()
+        update(model, optimizer)
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def main() -> None:
+    """Measure every way in turns."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--size-gib", type=float, default=4.0)
+    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("there is no CUDA device: bench_save.py measures the same on a CPU")
+    warnings.filterwarnings("ignore")
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        measure(Path(name), options.size_gib, options.runs)
+
+
+def measure(folder: Path, size_gib: float, runs: int) -> None:
+    """Print what each way takes, and the ratios."""
+    model, optimizer = training(size_gib)
+    guard = ckptguard.TrainingGuard(folder / "run", model=model, optimizer=optimizer, daemon="off")
+    room = {
+        key: torch.empty_like(value, device="cpu").pin_memory() for key, value in state_of(model, optimizer).items()
+    }
+    steps, seconds = itertools.count(), {}
+
+    def note(what: str, value: float) -> None:
+        seconds.setdefault(what, []).append(value)
+
+    def copy() -> None:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for key, value in state_of(model, optimizer).items():
+            room[key].copy_(value, non_blocking=True)
+        torch.cuda.synchronize()
+        note("one copy: stall", time.perf_counter() - began)
+
+    def ours() -> None:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        guard.save(step=next(steps), blocking=False)
+        note("guard.save: stall", time.perf_counter() - began)
+        note("guard.save: an update meanwhile", updates(model, optimizer, lambda: guard.wait_for_save(0)))
+        guard.wait_for_save()
+        note("guard.save: to durable", time.perf_counter() - began)
+
+    def theirs(name: str, stager: DefaultStager) -> None:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        answer: Any = dcp.async_save(
+            state_of(model, optimizer), checkpoint_id=folder / "dcp", async_stager=stager, no_dist=True
+        )
+        staged, uploaded = getattr(answer, "staging_completion", None), getattr(answer, "upload_completion", answer)
+        if staged is not None:
+            staged.result()
+        note(f"{name}: stall", time.perf_counter() - began)
+        note(f"{name}: an update meanwhile", updates(model, optimizer, uploaded.done))
+        uploaded.result()
+        note(f"{name}: to durable", time.perf_counter() - began)
+
+    stagers = {
+        "DCP, staged at once": DefaultStager(StagingOptions(True, False, False, True)),
+        "DCP, staged behind": DefaultStager(StagingOptions(True, False, True, True)),
+    }
+    ways = [copy, ours, *(lambda name=name, stager=stager: theirs(name, stager) for name, stager in stagers.items())]
+    shuffled = random.Random(runs)
+    for _ in range(runs + 1):
+        for way in shuffled.sample(ways, len(ways)):
+            clear(folder)
+            way()
+        note("nothing: an update meanwhile", updates(model, optimizer, lambda: True))
+    for stager in stagers.values():
+        stager.close()
+    medians = {what: statistics.median(values[1:]) for what, values in seconds.items()}
+    size = sum(value.nbytes for value in room.values()) / 2**30
+    print(f"{size:.2f} GiB on {torch.cuda.get_device_name()}, medians of {runs} runs")
+    for what, value in sorted(medians.items()):
+        print(f"  {what:42} {value * 1e3:9.1f} ms")
+    for one, other, bar in (
+        ("guard.save: stall", "one copy: stall", "at most 1.3"),
+        ("guard.save: stall", "DCP, staged at once: stall", "at most 1"),
+        ("guard.save: stall", "DCP, staged behind: stall", "at most 1"),
+        ("guard.save: an update meanwhile", "nothing: an update meanwhile", ""),
+        ("guard.save: to durable", "DCP, staged at once: to durable", ""),
+    ):
+        ratio = statistics.median(a / b for a, b in zip(seconds[one][1:], seconds[other][1:], strict=True))
+        print(f"  {one:32} {ratio:5.2f} x {other:34} {bar}")
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """All tensors that a save holds, flat."""
+    moments = {f"{n}.{k}": v for n, state in enumerate(optimizer.state.values()) for k, v in state.items()}
+    return {**model.state_dict(), **moments}
+
+
+def clear(folder: Path) -> None:
+    """Remove what was written."""
+    shutil.rmtree(folder / "dcp", ignore_errors=True)
+    for path in (folder / "run").glob("step-*"):
+        shutil.rmtree(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,11 +7,10 @@ import re
 import pytest
 import torch
 from support.guards import guarded
-from support.runs import QUICK
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ckptguard.decisions.rollback import RollbackPolicy
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals import monitor, weights
 from ckptguard.training.signals.device_signals import DeviceSignals, record_event
 
@@ -69,7 +68,7 @@ class Loop:
         self.batches = [torch.randn(8, 32, device=device) for _ in range(8)]
 
     def guard(self, run):
-        return guarded(run, self.model, self.optimizer, scaler=self.scaler, check_every=8)
+        return guarded(run, self.model, self.optimizer, scaler=self.scaler, policy=RollbackPolicy(check_every=8))
 
     def update(self, batch):
         loss = self.model(batch).square().mean()
@@ -137,7 +136,7 @@ def waits_within(profiled, name):
 def test_an_infinite_norm_is_told_as_of_its_own_update(cuda):
     """It is known when the device has got there, and is told as of the update that it was of."""
     model = torch.nn.Linear(2, 2).to(cuda)
-    seen = monitor.Watch(Parts(model=model), QUICK, RollbackPolicy(), check_every=1000)
+    seen = monitor.TrainingMonitor(TrainingParts(model=model), RollbackPolicy(check_every=1000))
     with no_waiting():
         for step in range(1, 30):
             norm = torch.full((), math.inf if step == 6 else 2.0, device=cuda)

@@ -10,6 +10,7 @@ from support.device_training import DeviceTraining, rng_of
 from support.guards import guarded
 from support.tiny_training import assert_same, train
 
+import ckptguard
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 
@@ -24,11 +25,11 @@ def test_a_replay_equals_a_training_that_never_failed(tmp_path, device, precisio
     """Tensors, losses, schedule, loss scale and the device's generator are as if nothing had happened."""
     hot = (6,) if precision == "float16" else ()
     healthy = DeviceTraining(device, precision, hot=hot)
-    train(healthy, tmp_path / "healthy", blocking=blocking)
+    train(healthy, tmp_path / "healthy", saving=ckptguard.Saving(blocking=blocking))
     after = rng_of(device)
     failed = DeviceTraining(device, precision, hot=hot)
     back = {10: lambda g: g.rollback("power cut"), 3: lambda g: g.rollback()}
-    steps = train(failed, tmp_path / "failed", at=back, blocking=blocking)
+    steps = train(failed, tmp_path / "failed", at=back, saving=ckptguard.Saving(blocking=blocking))
     assert steps == [1, 2, 3, *range(1, 11), *range(9, 18)]
     assert_same(healthy, failed)
     assert (failed.scales, failed.scaler.state_dict()) == (healthy.scales, healthy.scaler.state_dict())
@@ -67,7 +68,9 @@ def test_a_resume_in_a_fresh_process_continues_bit_for_bit(tmp_path, device, pre
 def test_a_poisoned_weight_takes_training_back(tmp_path, device, precision):
     """NaN on the device is found without being asked for, and training ends finite."""
     training, seen = DeviceTraining(device, precision), []
-    with guarded(tmp_path / "run", training.model, training.optimizer, check_every=1) as guard:
+    with guarded(
+        tmp_path / "run", training.model, training.optimizer, policy=ckptguard.RollbackPolicy(check_every=1)
+    ) as guard:
         for step, batch in guard.steps(training.loader, total=12, save_every=4):
             seen.append(step)
             loss, norm = training.update(step, batch)

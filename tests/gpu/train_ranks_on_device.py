@@ -16,6 +16,8 @@ import torch.distributed as dist
 from support.guards import guarded
 from torch import nn
 
+import ckptguard
+
 TOTAL, SAVE_EVERY, BACK_AT = 9, 3, 8
 
 
@@ -48,7 +50,9 @@ def train(kind: str, device: torch.device, folder: str, *, total: int, back_at: 
     model, optimizer = make(kind, device)
     data = [torch.randn(8, 16, generator=torch.Generator().manual_seed(n)).to(device) for n in range(5)]
     steps = []
-    with guarded(folder, model, optimizer, blocking=False, rank_timeout=100) as guard:
+    with guarded(
+        folder, model, optimizer, saving=ckptguard.Saving(blocking=False), deadlines=ckptguard.Deadlines(ranks=100)
+    ) as guard:
         for step, batch in guard.steps(data, total=total, save_every=SAVE_EVERY):
             steps.append(step)
             loss = model(batch).square().mean()

@@ -5,14 +5,15 @@ import os
 
 import pytest
 from support.runs import QUICK, write_torch
+from support.views import look
 
 from ckptguard.errors import StorageError, StorageFullError
 from ckptguard.keep.copies import keep_checkpoint
 from ckptguard.records.run import open_run
-from ckptguard.runs.listing import list_checkpoints
 from ckptguard.runs.lock import run_lock
 from ckptguard.storage.local import syncs as local_syncs
 from ckptguard.storage.local.syncs import sync, synced_together
+from ckptguard.values.ids import CheckpointId
 
 
 @pytest.fixture
@@ -70,9 +71,9 @@ def test_a_kept_copy_is_durable_before_its_mark_is_written(tmp_path, synced):
     """All links and their folders come first, then the mark."""
     write_torch(tmp_path / "run", 1, seed=1)
     run = open_run(str(tmp_path / "run"))
-    [checkpoint] = list_checkpoints(run)
+    [checkpoint] = look(run).checkpoints
     with run_lock(run):
-        copy = keep_checkpoint(run, checkpoint, 1, QUICK)
+        copy = keep_checkpoint(look(run), checkpoint, CheckpointId(checkpoint.series, checkpoint.step, 1))
     mark = next(i for i, path in enumerate(synced) if "/.tmp-" in path and i > 0 and "kept" in path)
     place = str(tmp_path / "run/_ckptguard" / copy.folder)
     assert place in synced[:mark]
@@ -84,7 +85,7 @@ def test_a_copy_that_cannot_be_made_durable_leaves_nothing(tmp_path, monkeypatch
     """No mark, and no files."""
     write_torch(tmp_path / "run", 1, seed=1)
     run = open_run(str(tmp_path / "run"))
-    [checkpoint] = list_checkpoints(run)
+    [checkpoint] = look(run).checkpoints
     real = os.fsync
 
     def fail(fd):
@@ -95,7 +96,9 @@ def test_a_copy_that_cannot_be_made_durable_leaves_nothing(tmp_path, monkeypatch
     with run_lock(run):
         monkeypatch.setattr(local_syncs.os, "fsync", fail)
         with pytest.raises(StorageError):
-            keep_checkpoint(run, checkpoint, 1, QUICK.changed(keep="link"))
+            keep_checkpoint(
+                look(run, QUICK.changed(keep="link")), checkpoint, CheckpointId(checkpoint.series, checkpoint.step, 1)
+            )
         monkeypatch.undo()
     assert not [
         p for p in (tmp_path / "run/_ckptguard").rglob("*") if p.suffix == ".json" or (p.is_file() and "net" in p.name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from ckptguard.formats import Leaf
 from ckptguard.layouts import Checkpoint, Gap
@@ -25,8 +26,7 @@ class ScannedTensor(NamedTuple):
     numbers: Numbers | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is known about a checkpoint when it is judged.
 
     `sealed` is the manifest of this very generation (None at first sight). `reference` is the manifest that keys,
@@ -46,12 +46,12 @@ class Evidence:
     reference_facts: Facts | None = None
     previous: Manifest | None = None
     previous_facts: Facts | None = None
-    placed_digests: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    placed_digests: Mapping[str, tuple[str | None, ...]] = {}
     in_run: bool = True
     known_globals: frozenset[str] | None = None
     allow_nonfinite: tuple[str, ...] = ()
     trust_globals: tuple[str, ...] = ()
-    expected_sums: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> (algorithm, hex digest)
+    expected_sums: Mapping[str, tuple[str, str]] = {}  # file -> (algorithm, hex digest)
 
     def leaves(self) -> Iterator[Leaf]:
         """All numbers beside tensors, of all files."""

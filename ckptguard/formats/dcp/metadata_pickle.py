@@ -228,12 +228,8 @@ class _FoldingMachine(Machine):
         """Note the bytes from the last name on, if they alone make this value."""
         start, depth, marks, memoized = self.begun
         place = (len(self.stack) - 1, len(self.marks))
-        if (
-            not switch.BY_HEART
-            or (depth, marks) != place
-            or not KEY <= end - start <= LONGEST
-            or len(self.repeats) >= MOST
-        ):
+        full = len(self.repeats) >= MOST or not switch.BY_HEART
+        if full or (depth, marks) != place or not KEY <= end - start <= LONGEST:
             return
         raw = self.data[start:end]
         alone = _AloneMachine(raw + b".", Before(self.memo, memoized))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import msgspec
@@ -117,5 +116,5 @@ def test_masks_of_an_ema_are_masks(role: str) -> None:
     given = evidence({"m.pt": [T("mask", role=role)]})
     mask = Numbers(count=4, neginf=2, first_bad=1, single_finite=True)
     masked = msgspec.structs.replace(given.scan.files[0], numbers=(mask,))
-    found = run_checks(dataclasses.replace(given, scan=Scan(files=(masked,), seconds=0.1)))
+    found = run_checks(msgspec.structs.replace(given, scan=Scan(files=(masked,), seconds=0.1)))
     assert [f.severity for f in found if f.check == "finite"] == [Severity.NOTICE]

@@ -16,13 +16,13 @@ from ckptguard import CkptguardError
 from ckptguard.cli.exit_codes import of_outcomes
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verify.target import Selection, verify_target
 
 
 def check(folder: Path) -> int:
     """Say what is wrong with a folder; the exit code: 0 good, 3 bad, 4 incomplete, 1 could not tell."""
     sums = next((str(folder / name) for name in ("SHA256SUMS", "MD5SUMS") if (folder / name).is_file()), None)
-    report = verify_target(str(folder), Settings(), record=False, check_sums=sums)
+    report = verify_target(str(folder), Settings(), Selection(record=False, check_sums=sums))
     for checkpoint in report.checkpoints:
         print(f"{escape(checkpoint.path)}: {checkpoint.outcome.value}, {checkpoint.bytes} bytes")
         for finding in checkpoint.findings:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from ckptguard.inspect.list_states import CheckpointState, survey
 from ckptguard.records.incidents import Incident, list_incidents
-from ckptguard.records.run import open_run
+from ckptguard.runs.run_view import open_view
+from ckptguard.values.settings import Settings
 
 
 def print_timeline(path: Path) -> None:
     """Every checkpoint with its verdict and reason, and every incident with what was done about it."""
-    run = open_run(str(path))
-    events = [(state.verified_at or "", state.step or 0, of_checkpoint(state)) for state in survey(run)]
-    events += [(incident.opened_at, incident.step or 0, of_incident(incident)) for incident in list_incidents(run)]
+    view = open_view(str(path), Settings())
+    events = [(state.verified_at or "", state.step or 0, of_checkpoint(state)) for state in survey(view)]
+    events += [(incident.opened_at, incident.step or 0, of_incident(incident)) for incident in list_incidents(view.run)]
     print("\nTimeline, from the records:")
     for time, _, lines in sorted(events):
         print(f"  {time[11:19]}  {lines[0]}")
@@ -27,7 +28,7 @@ def of_checkpoint(state: CheckpointState) -> list[str]:
     kept = f"kept ({state.kept_how})"
     places = [(state.in_place, "in place"), (state.kept, kept), (state.quarantined, "quarantined")]
     where = ", ".join(word for there, word in places if there) or "gone"
-    head = f"{state.path}  {state.id or '-':6} {state.outcome.value.upper():10}  {where}"
+    head = f"{state.path}  {str(state.id or '-'):6} {state.outcome.value.upper():10}  {where}"
     return [head, state.reason] if state.reason else [head]
 
 

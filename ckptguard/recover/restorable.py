@@ -130,7 +130,7 @@ class _Places:
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, Place]]:
         """Where it lies here."""
-        outcome = self._outcome(id)
+        outcome = self._outcome(id) if self.failed is None else None
         if outcome is None:
             return
         self._in_use.pin(id)

@@ -145,11 +145,8 @@ def suspect(url):
 
 
 def quarantined(url):
-    roll_back(
-        look(open_run(url), TINY),
-        GoBack(reason="loss", before_step=500, check_writing=False),
-        work=Work(scanner=inline),
-    )
+    back = GoBack(reason="loss", before_step=500, check_writing=False)
+    roll_back(look(url, TINY), back, work=Work(scanner=inline))
 
 
 def only_kept(url):

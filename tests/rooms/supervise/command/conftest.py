@@ -44,7 +44,7 @@ class Supervising:
             **kept,
             "CKPTGUARD_SETTLE": "0",
             "CKPTGUARD_SCAN_INTERVAL": "0.05",
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
             "XDG_RUNTIME_DIR": str(folder),
         }
         self.process: subprocess.Popen[str] | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,8 +29,7 @@ _COUNTED = re.compile(r"checkpoint_\d+")
 _MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """One training run. `storage` holds the trainer's files, `records` ours (in the run unless set elsewhere)."""
 
     url: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, KeysView
-from dataclasses import dataclass, field
 from itertools import islice
+
+import msgspec
 
 from ckptguard.decisions.known_good import (
     Standing,
@@ -29,8 +30,7 @@ from ckptguard.values.verdict import Facts, Outcome, Verdict
 _MOST_MANIFESTS = 64  # remembered at once: that of a large checkpoint takes some 25 MB
 
 
-@dataclass
-class History:
+class History(msgspec.Struct):
     """Ledger names, manifests and quarantine marks of a run, read on demand and remembered.
 
     It is what the records said when they were read: `refresh` reads the names of one series again. An answer that is
@@ -40,14 +40,14 @@ class History:
     run: Run
     names: dict[str, dict[str, None]]
     quarantined: dict[str, set[CheckpointId]]
-    _sealed: dict[str, dict[CheckpointId, None]] = field(default_factory=dict)
-    _manifest_names: dict[str, set[str]] = field(default_factory=dict)
-    _standings: dict[str, dict[CheckpointId, Standing]] = field(default_factory=dict)
-    _ordered: dict[str, list[CheckpointId]] = field(default_factory=dict)
-    _manifests: dict[CheckpointId, Manifest | None] = field(default_factory=dict)
-    _verdicts: dict[CheckpointId, Verdict | None] = field(default_factory=dict)
-    _names_of: dict[str, dict[CheckpointId, list[str]]] = field(default_factory=dict)
-    _ever_good: dict[str, set[CheckpointId]] = field(default_factory=dict)
+    _sealed: dict[str, dict[CheckpointId, None]] = msgspec.field(default_factory=dict)
+    _manifest_names: dict[str, set[str]] = msgspec.field(default_factory=dict)
+    _standings: dict[str, dict[CheckpointId, Standing]] = msgspec.field(default_factory=dict)
+    _ordered: dict[str, list[CheckpointId]] = msgspec.field(default_factory=dict)
+    _manifests: dict[CheckpointId, Manifest | None] = msgspec.field(default_factory=dict)
+    _verdicts: dict[CheckpointId, Verdict | None] = msgspec.field(default_factory=dict)
+    _names_of: dict[str, dict[CheckpointId, list[str]]] = msgspec.field(default_factory=dict)
+    _ever_good: dict[str, set[CheckpointId]] = msgspec.field(default_factory=dict)
     _kept: dict[str, set[CheckpointId]] | None = None
 
     def standings(self, series: str) -> dict[CheckpointId, Standing]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptguard.errors import NotFoundError, ObjectMissingError
 from ckptguard.formats import tensor_suffix
@@ -22,8 +23,7 @@ _MOST_REFS = 1000
 _UNFINISHED = ".incomplete"
 
 
-@dataclass(frozen=True)
-class HubPlace:
+class HubPlace(msgspec.Struct, frozen=True):
     """A place in a hub cache: "" is the hub itself, else a key that begins with a repository."""
 
     storage: HubCacheStorage

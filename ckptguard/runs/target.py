@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,8 +21,7 @@ from ckptguard.values.patterns import Pattern
 from ckptguard.values.settings import Settings
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint`
     with keys relative to that; a run, or a checkpoint inside a run that has records, has `view`.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptguard.scan import Progress, Scanner, scan_files
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """`scanner` reads files, `progress` is told of every byte read, `rate` are bytes a second at most (None: no limit),
     and work ends early once `stop` is set."""
 

@@ -10,7 +10,8 @@ import os
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptguard.errors import NotFoundError, SettingsError, StorageError
 from ckptguard.storage import normalise_url, open_storage
@@ -53,8 +54,7 @@ _STRENGTH = ("blake3", "blake2b", "sha512", "sha384", "sha256", "blake2b-384", "
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-@dataclass(frozen=True)
-class CheckSums:
+class CheckSums(msgspec.Struct, frozen=True):
     """A checksum file that was read: what it states, and the local folder that it lies in ("" where it has none)."""
 
     stated: Sums

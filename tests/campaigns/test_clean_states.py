@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from support.runs import QUICK, save_file
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import Selection, verify_target
+from ckptguard.verify.selection import Selection
+from ckptguard.verify.target import verify_target
 
 EXAMPLES = 2000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 60
 

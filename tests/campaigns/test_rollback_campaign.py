@@ -21,7 +21,8 @@ from ckptguard.runs.history import load_history
 from ckptguard.training import guard as guard_module
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import Selection, verify_target
+from ckptguard.verify.selection import Selection
+from ckptguard.verify.target import verify_target
 
 KINDS = (
     *("gradient", "weight", "buffer", "optimizer", "input", "spike", "scale", "floor", "lasting", "killed", "asked"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from ckptguard.records.run import Run
 from ckptguard.storage.protocol import Storage
@@ -34,7 +35,7 @@ class CountingStorage:
 def counted(run: Run) -> tuple[Run, Counter[str]]:
     """The same run, and what was asked of its storages since it was cleared, as ``run.list`` or ``records.open``."""
     requests: Counter[str] = Counter()
-    wrapped = dataclasses.replace(
+    wrapped = msgspec.structs.replace(
         run,
         storage=CountingStorage(run.storage, "run", requests),
         records=CountingStorage(run.records, "records", requests),

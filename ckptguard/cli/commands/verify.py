@@ -62,7 +62,8 @@ def command(target: str, **options: Unpack[Options]) -> None:
     """
     from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of
-    from ckptguard.verify.target import DEFAULT_WAIT, Selection, verify_target
+    from ckptguard.verify.selection import DEFAULT_WAIT, Selection
+    from ckptguard.verify.target import verify_target
 
     flags = {name: options[name] for name in ("allow_nonfinite", "digest", "executor", "workers")}
     settings = settings_from(options["config"], options["records"], trust_globals=options["trust_global"], **flags)

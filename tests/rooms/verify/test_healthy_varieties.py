@@ -11,7 +11,8 @@ from support.layouts import moments, scheduler, trainer_files, weights
 from support.runs import QUICK, save_file
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import Selection, verify_target
+from ckptguard.verify.selection import Selection
+from ckptguard.verify.target import verify_target
 
 
 def accelerate_beside(place: Path, step: int) -> None:

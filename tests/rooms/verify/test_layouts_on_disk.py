@@ -17,7 +17,8 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.target import Selection, verify_target
+from ckptguard.verify.selection import Selection
+from ckptguard.verify.target import verify_target
 
 
 def content(folder: Path, top: str) -> dict[str, bytes]:

@@ -13,7 +13,8 @@ from support.runs import QUICK, save_file
 
 from ckptguard.runs.results import Checked
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import Selection, verify_target
+from ckptguard.verify.selection import Selection
+from ckptguard.verify.target import verify_target
 
 NAN = float("nan")
 

@@ -10,7 +10,8 @@ from support.runs import QUICK, state_dict, write_safetensors, write_sharded, wr
 from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.runs.work import Work
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.target import Selection, verify_target
+from ckptguard.verify.selection import Selection
+from ckptguard.verify.target import verify_target
 
 
 def test_a_stray_file_is_judged_and_nothing_is_written(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 
 from ckptguard.decisions.known_good import by_generation, parse_verdict_name
@@ -18,6 +19,8 @@ from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId, series_from_folder
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Severity, Verdict
+
+_COARSE = 5.0  # seconds: more than the step of any file system's times
 
 
 class Glance:
@@ -88,7 +91,7 @@ class Glance:
         names = {f"{LEDGER}/{name}" for name in self._names_of(id)}
         if id in self._history.sealed(id.series):
             names.add(MANIFESTS)
-        if not names or names != listed.keys() or any(e.mtime_ns is None and not e.etag for e in listed.values()):
+        if not names or names != listed.keys() or not all(map(_is_told_apart, listed.values())):
             return None
         told = sorted((name, *entry.signature) for name, entry in listed.items())
         return hashlib.blake2b(repr(told).encode("utf-8", "surrogateescape"), digest_size=16).digest()
@@ -107,6 +110,16 @@ def heaviest_reason(verdict: Verdict) -> str:
                 about = finding.tensor or finding.file
                 return f"{about}: {finding.message}" if about else finding.message
     return ""
+
+
+def _is_told_apart(entry: Entry) -> bool:
+    """Whether a record that is made anew under the same name will look different to storage."""
+    if entry.etag or entry.inode is not None:
+        return True
+    if entry.mtime_ns is None:
+        return False
+    # Where times are whole seconds (SFTP), only of a record that is older than that.
+    return entry.mtime_ns % 1_000_000_000 != 0 or time.time() - entry.mtime_ns / 1e9 > _COARSE
 
 
 def _sealed_as(manifest: Manifest, files: bool) -> SealedAs:

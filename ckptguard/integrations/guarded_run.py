@@ -76,6 +76,16 @@ class Guarding(TypedDict, total=False):
     deadline: float
 
 
+def checked_guarding(given: Guarding) -> Guarding:
+    """The same, if a run can be guarded so: else TypeError or SettingsError."""
+    known = Guarding.__annotations__
+    for name in given.keys() - known.keys():
+        raise TypeError(f"unexpected keyword argument {name!r}: there are {', '.join(known)}")
+    if given.get("daemon", "auto") not in ("auto", "off"):
+        raise SettingsError(f'daemon must be "auto" or "off", not {given["daemon"]!r}')
+    return given
+
+
 class GuardedRun:
     """One run at one place, in one series; see `Guarding`.
 
@@ -84,16 +94,14 @@ class GuardedRun:
     def __init__(
         self, url: str, *, series: str, policy: RollbackPolicy | None = None, **guarding: Unpack[Guarding]
     ) -> None:
-        daemon = guarding.get("daemon", "auto")
-        if daemon not in ("auto", "off"):
-            raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
+        given = checked_guarding(guarding)
         self.policy = policy if policy is not None else RollbackPolicy()
         self.ranks: Ranks = ranks_of_training(_RANKS_SECONDS)
         self.series = series
         self._url = url
-        self._asks = daemon == "auto"
-        self._deadline = guarding.get("deadline", 120.0)
-        settings = guarding.get("settings")
+        self._asks = given.get("daemon", "auto") == "auto"
+        self._deadline = given.get("deadline", 120.0)
+        settings = given.get("settings")
         self._run: Run | None = None
         self._child: ChildDaemon | None = None
         self._rollbacks: Rollbacks | None = None

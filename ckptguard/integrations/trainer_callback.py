@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, Guarding, open_guarded
+from ckptguard.integrations.guarded_run import GuardedRun, Guarding, checked_guarding, open_guarded
 from ckptguard.integrations.skipped_updates import LeftOut
 from ckptguard.recover.roll_back import verify_pending
 from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
@@ -48,8 +48,7 @@ class GuardCallback(TrainerCallback):
     ) -> None:
         if on_sick not in ("raise", "stop"):
             raise SettingsError(f'on_sick must be "raise" or "stop", not {on_sick!r}')
-        if guarding.get("daemon", "auto") not in ("auto", "off"):
-            raise SettingsError(f'daemon must be "auto" or "off", not {guarding["daemon"]!r}')
+        guarding = checked_guarding(guarding)
         policy = policy if policy is not None else RollbackPolicy()
         settings = guarding.get("settings")
         self.sick: SickTrainingError | None = None

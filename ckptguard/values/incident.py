@@ -93,17 +93,6 @@ class ChangedTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     note: str | None = None
 
 
-class Skipped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Updates whose batches are left out from then on. `draws`: these batches as (rank, epoch, first, last of the
-    epoch's batches), counted as the training that `training` names counts them; `check` is over all of it."""
-
-    first: int
-    last: int
-    training: str = ""
-    draws: tuple[tuple[int, int, int, int], ...] = ()
-    check: str = ""
-
-
 class CheckpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of a checkpoint that matters here. `largest`: tensors of the model, largest magnitude first;
     `errors`: checks that found it wrong, with what they said."""
@@ -142,7 +131,6 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: tuple[Sample, ...] = ()
     training: Training | None = None
     resumed: Resumed | None = None
-    skipped: Skipped | None = None
     tensors: tuple[SickTensor, ...] = ()
     tensors_omitted: int = 0
     tensors_from: str | None = None  # "memory" or the checkpoint's path

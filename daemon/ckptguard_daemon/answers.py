@@ -106,7 +106,8 @@ class Answers:
 
     async def _checkpoints(self, request: Request) -> Response:
         guarded = self._guarded(request)
-        return _json(documents.checkpoints_document(guarded, await run_in_threadpool(lambda: survey(guarded.look()))))
+        states = await run_in_threadpool(lambda: survey(guarded.look(), guarded.states))
+        return _json(documents.checkpoints_document(guarded, states))
 
     async def _known_good(self, request: Request) -> Response:
         guarded = self._guarded(request)

@@ -10,6 +10,7 @@ from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.incidents.notify import Hooks
 from ckptguard.incidents.record_bad_save import record_bad_save
+from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.clock import utc_now
 from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
 from ckptguard.records.remembered_listing import RememberedListing
@@ -50,6 +51,7 @@ class GuardedRun:
         self.replicas: tuple[Replica, ...] = ()  # as they were when they were last brought up to date
         self.verdicts = 0  # given since the start
         self.names = RememberedListing()
+        self.states = StateMemo()
         self._settings = settings
         self._hooks = hooks
         self._presence = presence

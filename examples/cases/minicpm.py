@@ -98,7 +98,8 @@ def main() -> None:
 
     print("--- continued under guard, in fp16: no such adapter is saved")
     try:
-        train(make_trainer(run, 20, torch.float16), check_every=1)  # look at the weights after each update
+        policy = ckptguard.RollbackPolicy(check_every=1)  # look at the weights after each update
+        train(make_trainer(run, 20, torch.float16), policy=policy)
     except ckptguard.RollbackExhausted as error:
         print(error)
     print(subprocess.check_output([sys.executable, "-m", "ckptguard", "incident", run], text=True))

@@ -10,6 +10,7 @@ bytes in memory on as many threads; then a rollback of model and optimizer, less
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import statistics
@@ -28,10 +29,12 @@ import ckptguard
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.storage import open_storage
-from ckptguard.training.content.safetensors_file import read_file, write_file
+from ckptguard.training.content.file_stream import FileStream
+from ckptguard.training.content.safetensors_file import read_file, write_tensors
 from ckptguard.training.content.tensor_bytes import threads_for_memory, view_of
-from ckptguard.training.content.training_parts import Parts
+from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.saving.own_layout import read_checkpoint
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.verify.target import verify_target
 
@@ -63,7 +66,9 @@ def one_file(folder: Path, size_gib: float, runs: int) -> None:
     tensors = {str(n): torch.randn(SIDE, SIDE) for n in range(max(1, round(size_gib * 2**30 / (4 * SIDE * SIDE))))}
     plain, pickled = folder / "model.safetensors", folder / "model.pt"
     descriptor = os.open(plain, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    sealed = write_file(descriptor, tensors, key=plain.name, where=str(folder), role="model")
+    with contextlib.closing(FileStream(descriptor, key=plain.name, where=str(folder))) as stream:
+        sealed = write_tensors(stream, tensors, key=plain.name, role="model")
+        stream.finish()
     os.close(descriptor)
     torch.save(tensors, pickled)
 
@@ -105,8 +110,8 @@ def rollback(folder: Path, size_gib: float, runs: int) -> None:
     guard = ckptguard.TrainingGuard(folder / "run", model=model, optimizer=optimizer, daemon="off")
     path = Path(guard.save(step=1))
     verify_target(guard.run, Settings(settle=0.0))
-    run, parts = open_run(guard.run), Parts(model=model, optimizer=optimizer)
-    manifest = read_manifest(run, "step-#", 1, 1)
+    run, parts = open_run(guard.run), TrainingParts(model=model, optimizer=optimizer)
+    manifest = read_manifest(run, CheckpointId("step-#", 1, 1))
     assert manifest is not None
     ways: Ways = {
         "rollback": lambda: guard.rollback("measured"),

@@ -115,11 +115,9 @@ class Training:
                     scaler=self.scaler,
                     daemon="off",
                     settings=QUICK,
-                    check_every=job.check_every,
-                    blocking=not job.held,
-                    deadline=0.3 if job.held == "given up" else 20.0,
-                    rank_timeout=30,
-                    policy=ckptguard.RollbackPolicy(spikes=spikes),
+                    saving=ckptguard.Saving(blocking=not job.held),
+                    deadlines=ckptguard.Deadlines(daemon=0.3 if job.held == "given up" else 20.0, ranks=30),
+                    policy=ckptguard.RollbackPolicy(spikes=spikes, check_every=job.check_every),
                     **options,
                 )
                 self.watch(guard)

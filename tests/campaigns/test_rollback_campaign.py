@@ -2,6 +2,7 @@
 from a state that was not saved good and GOOD at that moment. CKPTGUARD_CAMPAIGN=full: 240 faults."""
 
 import contextlib
+import dataclasses
 import math
 import os
 import random
@@ -18,7 +19,7 @@ from ckptguard.errors import RollbackExhausted
 from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
-from ckptguard.training import guard as guard_module
+from ckptguard.training import child_daemon
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.selection import Selection
@@ -57,9 +58,8 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
     kind, around = KINDS[seed % len(KINDS)], generator.choice(AROUND)
     at = generator.randrange(9, TOTAL) if kind == "spike" else generator.randrange(1, TOTAL + 1)
     options = {
-        "check_every": generator.choice((1, 2, 50)),
-        "blocking": generator.random() < 0.6,
-        "policy": POLICY,
+        "policy": dataclasses.replace(POLICY, check_every=generator.choice((1, 2, 50))),
+        "saving": ckptguard.Saving(blocking=generator.random() < 0.6),
         "settings": QUICK,
         "daemon": "off",
     }
@@ -67,15 +67,15 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
     daemons = (None, *daemon_faults.KINDS)
     asked = generator.choice(daemons) if FULL else {2: "dead", 1: "slow", 11: "restarting"}.get(seed)
     if asked is not None:
-        options |= {"daemon": "auto", "deadline": 0.1}
-        monkeypatch.setattr(guard_module, "ensure_daemon", lambda *_: None)
+        options |= {"daemon": "auto", "deadlines": ckptguard.Deadlines(daemon=0.1)}
+        monkeypatch.setattr(child_daemon, "ensure_daemon", lambda *_: None)
     run = tmp_path / "run"
     run.mkdir()
     struck = Strikes(kind, around, at, generator, FullDisk(monkeypatch, run), HeldSave(monkeypatch), run, tells)
     if kind == "in_flight":
         struck.have_in_flight(options)
     elif generator.random() < 0.25:
-        struck.own_files, options["blocking"] = True, True
+        struck.own_files, options["saving"] = True, ckptguard.Saving()
     told = f"seed {seed}: {struck.kind} at {struck.at}, {around}, {asked=}, {struck.held=}, {struck.own_files=}, "
     told += f"{tells=}, {options}"
     print(told)
@@ -132,7 +132,11 @@ class Strikes:
         self.kind = self.generator.choice(("gradient", "weight", "buffer", "optimizer", "asked", "killed"))
         self.at = SAVE_EVERY * self.generator.randrange(1, (TOTAL - 1) // SAVE_EVERY + 1) + 1
         self.held = (self.generator.choice(("write", "seal")), self.generator.choice(("waited for", "given up")))
-        options |= {"blocking": False, "check_every": 1, "deadline": 10.0 if self.held[1] == "waited for" else 0.1}
+        options |= {
+            "saving": ckptguard.Saving(blocking=False),
+            "policy": dataclasses.replace(POLICY, check_every=1),
+            "deadlines": ckptguard.Deadlines(daemon=10.0 if self.held[1] == "waited for" else 0.1),
+        }
         self._late = self.at + self.generator.randrange(2, 6)
 
     def train(self, training, options, before=None):

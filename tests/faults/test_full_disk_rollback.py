@@ -13,8 +13,9 @@ from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training.rollback.load_known_good import Loaded
+from ckptguard.training.rollback.lead_and_follow import Loaded
 from ckptguard.training.rollback.retry_unrecorded import Owed
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 NAN_FROM = 17  # a row of NaN losses begins here; the weights stay finite, and step 20 is saved within it
@@ -73,8 +74,6 @@ def test_it_is_made_up_for_once_there_is_space(train, tmp_path, caplog):
     assert "went back from step 22 to step 10" in incident.actions[-1]
     assert incident.known_details().samples
     assert run.records.stat(f"incidents/{incident.id}.html").size > 1000
-    # What was left out is in it: a restart meets none of these batches again.
-    assert (incident.known_details().skipped.first, incident.known_details().skipped.last) == (NAN_FROM, 22)
 
 
 def test_without_space_nothing_is_lost(train, tmp_path):
@@ -88,7 +87,7 @@ def test_without_space_nothing_is_lost(train, tmp_path):
 
 def test_what_is_owed_is_tried_ever_more_rarely(tmp_path, monkeypatch):
     """After 1, 2, 4 updates and so on, then at every 64th; at once when it matters."""
-    owed = Owed(open_run(str(tmp_path)), "step-#")
+    owed = Owed(open_run(str(tmp_path)), QUICK, "step-#")
     tries = []
 
     def pay(debt):
@@ -98,7 +97,7 @@ def test_what_is_owed_is_tried_ever_more_rarely(tmp_path, monkeypatch):
     monkeypatch.setattr(owed, "_pay", pay)
     owed.settle()
     assert tries == []
-    loaded = Loaded(step=1, id="1.1", path="step-1", extra={})
+    loaded = Loaded(step=1, id=CheckpointId("step-#", 1, 1), path="step-1", extra={})
     owed.note(loaded, reason="r", incident={}, action="a", unmarked=False)
     for _ in range(200):
         owed.settle()

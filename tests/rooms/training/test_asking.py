@@ -18,8 +18,9 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, this_host, write_daemon_record
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.training import guard as guard_module
+from ckptguard.training import child_daemon
 from ckptguard.training.client import is_alive, let_daemon_verify, report_incident
+from ckptguard.training.rollback import resume
 from ckptguard.values.verdict import Outcome
 
 ANSWER = {"series": "step-#", "id": "500.1", "path": "/x", "step": 500}
@@ -163,7 +164,8 @@ def test_a_daemon_that_lies_changes_nothing(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     name_daemon(open_run(str(tmp_path / "run")), tmp_path / "s")
     with daemon(tmp_path / "s", answer({**ANSWER, "incident": {"id": "none"}})) as asked:
-        assert train(tmp_path / "run", {"daemon": "auto", "deadline": 60.0}) == [1, 2, 3, 4, 5, 5, 6, 7]
+        options = {"daemon": "auto", "deadlines": ckptguard.Deadlines(daemon=60.0)}
+        assert train(tmp_path / "run", options) == [1, 2, 3, 4, 5, 5, 6, 7]
     assert any(b"known-good" in question for question in asked)
     (incident,) = list_incidents(open_run(str(tmp_path / "run")))
     assert (incident.known_good, incident.state) == ("4.1", "closed")
@@ -173,7 +175,7 @@ def test_a_dead_daemon_is_done_without(tmp_path, monkeypatch):
     """The daemon that the records name is gone, and none can be started: the records are read directly."""
     (tmp_path / "run").mkdir()
     name_daemon(open_run(str(tmp_path / "run")), tmp_path / "gone")
-    monkeypatch.setattr(guard_module, "ensure_daemon", lambda run, settings: None)
+    monkeypatch.setattr(child_daemon, "ensure_daemon", lambda run, settings: None)
     assert train(tmp_path / "run", {"daemon": "auto"}) == [1, 2, 3, 4, 5, 5, 6, 7]
 
 
@@ -187,7 +189,7 @@ def test_a_child_that_cannot_start_is_a_warning(tmp_path, monkeypatch, caplog):
 def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
     """daemon="auto" starts a daemon that verifies the saves and takes the incident; close() ends it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(guard_module, "load_checked", wait_for_daemon(guard_module.load_checked))
+    monkeypatch.setattr(resume, "load_checked", wait_for_daemon(resume.load_checked))
     assert train(tmp_path / "run", {"daemon": "auto"}) == [1, 2, 3, 4, 5, 5, 6, 7]
     run = open_run(str(tmp_path / "run"))
     states = [s for s in survey(look(run)) if s.in_place]
@@ -202,11 +204,11 @@ def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
 def wait_for_daemon(load):
     """Begin only when the child answers, so that it is there to take part."""
 
-    def waiting(run, *others):
+    def waiting(view, *others):
         end = time.monotonic() + 60
-        while not is_alive(run):
+        while not is_alive(view.run):
             assert time.monotonic() < end, "the child never answered"
             os.sched_yield()
-        return load(run, *others)
+        return load(view, *others)
 
     return waiting

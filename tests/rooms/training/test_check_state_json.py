@@ -28,7 +28,6 @@ FORGED = [
     (("guard", "lr_factor"), float("nan")),
     (("guard", "lr_factor"), "1"),
     (("guard", "lr_factor"), True),
-    (("guard", "training"), 3),
     (("data",), "epoch"),
     (("data", "epoch"), -1),
     (("data", "taken"), 1.0),

@@ -174,7 +174,7 @@ def test_going_back_on_a_full_disk(tmp_path, monkeypatch, blocking):
     for name in ("write", "pwrite"):
         monkeypatch.setattr(os, name, refusing(getattr(os, name)))
     model, steps = Half(), []
-    with guarded(tmp_path / "run", model, blocking=blocking) as guard:
+    with guarded(tmp_path / "run", model, saving=ckptguard.Saving(blocking=blocking)) as guard:
         for step, _ in guard.steps(batches(30), total=9, save_every=3):
             steps.append(step)
             if len(steps) == 5:

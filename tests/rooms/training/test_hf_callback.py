@@ -144,7 +144,9 @@ def test_nonsense_is_refused_at_once():
     with pytest.raises(SettingsError):
         ckptguard.integrations.transformers.GuardCallback(on_sick="ignore")
     with pytest.raises(SettingsError):
-        ckptguard.integrations.transformers.GuardCallback(check_every=0)
+        ckptguard.integrations.transformers.GuardCallback(policy=ckptguard.RollbackPolicy(check_every=0))
+    with pytest.raises(TypeError, match="check_every"):
+        ckptguard.integrations.transformers.GuardCallback(check_every=1)
 
 
 class Poison(transformers.TrainerCallback):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.runs import QUICK
+from support.views import look
 
 import ckptguard
 from ckptguard.decisions.rollback import RollbackPolicy
@@ -233,7 +234,7 @@ def test_a_rollback_leaves_a_whole_report(tmp_path):
     folder = tmp_path / "run" / "_ckptguard" / "incidents"
     assert "Likely causes" in (folder / f"{incident.id}.txt").read_text()
     assert (folder / f"{incident.id}.html").read_text().startswith("<!doctype html>")
-    assert report_of(run, choose_incident(run, None)).details == details
+    assert report_of(look(run), choose_incident(run, None)).details == details
 
 
 def test_a_spent_budget_names_the_report(tmp_path):

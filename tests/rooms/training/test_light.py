@@ -45,3 +45,30 @@ def test_the_plain_loop_goes_back_and_ends(tmp_path):
 def test_the_plain_loop_is_short():
     """The whole of it is about 40 lines."""
     assert len((ROOT / "examples" / "plain_loop.py").read_text().splitlines()) <= 48
+
+
+def test_the_name_of_the_guard_is_light():
+    """After torch, the name loads few modules: what a guard is made of is loaded when one is made."""
+    script = (
+        "import sys, torch; before = set(sys.modules); from ckptguard import TrainingGuard; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    loaded = python("-c", script).split()
+    assert len(loaded) <= 40, loaded
+    heavy = ("verify", "recover", "upkeep", "incidents", "replicas", "storage", "scan", "checks", "formats")
+    assert not [name for name in loaded if name.startswith(tuple(f"ckptguard.{room}" for room in heavy))]
+
+
+def test_observe_loads_nothing():
+    """In the middle of training no module is loaded: neither by an update, nor by a look, nor by the next batch."""
+    script = (
+        "import sys, tempfile, torch, ckptguard\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "policy = ckptguard.RollbackPolicy(check_every=2)\n"
+        "guard = ckptguard.TrainingGuard(tempfile.mkdtemp(), model=model, daemon='off', policy=policy)\n"
+        "for step, _ in guard.steps([1], total=9, save_every=100):\n"
+        "    guard.observe(loss=1.0, grad_norm=1.0)\n"
+        "    if step == 1: before = set(sys.modules)\n"
+        "    if step == 8: print(*sorted(set(sys.modules) - before))\n"
+    )
+    assert python("-c", script).split() == []

@@ -81,7 +81,7 @@ def test_a_trainers_log_is_taken_where_nothing_was_given(tmp_path):
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": log}))
     reconciled(tmp_path)
     done = prune(look(str(root)), Policy(keep_best=(Best("eval_loss", "min"),), keep_good=1), grace=60.0)
-    assert [d.checkpoint.step for d in done.removed] == [100, 300]
+    assert [d.checkpoint.id.step for d in done.removed] == [100, 300]
 
 
 def save_on_ranks(folder):

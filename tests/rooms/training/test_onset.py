@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from support.runs import QUICK
+from support.views import look
 
 import ckptguard
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
@@ -145,7 +146,7 @@ def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
     assert "since the last clean look" in second.actions[-1]
     # The repeat goes back to the start: updates 1 to 12 are made again, and the draws 12 to 18 are left out.
     assert [number for _, number in sorted(seen.items())] == [*range(12), *range(19, 31)]
-    text, page = (form(report_of(run, first)) for form in (report_text, report_html))
+    text, page = (form(report_of(look(run), first)) for form in (report_text, report_html))
     assert "onset:      13 to 18 (noticed at step 18)" in text
     assert "step 13 to 18" in page
     assert 'class="span"' in page

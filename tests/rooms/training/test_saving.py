@@ -258,3 +258,13 @@ def test_options_that_cannot_be_meant_are_refused(tmp_path, options):
     """One clear sentence at construction."""
     with pytest.raises(SettingsError):
         guard_of(tmp_path / "run", **options)
+    with pytest.raises(SettingsError):
+        ckptguard.RollbackPolicy(check_every=0)
+
+
+def test_objects_that_are_no_guards_are_refused(tmp_path):
+    """A keyword that is misspelt is not passed over, and there must be a model."""
+    with pytest.raises(TypeError, match="optimiser"):
+        guard_of(tmp_path / "run", optimiser=None)
+    with pytest.raises(TypeError, match="'model'"):
+        ckptguard.TrainingGuard(tmp_path / "run", daemon="off")

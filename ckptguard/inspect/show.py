@@ -60,7 +60,7 @@ def show(
     With `magnitudes` the files are read once if the manifest does not know how large the numbers are, as where the
     writer sealed it and nobody verified it yet.
     """
-    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
+    resolved = resolve_target(target, settings)
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         raise several_checkpoints(resolved, target)

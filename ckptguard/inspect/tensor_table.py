@@ -67,7 +67,7 @@ class Contents:
 
 def find_source(target: str, settings: Settings) -> Source:
     """The one checkpoint that a path or URL means, of a run or stray. NotFoundError for a run."""
-    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
+    resolved = resolve_target(target, settings)
     checkpoint = resolved.checkpoint
     if checkpoint is None:
         raise several_checkpoints(resolved, target)

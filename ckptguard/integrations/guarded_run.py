@@ -184,7 +184,7 @@ class GuardedRun:
         return None
 
     def _open(self) -> None:
-        run = open_run(self._url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
+        run = open_run(self._url, self.settings, must_exist=False)
         self._run = run
         self._rollbacks = Rollbacks(
             run,

@@ -130,7 +130,7 @@ class GuardedIO(TorchCheckpointIO):
 
     def open_run(self) -> Run:
         """The run as it is now."""
-        return open_run(self.url, records=self.settings.records, patterns=self.settings.patterns, must_exist=False)
+        return open_run(self.url, self.settings, must_exist=False)
 
     def _is_inside(self, place: str) -> bool:
         return os.path.commonpath([place, self.url]) == self.url

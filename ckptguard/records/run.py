@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -17,6 +18,8 @@ from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_text import decode_record
+from ckptguard.values.settings import Settings
+from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 RECORDS_FORMAT = 1
 FORMAT_KEY = "format.json"
 _WHOSE_KEY = "run.json"  # of records that lie elsewhere
+_DEFAULTS = Settings()
 _COUNTED = re.compile(r"checkpoint_\d+")
 _MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
 
@@ -37,6 +41,7 @@ class Run:
     records: Storage
     records_inside: bool
     patterns: tuple[Pattern, ...] = ()  # the user's own words about names
+    options: StorageOptions = NO_OPTIONS  # what the storages of this run, and those beside it, are opened with
 
     @property
     def run_id(self) -> str:
@@ -50,6 +55,11 @@ class Run:
     def usable_record(self, key: str) -> str:
         """An absolute path or URL for a key of the records."""
         return f"{self.records.url.rstrip('/')}/{key}"
+
+    def sibling(self, url: str, *, retries: Retries | None = None) -> Run:
+        """Another run, of the same names and opened with the same storage options, whose records lie in it: a replica.
+        It need not be there."""
+        return open_run(url, Settings(patterns=self.patterns, storage=self.options), must_exist=False, retries=retries)
 
     def shared(self) -> tuple[Storage, str, str]:
         """One storage that sees both the run and the records, with the key prefix of each.
@@ -67,24 +77,28 @@ class Run:
 
 
 def open_run(
-    url: str,
-    *,
-    records: str | None = None,
-    must_exist: bool = True,
-    patterns: tuple[Pattern, ...] = (),
-    retries: Retries | None = None,
+    url: str, settings: Settings = _DEFAULTS, *, must_exist: bool = True, retries: Retries | None = None
 ) -> Run:
-    """Open a run; nothing is written. NotFoundError if it is absent, RecordsError if its records are too new.
-    `retries` are for a remote one."""
+    """Open a run as its settings say: where its records lie, what its names mean, and with which storage options.
+    Nothing is written.
+
+    `retries` are for a remote one. Raises:
+        NotFoundError: it is absent and must exist.
+        RecordsError: its records are of a newer format, or damaged.
+        SettingsError: the records are those of another run.
+    """
     normal = normalise_url(url)
-    storage = open_storage(normal, must_exist=must_exist, retries=retries)
+    opening = functools.partial(open_storage, retries=retries, options=settings.storage)
+    storage = opening(normal, must_exist=must_exist)
+    records = settings.records
     place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
     run = Run(
         url=normal,
         storage=storage,
-        records=open_storage(place, must_exist=False, retries=retries),
+        records=opening(place, must_exist=False),
         records_inside=not records,
-        patterns=patterns,
+        patterns=settings.patterns,
+        options=settings.storage,
     )
     if run.records_inside and _is_link(storage):
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
@@ -94,14 +108,14 @@ def open_run(
     return run
 
 
-def begin_run(url: str | os.PathLike[str], *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Run:
+def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Run:
     """Open a run that need not be there yet, and is afterwards."""
     place = normalise_url(url)
     if "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
-        return open_run(place, records=records, patterns=patterns)
-    run = open_run(place, records=records, must_exist=False, patterns=patterns)
+        return open_run(place, settings)
+    run = open_run(place, settings, must_exist=False)
     _ensure_format(run)  # an object store has no empty folders
     return run
 

@@ -22,7 +22,7 @@ from ckptguard.errors import (
 from ckptguard.records.elapsed import seconds_of, this_moment
 from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
-from ckptguard.records.run import Run, open_run
+from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
 from ckptguard.replicas.mirror_records import (
     clear_broken_beginning,
@@ -155,13 +155,13 @@ def open_replica(run: Run, url: str, *, make: bool = False, retries: Retries | N
     if make and "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
-    opening = functools.partial(open_run, place, must_exist=False, patterns=run.patterns, retries=retries)
+    opening = functools.partial(run.sibling, place, retries=retries)
     try:
         return opening()
     except RecordsError:
         if not make:
             raise
-        clear_broken_beginning(place)
+        clear_broken_beginning(place, run.options)
         return opening()
 
 

@@ -72,7 +72,7 @@ def start_from_replica(
     if "://" not in place:
         with translated("", place):
             os.makedirs(place, exist_ok=True)
-    target = open_run(place, records=settings.records, must_exist=False, patterns=settings.patterns)
+    target = open_run(place, settings, must_exist=False)
     _refuse_unless_lost(replica, target, step)
     started = bring_back(replica, target, settings, step=step, scanner=scanner, progress=progress)
     if step is not None:

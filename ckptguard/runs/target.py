@@ -19,6 +19,7 @@ from ckptguard.runs.listing import list_checkpoints
 from ckptguard.storage import Entry, Storage, normalise_url, open_storage
 from ckptguard.values.ids import RECORDS_FOLDER, escape, series_of
 from ckptguard.values.patterns import Pattern
+from ckptguard.values.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Target:
         return self.checkpoint.path if self.checkpoint is not None else self.base
 
 
-def resolve_target(target: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Target:
+def resolve_target(target: str, settings: Settings) -> Target:
     """Find out what a path or URL is. NotFoundError if it is nothing that ckptguard can look at."""
     url = normalise_url(target)
     if "://" not in url:
@@ -55,10 +56,10 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
         url = os.path.realpath(url)
     parent, _, name = url.rstrip("/").rpartition("/")
     if "://" in url and parent.endswith(":/") and name:
-        return _bucket(url, target, records, patterns)
+        return _bucket(url, target, settings)
     if not name:
         raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
-    storage = open_storage(parent or "/", must_exist=False)
+    storage = open_storage(parent or "/", must_exist=False, options=settings.storage)
     try:
         entry = storage.stat(name)
     except ObjectMissingError as error:
@@ -73,35 +74,35 @@ def resolve_target(target: str, *, records: str | None = None, patterns: tuple[P
             step=step_from_name(name),
             entries=(entry,),
         )
-        return _inside_run(url, records, patterns) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
-    run_storage = open_storage(url)
+        return _inside_run(url, settings) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
+    run_storage = open_storage(url, options=settings.storage)
     below = run_storage.list("", recursive=True, enter=enter)
-    if _is_run(run_storage, below, patterns):
-        return Target(url=url, kind="run", storage=run_storage, run=open_run(url, records=records, patterns=patterns))
-    inside = _inside_run(url, records, patterns)
+    if _is_run(run_storage, below, settings.patterns):
+        return Target(url=url, kind="run", storage=run_storage, run=open_run(url, settings))
+    inside = _inside_run(url, settings)
     if inside is not None:
         return inside
     checkpoint = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
     if checkpoint is not None:
         return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
-    run = open_run(url, records=records, patterns=patterns)
+    run = open_run(url, settings)
     if list_checkpoints(run) or has_records(run):
         return Target(url=url, kind="run", storage=run_storage, run=run)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
 
 
-def open_named_run(url: str, *, records: str | None = None, patterns: tuple[Pattern, ...] = ()) -> Run:
+def open_named_run(url: str, settings: Settings) -> Run:
     """The run that a user names. NotFoundError, which names the run, if it is one of a run's checkpoints. What has
     records or checkpoints in it is a run, as is what holds neither yet, and model files whose name says no step."""
-    run = open_run(url, records=records, patterns=patterns)
+    run = open_run(url, settings)
     if has_records(run):
         return run
     below = run.storage.list("", recursive=True, enter=enter)
     place = run.url.rstrip("/")
     parent, _, name = place.rpartition("/")
-    if not below or not parent.rstrip("/") or parent.endswith(":/") or _is_run(run.storage, below, patterns):
+    if not below or not parent.rstrip("/") or parent.endswith(":/") or _is_run(run.storage, below, settings.patterns):
         return run
-    inside = _inside_run(place, records, patterns)
+    inside = _inside_run(place, settings)
     if inside is not None and inside.run is not None:
         raise NotFoundError(f"{place} is a checkpoint, not a run; its run is {inside.run.url}")
     lone = folder_as_checkpoint(name, [msgspec.structs.replace(e, key=f"{name}/{e.key}") for e in below])
@@ -117,9 +118,9 @@ def several_checkpoints(target: Target, name: str) -> NotFoundError:
     return NotFoundError(f"{name} is a run, not one checkpoint", hint=f"ckptguard list {name}")
 
 
-def _bucket(url: str, target: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target:
+def _bucket(url: str, target: str, settings: Settings) -> Target:
     """The root of a remote storage: a run, or nothing that has a name."""
-    run = open_run(url, records=records, patterns=patterns)
+    run = open_run(url, settings)
     if list_checkpoints(run) or has_records(run):
         return Target(url=url, kind="run", storage=run.storage, run=run)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
@@ -149,7 +150,7 @@ def _is_run(storage: Storage, below: Sequence[Entry], patterns: tuple[Pattern, .
     return any("/" in c.path or c.layout != single.LAYOUT.name or c.step is not None for c in children if c.path != ".")
 
 
-def _inside_run(url: str, records: str | None, patterns: tuple[Pattern, ...]) -> Target | None:
+def _inside_run(url: str, settings: Settings) -> Target | None:
     """The run with records that holds this path as one of its checkpoints, at most three levels up."""
     parts = url.rstrip("/").split("/")
     for up in range(1, MAX_DEPTH + 1):
@@ -157,10 +158,10 @@ def _inside_run(url: str, records: str | None, patterns: tuple[Pattern, ...]) ->
         if not root or root.endswith(":/") or RECORDS_FOLDER in parts[:-up]:
             return None
         try:
-            open_storage(root).stat(f"{RECORDS_FOLDER}/format.json")
+            open_storage(root, options=settings.storage).stat(f"{RECORDS_FOLDER}/format.json")
         except (NotFoundError, StorageError):
             continue
-        run = open_run(root, records=records, patterns=patterns)
+        run = open_run(root, settings)
         path = "/".join(parts[-up:])
         # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
         found = next((c for c in list_checkpoints(run) if path == c.path or path in c.files), None)

@@ -88,7 +88,7 @@ class Recovery:
             self._tell(f"the incident {incident.id} could not be closed: {error}")
 
     def _run(self) -> Run:
-        return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
+        return open_run(self._url, self._settings)
 
 
 def _sentences(went: WentBack) -> list[str]:

@@ -284,7 +284,7 @@ class SaveWatch:
         return pause
 
     def _open(self) -> Run:
-        return open_run(self._url, records=self._settings.records, patterns=self._settings.patterns)
+        return open_run(self._url, self._settings)
 
     def _good(self) -> frozenset[tuple[str, Key]]:
         """Every generation whose verdict is GOOD, by the names of the ledger alone."""

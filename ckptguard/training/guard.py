@@ -13,7 +13,6 @@ from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.records.metrics import checked_metrics
 from ckptguard.records.run import begin_run
 from ckptguard.runs.settings_file import load_settings, with_replicas
-from ckptguard.storage.options import use_options
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.choose_store import store_for
 from ckptguard.training.client import ask_known_good
@@ -99,8 +98,7 @@ class TrainingGuard:
             raise SettingsError(f'when_busy must be "wait" or "skip", not {when_busy!r}')
         self._ranks = ranks_of_training(rank_timeout)
         self._settings = with_replicas(settings or load_settings(None, os.environ), replicas)
-        use_options(self._settings.storage or {})
-        self._run = begin_run(run, records=self._settings.records, patterns=self._settings.patterns)
+        self._run = begin_run(run, self._settings)
         parts = Parts(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, strict=strict)
         self._parts = parts
         self._store: Store = store_for(

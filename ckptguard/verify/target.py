@@ -47,8 +47,8 @@ def verify_target(
     whose keys, shapes and dtypes must match, `wait` the seconds to wait for files that are still being written.
     NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
-    resolved = resolve_target(target, records=settings.records, patterns=settings.patterns)
-    sums = read_check_sums(check_sums) if check_sums else None
+    resolved = resolve_target(target, settings)
+    sums = read_check_sums(check_sums, settings.storage) if check_sums else None
     schema = read_reference(reference, settings, scanner) if reference else None
     wait = DEFAULT_WAIT if wait is None else wait
     if resolved.run is None or sums is not None:
@@ -95,7 +95,7 @@ def verify_target(
 
 def read_reference(url: str, settings: Settings, scanner: Scanner = scan_files) -> Manifest:
     """The schema of another checkpoint, as a manifest that is never written."""
-    target = resolve_target(url, records=settings.records, patterns=settings.patterns)
+    target = resolve_target(url, settings)
     if target.checkpoint is None:
         raise SettingsError(f"the reference {url} is a run", hint="name one of its checkpoints")
     scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), scanner=scanner, progress=None)

@@ -62,7 +62,7 @@ class GuardedRun:
     def open(self) -> Run:
         """The run as it is there now: opened anew each time, so that a folder that was removed is noticed, and not made
         again by our records. NotFoundError where there is none."""
-        return open_run(self.url, records=self._settings.records, patterns=self._settings.patterns)
+        return open_run(self.url, self._settings)
 
     def ask(self, path: str) -> None:
         """Have a checkpoint read again in the next pass, whatever the records say. Safe from any thread."""

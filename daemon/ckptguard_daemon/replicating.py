@@ -92,7 +92,7 @@ class Replicating:
             news = place.verdicts != verdicts and not place.failures
             if (now < place.due and not news) or self._stop.is_set():
                 continue
-            run = run or open_run(guarded.url, records=self._settings.records, patterns=self._settings.patterns)
+            run = run or open_run(guarded.url, self._settings)
             place.due = time.monotonic() + _LATEST  # also if it raises
             done = self._replicate(run, url, place)
             if self._stop.is_set():

@@ -110,7 +110,7 @@ class Scrubbing:
             run.ask(checkpoint.path)
             self._wake(run.run_id)
 
-        opened = open_run(run.url, records=self._settings.records, patterns=self._settings.patterns)
+        opened = open_run(run.url, self._settings)
         done = scrub(
             opened,
             self._settings,

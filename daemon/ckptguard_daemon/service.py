@@ -112,7 +112,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     """One full pass over each run, waiting for saves that are settling but not for unfinished ones. NotFoundError if
     a run is not there. Returns the exit code of what stands in the runs afterwards."""
     for url in urls:
-        open_run(url, records=settings.records, patterns=settings.patterns)
+        open_run(url, settings)
     hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
     told = True
@@ -127,7 +127,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     outcomes: list[Outcome] = []
     for url in urls:
         try:
-            states = survey(open_run(url, records=settings.records, patterns=settings.patterns))
+            states = survey(open_run(url, settings))
         except CkptguardError as error:
             log("could_not_tell", level="error", run=url, reason=error.message)
             told = False

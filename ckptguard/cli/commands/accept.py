@@ -27,7 +27,7 @@ def command(run: str, step: int, as_json: bool, config: str | None, records: str
     from ckptguard.verify.accept import accept
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_run(run, settings)
     with progress_bar("verifying") as advance:
         checked = accept(opened, settings, step, progress=advance)
     if as_json:

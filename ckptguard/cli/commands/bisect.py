@@ -46,7 +46,7 @@ def command(
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_run(run, settings)
     with progress_bar("reading") as advance:
         found = bisect_run(opened, settings, series=series, record=not no_record, progress=advance)
     for note in dict.fromkeys(found.notes):

@@ -30,7 +30,7 @@ def command(run: str, checkpoint: str, reason: str, as_json: bool, config: str |
     if not reason.strip():
         raise click.BadParameter("it is empty", param_hint="--reason")
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_run(run, settings)
     verdict = clear(opened, checkpoint, reason=reason)
     if as_json:
         emit(clear_document(opened.url, verdict))

@@ -31,8 +31,7 @@ def command(url: str, as_json: bool, config: str | None) -> None:
     from ckptguard.cli.documents import doctor_document
     from ckptguard.inspect.doctor import diagnose, words
 
-    settings_from(config)
-    found = diagnose(url)
+    found = diagnose(url, settings_from(config).storage)
     if as_json:
         emit(doctor_document(found))
     else:

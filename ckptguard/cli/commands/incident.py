@@ -38,7 +38,7 @@ def command(
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_run(run, settings)
     incident = choose_incident(opened, incident_id)
     with progress_bar("reading") as advance:
         report = report_of(opened, incident, read=read, progress=advance)

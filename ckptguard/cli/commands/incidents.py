@@ -21,7 +21,7 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records)
+    opened = open_run(run, settings)
     found = list_incidents(opened)
     if as_json:
         emit(incidents_document(opened.url, found))

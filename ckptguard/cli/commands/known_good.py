@@ -34,7 +34,7 @@ def command(
 
     settings = settings_from(config, records)
     exists = not settings.replicas
-    opened = open_run(run, records=settings.records, must_exist=exists, patterns=settings.patterns)
+    opened = open_run(run, settings, must_exist=exists)
     known_good = find_known_good_anywhere(opened, settings, before_step=before_step, series=series)
     if as_json:
         emit(known_good_document(known_good))

@@ -26,7 +26,7 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     from ckptguard.runs.target import open_named_run
 
     settings = settings_from(config, records)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, settings)
     states = survey(opened)
     if as_json:
         emit(list_document(opened.url, states))

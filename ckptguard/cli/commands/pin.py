@@ -50,7 +50,7 @@ def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[Run, Checkpoint]:
     from ckptguard.errors import NotFoundError
     from ckptguard.runs.target import resolve_target
 
-    target = resolve_target(ckpt, records=settings.records, patterns=settings.patterns)
+    target = resolve_target(ckpt, settings)
     if target.run is None or target.checkpoint is None:
         hint = (
             "name the checkpoint's own path" if target.checkpoint is None else "ckptguard verify RUN begins its records"

@@ -58,7 +58,7 @@ def command(
     flags = {"last": keep_last, "every": keep_every, "within": keep_within, "best": keep_best}
     given: dict[str, object] = {prefix + name: value for name, value in flags.items()}
     settings = settings_from(config, records, prune_failed=failed or None, **given)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, settings)
     policy = settings.retention(replica=replica)
     done = prune(opened, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
     if as_json:

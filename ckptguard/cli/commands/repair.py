@@ -35,7 +35,7 @@ def command(run: str, ckpt: str | None, dry_run: bool, as_json: bool, config: st
     from ckptguard.scan.scanners import scanner_of
 
     settings = settings_from(config, records)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, settings)
     if ckpt is not None and "://" not in ckpt and os.path.lexists(ckpt):
         ckpt = os.path.abspath(ckpt)
     with scanner_of(settings) as scanner:

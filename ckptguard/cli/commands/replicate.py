@@ -48,7 +48,7 @@ def command(
 
     fastest = None if rate is None else parse_rate(rate)
     settings = settings_from(config, records, replicas=urls, replica_rate=fastest)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, settings)
     places = replica_urls(opened.url, settings)
     if not places:
         raise click.UsageError("there is no place to replicate to: give --to, or `replicas` in the settings")

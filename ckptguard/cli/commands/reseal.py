@@ -28,7 +28,7 @@ def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -
     from ckptguard.verify.reseal import reseal
 
     settings = settings_from(config, records)
-    target = resolve_target(ckpt, records=settings.records, patterns=settings.patterns)
+    target = resolve_target(ckpt, settings)
     if target.run is None or target.checkpoint is None:
         raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint="name the checkpoint's own path")
     with progress_bar("verifying", bytes_below(ckpt)) as advance:

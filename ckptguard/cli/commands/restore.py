@@ -57,7 +57,7 @@ def command(
     assert dest is not None
     with progress_bar("restoring") as advance:
         exists = not settings.replicas
-        opened = open_run(run, records=settings.records, must_exist=exists, patterns=settings.patterns)
+        opened = open_run(run, settings, must_exist=exists)
         restored = restore(opened, settings, dest, step=step, force=force, progress=advance)
     if as_json:
         emit(restore_document(opened.url, restored))
@@ -71,7 +71,7 @@ def _start(replica: str, url: str, step: int | None, settings: Settings, *, as_j
     from ckptguard.replicas.start_run import start_from_replica
 
     with progress_bar("restoring") as advance:
-        opened = open_run(replica, patterns=settings.patterns)
+        opened = open_run(replica, settings.of_replica())
         started = start_from_replica(opened, url, settings, step=step, progress=advance)
     if as_json:
         emit(started_document(started))

@@ -28,7 +28,7 @@ def command(run: str, dry_run: bool, force: bool, as_json: bool, config: str | N
     from ckptguard.recover.roll_back import roll_back
 
     settings = settings_from(config, records)
-    opened = open_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_run(run, settings)
     done = roll_back(opened, settings, reason="rolled back from the command line", dry_run=dry_run, force=force)
     if as_json:
         emit(rollback_document(opened.url, done))

@@ -56,7 +56,7 @@ def command(
     duration, age = (None if span is None else parse_span(span) for span in (max_duration, max_age))
     bytes_a_second = None if rate is None else parse_rate(rate)
     settings = settings_from(config, records)
-    opened = open_named_run(run, records=settings.records, patterns=settings.patterns)
+    opened = open_named_run(run, settings)
     hooks = Hooks(settings, _log)
     try:
         with progress_bar("scrubbing") as advance, scanner_of(settings) as scanner:

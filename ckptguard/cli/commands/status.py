@@ -24,7 +24,7 @@ def command(run: str, as_json: bool, config: str | None, records: str | None) ->
     from ckptguard.records.run import open_run
 
     settings = settings_from(config, records)
-    found = status(open_run(run, records=settings.records, patterns=settings.patterns), settings)
+    found = status(open_run(run, settings), settings)
     if as_json:
         emit(status_document(found))
     else:

@@ -16,6 +16,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.listing import find_checkpoint
 from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 
@@ -40,15 +41,18 @@ def test_records_elsewhere_are_those_of_one_run(root, tmp_path):
     for seed, place in enumerate(places.values()):
         write_torch(place, 300, seed=seed)
     records = str(tmp_path / "records")
-    one = open_run(str(places["one"]), records=records)
+    one = open_run(str(places["one"]), Settings(records=records))
     reconcile(one, QUICK, Watch())
     with pytest.raises(SettingsError, match="those of another run"):
-        open_run(str(places["other"]), records=records)
+        open_run(str(places["other"]), Settings(records=records))
     (tmp_path / "link").symlink_to(places["one"])
-    assert find_known_good(open_run(str(tmp_path / "link"), records=records)).id == "300.1"
+    assert find_known_good(open_run(str(tmp_path / "link"), Settings(records=records))).id == "300.1"
     places["one"].rename(tmp_path / "moved")
     (tmp_path / "link").unlink()
-    assert find_known_good(open_run(str(tmp_path / "moved"), records=records)).path == f"{tmp_path}/moved/net-300.pt"
+    assert (
+        find_known_good(open_run(str(tmp_path / "moved"), Settings(records=records))).path
+        == f"{tmp_path}/moved/net-300.pt"
+    )
 
 
 def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
@@ -56,14 +60,14 @@ def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
     records, places = str(tmp_path / "records"), [tmp_path / "one", tmp_path / os.fsdecode(b"other\xff")]
     for place in places:
         place.mkdir()
-    one, other = (open_run(str(place), records=records) for place in places)
+    one, other = (open_run(str(place), Settings(records=records)) for place in places)
     create_record(one, "ledger/a.json", b"{}")
     for _ in range(2):
         with pytest.raises(SettingsError, match="those of another run"):
             create_record(other, "ledger/b.json", b"{}")
     assert list_records(one, "ledger") == ["a.json"]
-    create_record(open_run(str(places[1]), records=str(tmp_path / "of its own")), "ledger/b.json", b"{}")
-    assert has_records(open_run(str(places[1]), records=str(tmp_path / "of its own")))
+    create_record(open_run(str(places[1]), Settings(records=str(tmp_path / "of its own"))), "ledger/b.json", b"{}")
+    assert has_records(open_run(str(places[1]), Settings(records=str(tmp_path / "of its own"))))
     assert begin_lineage(open_run(str(places[1]))).begun == f"{tmp_path}/other\\udcff"
 
 
@@ -103,7 +107,7 @@ def test_many_verifiers_at_once_leave_one_manifest_and_one_verdict(root, run):
 def test_records_elsewhere_leave_the_run_untouched(root, three, tmp_path):
     """records = URL: verdicts and copies go there, and nothing of ours lies in the run."""
     elsewhere = tmp_path / "records"
-    own = open_run(str(root), records=str(elsewhere))
+    own = open_run(str(root), Settings(records=str(elsewhere)))
     reconcile(own, QUICK, Watch())
     assert sorted(p.name for p in root.iterdir()) == ["net-100.pt", "net-200.pt", "net-300.pt"]
     (root / "net-300.pt").unlink()

@@ -111,7 +111,7 @@ def test_accelerates_own_folder_is_no_run(root):
     torch.save(state_dict(1), root / "checkpoints" / "checkpoint_0" / "model.pt")
     with pytest.raises(SettingsError, match="counts its checkpoints"):
         verify_target(str(root / "checkpoints"), QUICK, wait=0)
-    assert open_run(str(root / "checkpoints"), records=str(root / "records")).url.endswith("checkpoints")
+    assert open_run(str(root / "checkpoints"), QUICK.changed(records=str(root / "records"))).url.endswith("checkpoints")
     assert verify_target(str(root), QUICK, wait=0).kind == "run"
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from servers.fixtures import S3_BUCKETS
+from servers.fixtures import S3_BUCKETS, served
 from support.kill_points import Killed, kill_at
 from support.runs import QUICK, write_sharded
 from test_replicate import files_of, verify_all
@@ -28,16 +28,21 @@ KILLED = """
 import os, signal, sys
 from ckptguard.replicas.replicate import replicate
 from ckptguard.records.run import open_run
-from ckptguard.storage.options import use_options
 from ckptguard.values.settings import Settings
 left = [int(sys.argv[3])]
 def progress(length):
     left[0] -= 1
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-use_options(eval(sys.argv[4]))
-assert replicate(open_run(sys.argv[1]), Settings(), sys.argv[2], progress=progress).trouble is None
+settings = Settings(storage=eval(sys.argv[4]))
+assert replicate(open_run(sys.argv[1], settings), settings, sys.argv[2], progress=progress).trouble is None
 """
+
+
+@pytest.fixture
+def run(root, moto):
+    """The run, opened with what opens the bucket too."""
+    return open_run(str(root), served())
 
 
 @pytest.fixture
@@ -56,7 +61,7 @@ def test_a_replica_in_a_bucket(root, two, moto, tmp_path):
     done = replicate(two, QUICK, url)
     assert (done.behind, done.last_good, done.trouble) == (0, "200.1", None)
     shutil.rmtree(root)
-    replica = open_run(url)
+    replica = open_run(url, served())
     assert files_of(replica) == before
     assert set(verify_all(replica).values()) == {Outcome.GOOD}
     assert restore(replica, QUICK, str(tmp_path / "out")).step == 200
@@ -75,7 +80,7 @@ def test_the_stores_own_checksum_may_be_enough(root, run, moto, tmp_path):
     settings = QUICK.changed(replica_verify="checksum")
     done = replicate(run, settings, f"s3://{S3_BUCKETS[0]}/sums/{tmp_path.name}")
     assert [c.verified for c in done.checkpoints] == ["the store's checksum"] * 3
-    assert set(verify_all(open_run(done.url)).values()) == {Outcome.GOOD}
+    assert set(verify_all(open_run(done.url, served())).values()) == {Outcome.GOOD}
     done = replicate(run, settings, f"memory://sums/{tmp_path.name}")
     assert [c.verified for c in done.checkpoints] == ["read back"] * 3
     with pytest.MonkeyPatch.context() as patched:
@@ -95,12 +100,12 @@ def test_killed_in_the_middle_and_run_again(two, moto, tmp_path):
     for blocks in (files // 2, files):
         ended = subprocess.run([*script, str(blocks), options], check=False, capture_output=True, text=True)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-        there = open_run(url, must_exist=False)
+        there = open_run(url, served(), must_exist=False)
         outcomes = verify_all(there)
         assert all(outcomes[c.manifest.path] is Outcome.GOOD for c in candidates(there))
     done = replicate(two, QUICK, url)
     assert 0 < sum(c.sent for c in done.checkpoints) < total
-    assert files_of(open_run(url)) == files_of(two)
+    assert files_of(open_run(url, served())) == files_of(two)
     assert done.behind == 0
 
 

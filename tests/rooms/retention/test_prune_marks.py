@@ -18,6 +18,7 @@ from ckptguard.retention.prune import prune
 from ckptguard.runs.listing import list_checkpoints
 from ckptguard.upkeep.reconcile import Watch, reconcile
 from ckptguard.values.retention_policy import Policy
+from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
 DAY = 86400.0
@@ -34,7 +35,7 @@ def test_records_on_another_disk_take_a_mark_for_trash(root, tmp_path, monkeypat
     for step in (100, 200, 300):
         write_sharded(root, step, seed=step)
     (root / "sharded-200" / "link").symlink_to("config.json")
-    run = open_run(str(root), records=str(tmp_path / "records"))
+    run = open_run(str(root), Settings(records=str(tmp_path / "records")))
     reconcile(run, QUICK.changed(keep="none"), Watch())
     monkeypatch.setattr("ckptguard.retention.trash.moves_files", lambda run: False)
     assert removed(prune(run, Policy(keep_last=1, keep_good=1), grace=DAY)) == [100, 200]
@@ -50,7 +51,7 @@ def test_a_newer_save_keeps_the_files_that_it_did_not_write_again(root, tmp_path
     """A trainer, or an upload that leaves equal files alone: what it left belongs to the newer save, too."""
     for step in (100, 200, 300):
         write_safetensors(root, step, seed=step)
-    run = open_run(str(root), records=str(tmp_path / "records"))
+    run = open_run(str(root), Settings(records=str(tmp_path / "records")))
     reconcile(run, QUICK.changed(keep="none"), Watch())
     monkeypatch.setattr("ckptguard.retention.trash.moves_files", lambda run: False)
     one = Policy(keep_last=1, keep_good=1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ckptguard.errors import NotFoundError, ObjectMissingError
 from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.redaction import refuse_secrets
+from ckptguard.storage.traits import LOCAL, traits_of_url
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Capabilities", "Entry", "Reader", "Storage", "Upload", "normalise_url", "open_storage"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
-_LOCAL = ("file://", "local://")
 
 
 def normalise_url(url: str | os.PathLike[str]) -> str:
@@ -31,16 +31,14 @@ def normalise_url(url: str | os.PathLike[str]) -> str:
 
 
 def _normal(text: str) -> str:
-    for scheme in _LOCAL:
-        if text.startswith(scheme):
-            text = text.removeprefix(scheme)
-            return os.path.abspath(text)
+    scheme, mark, rest = text.partition("://")
+    if mark and scheme in LOCAL:
+        return os.path.abspath(rest)
     if not _SCHEME.match(text):
         return os.path.abspath(os.path.expanduser(text))
     refuse_secrets(text)
-    if text.startswith("memory://"):
-        # The memory file system has no hosts: memory:///a and memory://a are one place.
-        return "memory://" + text.removeprefix("memory://").strip("/")
+    if "::" not in text and not traits_of_url(text).hosts:
+        return f"{scheme}://{rest.strip('/')}"  # with one slash more or less it is the same place
     return text.rstrip("/")
 
 

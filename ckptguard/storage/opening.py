@@ -12,20 +12,14 @@ from ckptguard.errors import SettingsError
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.protocol import Storage
 from ckptguard.storage.redaction import keep_out, redacted, secrets_in
-from ckptguard.storage.remote.multipart import protocols
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retries import Retries
+from ckptguard.storage.traits import traits_of, traits_of_url
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 T = TypeVar("T")
 
-_EXTRAS = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gcs"),
-    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
-    **dict.fromkeys(("sftp", "ssh"), "sftp"),
-}
 _LOGIN_SECONDS = 20  # asyncssh would wait for two minutes for a host that accepts connections and says nothing
 # Cached listings, and instances shared with others, gave wrong answers about existence, in both directions.
 _ALWAYS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
@@ -37,8 +31,7 @@ _lock = threading.Lock()
 
 def open_remote(url: str, retries: Retries | None = None, options: StorageOptions = NO_OPTIONS) -> Storage:
     """The storage behind an fsspec URL; SettingsError when no installed file system opens it."""
-    protocol = url.partition(":")[0]
-    if protocol in ("sftp", "ssh"):
+    if traits_of_url(url).sessions:
         from ckptguard.storage.sftp.sftp_storage import SftpStorage
 
         return SftpStorage(url, functools.partial(_connect_sftp, url, options))
@@ -70,8 +63,8 @@ def _told(url: str, told: StorageOptions) -> dict[str, Any]:
 
 
 def _tried_once(file_system: Any) -> Any:
-    """Without s3fs' own five tries, which times botocore's and ours would be minutes."""
-    if "s3" in protocols(file_system):
+    """Without the library's own five tries, which times botocore's and ours would be minutes."""
+    if traits_of(file_system).own_retries:
         file_system.retries = 1
     return file_system
 
@@ -83,12 +76,14 @@ def _connect_sftp(url: str, told: StorageOptions, fresh: bool = False) -> tuple[
         from sshfs import SSHFileSystem
     except ImportError as error:
         raise _cannot_open(url, error) from error
+    configured: dict[str, Any] = {}
+    for name in traits_of_url(url).names:
+        configured.update(fsspec.config.conf.get(name, {}))
     options: dict[str, Any] = {
         "known_hosts": (),  # the user's; sshfs would trust any host
         "sftp_client_kwargs": {"path_errors": "surrogateescape"},
         "login_timeout": _LOGIN_SECONDS,
-        **fsspec.config.conf.get("ssh", {}),
-        **fsspec.config.conf.get("sftp", {}),
+        **configured,
         **_told(url, told),
         **SSHFileSystem._get_kwargs_from_urls(_place_in(url)),
     }
@@ -153,7 +148,7 @@ def _path_in(url: str) -> str:
 
 
 def _cannot_open(url: str, error: Exception) -> SettingsError:
-    extra = _EXTRAS.get(url.partition(":")[0])
+    extra = traits_of_url(url).extra
     return SettingsError(
         f"cannot open {escape(redacted(url))}: {escape(redacted(str(error)))}",
         hint=f'pip install "ckptguard[{extra}]"'

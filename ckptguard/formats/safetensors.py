@@ -120,4 +120,4 @@ def _metadata(value: object, problems: list[Problem]) -> dict[str, str]:
     return {}
 
 
-FORMAT = Format(name="safetensors", matches=matches, read=read)
+FORMAT = Format(name="safetensors", matches=matches, read=read, suffixes=(".safetensors",))

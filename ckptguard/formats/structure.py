@@ -6,6 +6,7 @@ All values are msgspec structs, because they travel between the scanning process
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -119,9 +120,15 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     `matches(path, head)` looks at the file's name and first bytes. `read(reader, path)` returns a Structure for
     any bytes whatever, and raises only what the reader raises. `read_beside(reader, path, beside)`, where there is
     one, is called instead of `read`: for files that only another file beside them explains.
+
+    `suffixes` are the ends of names that files of this format usually have, in lower case; several rows may share one.
+    `holds` says what such a file is by its name alone: tensors of a checkpoint, arrays (often data beside one),
+    objects (anything), or pieces, of which another file says what they hold.
     """
 
     name: str
     matches: Callable[[str, bytes], bool]
     read: Callable[[Reader, str], Structure]
     read_beside: Callable[[Reader, str, Beside], Structure] | None = None
+    suffixes: tuple[str, ...] = ()
+    holds: Literal["tensors", "arrays", "objects", "pieces"] = "tensors"

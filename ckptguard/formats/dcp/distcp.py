@@ -172,4 +172,4 @@ def _below(name: str, inner: str) -> str:
     return name if inner == _VALUE else f"{name}.{inner}"
 
 
-FORMAT = Format(name="distcp", matches=matches, read=read, read_beside=read_beside)
+FORMAT = Format(name="distcp", matches=matches, read=read, read_beside=read_beside, suffixes=(SUFFIX,), holds="pieces")

@@ -70,4 +70,4 @@ def blocks_of(reader: Reader, offset: int, length: int) -> Iterator[bytes]:
         yield reader.read(begin, min(BLOCK, offset + length - begin))
 
 
-FORMAT = Format(name="npy", matches=matches, read=read)
+FORMAT = Format(name="npy", matches=matches, read=read, suffixes=(".npy",), holds="arrays")

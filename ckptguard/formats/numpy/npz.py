@@ -163,4 +163,4 @@ def _wrong_sum(reader: Reader, record: Record, name: str) -> tuple[Problem, ...]
     return (Problem(message=message, tensor=name, expected=f"{record.crc32:08x}", found=f"{found:08x}"),)
 
 
-FORMAT = Format(name="npz", matches=matches, read=read)
+FORMAT = Format(name="npz", matches=matches, read=read, suffixes=(".npz",), holds="arrays")

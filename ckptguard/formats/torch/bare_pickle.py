@@ -82,4 +82,4 @@ def read(reader: Reader, path: str) -> Structure:
     )
 
 
-FORMAT = Format(name="pickle", matches=matches, read=read)
+FORMAT = Format(name="pickle", matches=matches, read=read, suffixes=(".pkl", ".pickle"), holds="objects")

@@ -126,4 +126,6 @@ def _byte_order(reader: Reader, archive: Archive, problems: list[Problem]) -> st
     return stated.decode()
 
 
-FORMAT = Format(name="torch_zip", matches=matches, read=read)
+FORMAT = Format(
+    name="torch_zip", matches=matches, read=read, suffixes=(".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
+)

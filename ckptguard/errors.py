@@ -26,9 +26,13 @@
             └── StoppedError            waiting for another try was called off
 
 Bad data is never an exception: it is a verdict. ``kind`` is stable for machines, ``hint`` is for people.
+Every one of them can be copied, pickled and sent to another process, and keeps all its fields.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 
 class CkptguardError(Exception):
@@ -41,6 +45,17 @@ class CkptguardError(Exception):
         self.message = message
         self.hint = hint
         self.fields = fields
+
+    def __reduce__(self) -> tuple[Callable[..., CkptguardError], tuple[object, ...]]:
+        # Exception's own would call the class with `args` alone, and fail where a field must be named.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[CkptguardError], args: tuple[object, ...], fields: dict[str, Any]) -> CkptguardError:
+    """An error as it was, without a call of its `__init__`."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class SettingsError(CkptguardError):

@@ -11,6 +11,7 @@ import torch
 
 from ckptguard.cli.entry import COMMANDS
 from ckptguard.values.settings import Settings
+from ckptguard.values.storage_options import StorageOptions
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import verify_target
 
@@ -34,6 +35,8 @@ def test_the_table_of_settings_is_complete():
 
 def plain(value):
     """A default as TOML would say it."""
+    if isinstance(value, StorageOptions):
+        return value.revealed() or None
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -31,16 +31,31 @@ __all__ = [
 
 HEAD = 64
 
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
+
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
-    Format(name="npz", matches=known.is_npz, module="numpy.npz"),
-    Format(name="npy", matches=known.is_npy, module="numpy.npy"),
+    Format(name="npz", matches=known.is_npz, module="numpy.npz", suffixes=(".npz",), holds="arrays"),
+    Format(name="npy", matches=known.is_npy, module="numpy.npy", suffixes=(".npy",), holds="arrays"),
     Format(name="dcp_metadata", matches=known.is_metadata, module="dcp.metadata"),
-    Format(name="distcp", matches=known.is_distcp, module="dcp.distcp", explained_beside=True),
-    Format(name="safetensors", matches=known.is_safetensors, module="safetensors"),
-    Format(name="torch_zip", matches=known.is_torch_zip, module="torch.zip_file"),
+    Format(
+        name="distcp",
+        matches=known.is_distcp,
+        module="dcp.distcp",
+        explained_beside=True,
+        suffixes=(".distcp",),
+        holds="pieces",
+    ),
+    Format(name="safetensors", matches=known.is_safetensors, module="safetensors", suffixes=(".safetensors",)),
+    Format(name="torch_zip", matches=known.is_torch_zip, module="torch.zip_file", suffixes=TORCH_SUFFIXES),
     Format(name="torch_legacy", matches=known.is_torch_legacy, module="torch.legacy_file"),
-    Format(name="pickle", matches=known.is_pickle, module="torch.bare_pickle"),
+    Format(
+        name="pickle",
+        matches=known.is_pickle,
+        module="torch.bare_pickle",
+        suffixes=(".pkl", ".pickle"),
+        holds="objects",
+    ),
     Format(name="hf_index", matches=known.is_index, module="hf_index"),
     Format(name="trainer_state", matches=known.is_trainer_state, module="trainer_state"),
     Format(name="ckptguard_state", matches=known.is_own_state, module="own_state"),

@@ -6,6 +6,7 @@ All values are msgspec structs, because they travel between the scanning process
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -118,9 +119,15 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     the first file of the format. Its `read(reader, path)` returns a Structure for any bytes whatever, and raises only
     what the reader raises. `explained_beside`: only another file beside it explains such a file, so the module's
     `read_beside(reader, path, beside)` is called instead.
+
+    `suffixes` are the ends of names that files of this format usually have, in lower case; several rows may share one.
+    `holds` says what such a file is by its name alone: tensors of a checkpoint, arrays (often data beside one),
+    objects (anything), or pieces, of which another file says what they hold.
     """
 
     name: str
     matches: Callable[[str, bytes], bool]
     module: str
     explained_beside: bool = False
+    suffixes: tuple[str, ...] = ()
+    holds: Literal["tensors", "arrays", "objects", "pieces"] = "tensors"

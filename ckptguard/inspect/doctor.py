@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import statistics
 import threading
@@ -17,6 +18,7 @@ from ckptguard.inspect.inotify import events_arrive
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
+from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 LIMIT = 7.5  # seconds for all probes together, so that a whole call takes less than 10
 _GRACE = 0.9  # seconds to remove what was written when time is up
@@ -53,7 +55,7 @@ _NAMES = (
 )
 
 
-def diagnose(url: str) -> Diagnosis:
+def diagnose(url: str, options: StorageOptions = NO_OPTIONS) -> Diagnosis:
     """Probe the storage at a URL in under 10 seconds, and remove what the probes wrote.
 
     NotFoundError if there is no folder, where folders are things of their own; CouldNotTellError if it is out of
@@ -61,7 +63,7 @@ def diagnose(url: str) -> Diagnosis:
     """
     begun = time.monotonic()
     stop = threading.Event()
-    probing = _Probing(url, Retries(attempts=2, first=0.1, total=3.0, stop=stop))
+    probing = _Probing(url, options, Retries(attempts=2, first=0.1, total=3.0, stop=stop))
     thread = threading.Thread(target=probing.run, daemon=True, name="ckptguard-doctor")
     thread.start()
     try:
@@ -96,8 +98,9 @@ def _outcome(probes: tuple[Probe, ...]) -> str:
 class _Probing:
     """The probes one after another, so that those that were made count when time runs out."""
 
-    def __init__(self, url: str, retries: Retries) -> None:
-        self._given, self._retries = url, retries
+    def __init__(self, url: str, options: StorageOptions, retries: Retries) -> None:
+        self._retries = retries
+        self._opening = functools.partial(open_storage, url, options=options)
         self.url: str | None = None
         self.found: dict[str, Probe] = {}
         self.failed: CkptguardError | None = None
@@ -107,10 +110,10 @@ class _Probing:
 
     def run(self) -> None:
         try:
-            self._storage = open_storage(self._given, must_exist=False, retries=self._retries)
+            self._storage = self._opening(must_exist=False, retries=self._retries)
             self.url = self._storage.url
             if self._storage.root is not None:
-                open_storage(self._given)  # a mistyped path is no folder to make; a prefix need not be there
+                self._opening()  # a mistyped path is no folder to make; a prefix need not be there
             self._all()
         except CkptguardError as error:
             self.failed = error
@@ -141,7 +144,7 @@ class _Probing:
         finally:
             # Even when time is up: what the probes wrote must go.
             with contextlib.suppress(CouldNotTellError):
-                open_storage(self._given, must_exist=False).remove(self._folder)
+                self._opening(must_exist=False).remove(self._folder)
 
     def _ask(self, name: str, probe: Callable[[], None]) -> None:
         try:

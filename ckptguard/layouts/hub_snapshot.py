@@ -8,14 +8,15 @@ from collections.abc import Mapping
 import msgspec
 
 from ckptguard.formats.structure import Structure
+from ckptguard.formats.suffixes import suffixes_of
 from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
 from ckptguard.layouts.plain_folder import holds_state
 from ckptguard.layouts.sharded import shard_gaps
 
-# Weights in formats that are only digested: nobody misses safetensors beside them.
-_OTHER_WEIGHTS = re.compile(
-    r".*\.(?:gguf|ggml|onnx|onnx_data|h5|keras|msgpack|npz|npy|tflite|pb|ot|mlmodel|mlpackage|nemo|engine|distcp"
-    r"|pdparams|params|pkl|pickle|joblib|model|mar|llamafile|task)"
+# Weights in formats that have no row in our table: they are only digested.
+_FOREIGN_WEIGHTS = re.compile(
+    r".*\.(?:gguf|ggml|onnx|onnx_data|h5|keras|msgpack|tflite|pb|ot|mlmodel|mlpackage|nemo|engine"
+    r"|pdparams|params|joblib|model|mar|llamafile|task)"
 )
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -47,12 +48,17 @@ def stated_by_name(blob: str) -> tuple[str, str] | None:
 
 def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
     gaps = shard_gaps(checkpoint, structures)
-    holds = any(holds_state(key) or _OTHER_WEIGHTS.fullmatch(key.lower()) for key in checkpoint.files)
+    holds = any(holds_state(key) or _are_other_weights(key.lower()) for key in checkpoint.files)
     if not checkpoint.files:
         gaps.append(Gap(message="nothing of it was downloaded completely"))
     elif not holds and checkpoint.path.startswith("models--"):
         gaps.append(Gap(message="there are no weights, only other files of the repository"))
     return gaps
+
+
+def _are_other_weights(key: str) -> bool:
+    """Whether nobody misses safetensors beside a file of this name."""
+    return key.endswith(suffixes_of("arrays", "objects", "pieces")) or _FOREIGN_WEIGHTS.fullmatch(key) is not None
 
 
 LAYOUT = Layout(name="hub-cache", gaps=_gaps)

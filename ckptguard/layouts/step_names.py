@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
+from ckptguard.formats.suffixes import suffixes_of
 from ckptguard.values.ids import MAX_STEP
 
 _STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|iter(?:ation)?)[-_=.]?(\d+)", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|epoch|ep|it)[-_=.]?(\d+)", re.IGNORECASE)
 _TRAILING = re.compile(r"(?:^|[-_]|(?<!\d)\.)(\d+)$")  # not the decimals of loss=0.35
-_SUFFIX = re.compile(r"\.(?:safetensors|pth?(?:\.tar)?|bin|ckpt|npz|npy)$")
 _PART = re.compile(
     r"-\d+-of-\d+\.|(?:^|_)mp_rank_\d+|zero_pp_rank_\d+|^__\d+_\d+|rank[-_]?\d+|^(?:rng_state|random_states|custom_checkpoint)_\d+"
     r"|^(?:model|pytorch_model)_\d+\.(?:safetensors|bin)$|^(?:optimizer|scheduler|sampler|dl_state_dict)_\d+\.bin$"
@@ -27,7 +27,8 @@ def step_from_name(name: str) -> int | None:
     ``net-500.pth``; None where it states none."""
     if is_part(name):
         return None
-    stem = _SUFFIX.sub("", name)
+    suffix = next((s for s in suffixes_of("tensors", "arrays") if name.endswith(s)), "")
+    stem = name.removesuffix(suffix)
     for pattern in (_STEP, _COUNTED, _TRAILING):
         found = pattern.findall(stem)
         if found:

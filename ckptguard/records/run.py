@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -17,6 +18,7 @@ from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.record_text import decode_record
 from ckptguard.values.settings import Settings
+from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
@@ -37,6 +39,7 @@ class Run(msgspec.Struct, frozen=True):
     records: Storage
     records_inside: bool
     patterns: tuple[Pattern, ...] = ()  # the user's own words about names
+    options: StorageOptions = NO_OPTIONS  # what the storages of this run, and those beside it, are opened with
 
     @property
     def run_id(self) -> str:
@@ -50,6 +53,11 @@ class Run(msgspec.Struct, frozen=True):
     def usable_record(self, key: str) -> str:
         """An absolute path or URL for a key of the records."""
         return f"{self.records.url.rstrip('/')}/{key}"
+
+    def sibling(self, url: str, *, retries: Retries | None = None) -> Run:
+        """Another run, of the same names and opened with the same storage options, whose records lie in it: a replica.
+        It need not be there."""
+        return open_run(url, Settings(patterns=self.patterns, storage=self.options), must_exist=False, retries=retries)
 
     def shared(self) -> tuple[Storage, str, str]:
         """One storage that sees both the run and the records, with the key prefix of each.
@@ -69,7 +77,8 @@ class Run(msgspec.Struct, frozen=True):
 def open_run(
     url: str, settings: Settings = _DEFAULTS, *, must_exist: bool = True, retries: Retries | None = None
 ) -> Run:
-    """Open a run as its settings say: where its records lie, and what its names mean. Nothing is written.
+    """Open a run as its settings say: where its records lie, what its names mean, and with which storage options.
+    Nothing is written.
 
     `retries` are for a remote one. Raises:
         NotFoundError: it is absent and must exist.
@@ -77,15 +86,17 @@ def open_run(
         SettingsError: the records are those of another run.
     """
     normal = normalise_url(url)
-    storage = open_storage(normal, must_exist=must_exist, retries=retries)
+    opening = functools.partial(open_storage, retries=retries, options=settings.storage)
+    storage = opening(normal, must_exist=must_exist)
     records = settings.records
     place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
     run = Run(
         url=normal,
         storage=storage,
-        records=open_storage(place, must_exist=False, retries=retries),
+        records=opening(place, must_exist=False),
         records_inside=not records,
         patterns=settings.patterns,
+        options=settings.storage,
     )
     if run.records_inside and _is_link(storage):
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")

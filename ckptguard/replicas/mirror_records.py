@@ -20,6 +20,7 @@ from ckptguard.storage import open_storage
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, series_folder
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.record_text import decode_record
+from ckptguard.values.storage_options import StorageOptions
 from ckptguard.values.verdict import Outcome
 
 _DECISIONS = ("settings", "reference", "incidents")  # what was allowed, accepted, and found out, batches to leave out
@@ -38,9 +39,9 @@ def join(source: Run, target: RunView) -> None:
         raise another_run(target.run, other)
 
 
-def clear_broken_beginning(url: str) -> None:
+def clear_broken_beginning(url: str, options: StorageOptions) -> None:
     """Remove the first records of a replica where a store has kept them as something else, and nothing came after."""
-    storage = open_storage(f"{url}/{RECORDS_FOLDER}", must_exist=False)
+    storage = open_storage(f"{url}/{RECORDS_FOLDER}", must_exist=False, options=options)
     try:
         if any(entry.key.split("/")[0] in (MANIFESTS, LEDGER) for entry in storage.list("", recursive=True)):
             return

@@ -158,7 +158,7 @@ def open_replica(view: RunView, url: str, *, make: bool = False, retries: Retrie
     except RecordsError:
         if not make:
             raise
-        clear_broken_beginning(place)
+        clear_broken_beginning(place, settings.storage)
         run = opening()
     return RunView(run, settings)
 

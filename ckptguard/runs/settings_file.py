@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptguard.errors import SettingsError
-from ckptguard.storage.options import use_options
 from ckptguard.values.settings import Settings, parse_settings, with_environment
 
 SETTINGS_FILE = "ckptguard.toml"
@@ -15,8 +14,7 @@ _LONGEST = 1 << 20
 
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
     """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
-    were not given. SettingsError says which source is wrong. From now on, this process opens storages with their
-    ``[storage]`` options."""
+    were not given. SettingsError says which source is wrong."""
     path = Path(config or SETTINGS_FILE)
     settings = Settings()
     try:
@@ -30,9 +28,7 @@ def load_settings(config: str | None, environ: Mapping[str, str], **flags: objec
         raise SettingsError(f"{path} is not UTF-8 text") from error
     except OSError as error:
         raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
-    settings = with_environment(settings, environ).changed(**flags)
-    use_options(settings.storage or {})
-    return settings
+    return with_environment(settings, environ).changed(**flags)
 
 
 def with_replicas(settings: Settings, places: str | Sequence[str]) -> Settings:

@@ -57,7 +57,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
         return _bucket(url, target, settings)
     if not name:
         raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
-    storage = open_storage(parent or "/", must_exist=False)
+    storage = open_storage(parent or "/", must_exist=False, options=settings.storage)
     try:
         entry = storage.stat(name)
     except ObjectMissingError as error:
@@ -73,7 +73,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
             entries=(entry,),
         )
         return _inside_run(url, settings) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
-    run_storage = open_storage(url)
+    run_storage = open_storage(url, options=settings.storage)
     below = run_storage.list("", recursive=True, enter=enter)
     if _is_run(run_storage, below, settings.patterns):
         view = open_view(url, settings)
@@ -160,7 +160,7 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
         if not root or root.endswith(":/") or RECORDS_FOLDER in parts[:-up]:
             return None
         try:
-            open_storage(root).stat(f"{RECORDS_FOLDER}/format.json")
+            open_storage(root, options=settings.storage).stat(f"{RECORDS_FOLDER}/format.json")
         except (NotFoundError, StorageError):
             continue
         view = open_view(root, settings)

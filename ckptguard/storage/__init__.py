@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from ckptguard.errors import NotFoundError, ObjectMissingError
 from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.redaction import refuse_secrets
+from ckptguard.storage.traits import LOCAL, traits_of_url
 from ckptguard.values.ids import escape
+from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Capabilities", "Entry", "Reader", "Storage", "Upload", "normalise_url", "open_storage"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
-_LOCAL = ("file://", "local://")
 
 
 def normalise_url(url: str | os.PathLike[str]) -> str:
@@ -30,27 +31,32 @@ def normalise_url(url: str | os.PathLike[str]) -> str:
 
 
 def _normal(text: str) -> str:
-    for scheme in _LOCAL:
-        if text.startswith(scheme):
-            text = text.removeprefix(scheme)
-            return os.path.abspath(text)
+    scheme, mark, rest = text.partition("://")
+    if mark and scheme in LOCAL:
+        return os.path.abspath(rest)
     if not _SCHEME.match(text):
         return os.path.abspath(os.path.expanduser(text))
     refuse_secrets(text)
-    if text.startswith("memory://"):
-        # The memory file system has no hosts: memory:///a and memory://a are one place.
-        return "memory://" + text.removeprefix("memory://").strip("/")
+    if "::" not in text and not traits_of_url(text).hosts:
+        return f"{scheme}://{rest.strip('/')}"  # with one slash more or less it is the same place
     return text.rstrip("/")
 
 
-def open_storage(url: str | os.PathLike[str], *, must_exist: bool = True, retries: Retries | None = None) -> Storage:
-    """The storage rooted at a local path, a ``file://`` URL or any other fsspec URL; `retries` are for the latter.
+def open_storage(
+    url: str | os.PathLike[str],
+    *,
+    must_exist: bool = True,
+    retries: Retries | None = None,
+    options: StorageOptions = NO_OPTIONS,
+) -> Storage:
+    """The storage rooted at a local path, a ``file://`` URL or any other fsspec URL; `retries` and `options` (keys,
+    endpoints) are for the latter, and for this storage alone.
 
     NotFoundError if `must_exist` and there is no folder there; SettingsError for a URL that nothing here can open.
     Opening reads nothing else and writes nothing.
     """
     place = normalise_url(url)
-    storage = _opened(place, retries)
+    storage = _opened(place, retries, options)
     if must_exist:
         try:
             found = storage.stat("").kind
@@ -61,14 +67,14 @@ def open_storage(url: str | os.PathLike[str], *, must_exist: bool = True, retrie
     return storage
 
 
-def _opened(place: str, retries: Retries | None) -> Storage:
+def _opened(place: str, retries: Retries | None, options: StorageOptions) -> Storage:
     if _SCHEME.match(place):
         from ckptguard.storage.opening import open_remote
         from ckptguard.storage.retries import Retries
         from ckptguard.storage.retrying import RetryingStorage
 
         retries = retries if retries is not None else Retries()
-        return RetryingStorage(open_remote(place, retries), retries)
+        return RetryingStorage(open_remote(place, retries, options), retries)
     from ckptguard.storage.local.local_storage import LocalStorage
 
     return LocalStorage(place)

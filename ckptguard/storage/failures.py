@@ -16,7 +16,6 @@ from ckptguard.errors import (
     StorageFullError,
     TransientError,
 )
-from ckptguard.storage.options import known_secrets
 from ckptguard.storage.redaction import redacted
 from ckptguard.values.ids import escape
 
@@ -55,7 +54,7 @@ _DENIED_NAMES = {
 
 def storage_error(error: BaseException, key: str, where: str) -> StorageError:
     """Our error for a foreign one; `where` is the storage's URL or path, for people. Its text holds no secret."""
-    place = escape(redacted(f"{where}/{key}" if key else where, known_secrets()))
+    place = escape(redacted(f"{where}/{key}" if key else where))
     code = error.errno if isinstance(error, OSError) else None
     status = _status(error)
     names = {kind.__name__ for each in _chain(error) for kind in type(each).__mro__}
@@ -102,7 +101,7 @@ def _denied(error: BaseException, code: int | None, key: str, place: str) -> Den
 
 def _said(error: BaseException) -> str:
     """The class and the text of a foreign error, without secrets, on one line."""
-    text = redacted(" ".join(str(error).split()), known_secrets())
+    text = redacted(" ".join(str(error).split()))
     return escape(f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__)
 
 

@@ -10,22 +10,16 @@ from typing import Any, TypeVar
 
 from ckptguard.errors import SettingsError
 from ckptguard.storage.failures import storage_error
-from ckptguard.storage.options import known_secrets, options_for
 from ckptguard.storage.protocol import Storage
-from ckptguard.storage.redaction import redacted
-from ckptguard.storage.remote.multipart import protocols
+from ckptguard.storage.redaction import keep_out, redacted, secrets_in
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retries import Retries
+from ckptguard.storage.traits import traits_of, traits_of_url
 from ckptguard.values.ids import escape
+from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 T = TypeVar("T")
 
-_EXTRAS = {
-    **dict.fromkeys(("s3", "s3a"), "s3"),
-    **dict.fromkeys(("gs", "gcs"), "gcs"),
-    **dict.fromkeys(("az", "abfs", "abfss"), "azure"),
-    **dict.fromkeys(("sftp", "ssh"), "sftp"),
-}
 _LOGIN_SECONDS = 20  # asyncssh would wait for two minutes for a host that accepts connections and says nothing
 # Cached listings, and instances shared with others, gave wrong answers about existence, in both directions.
 _ALWAYS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
@@ -35,24 +29,23 @@ _shared: dict[object, Any] = {}
 _lock = threading.Lock()
 
 
-def open_remote(url: str, retries: Retries | None = None) -> Storage:
+def open_remote(url: str, retries: Retries | None = None, options: StorageOptions = NO_OPTIONS) -> Storage:
     """The storage behind an fsspec URL; SettingsError when no installed file system opens it."""
-    protocol = url.partition(":")[0]
-    if protocol in ("sftp", "ssh"):
+    if traits_of_url(url).sessions:
         from ckptguard.storage.sftp.sftp_storage import SftpStorage
 
-        return SftpStorage(url, functools.partial(_connect_sftp, url))
-    return RemoteStorage(url, functools.partial(_connect, url), retries)
+        return SftpStorage(url, functools.partial(_connect_sftp, url, options))
+    return RemoteStorage(url, functools.partial(_connect, url, options), retries)
 
 
-def _connect(url: str) -> tuple[Any, str]:
+def _connect(url: str, told: StorageOptions) -> tuple[Any, str]:
     import fsspec
 
     def make() -> tuple[Any, str]:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url, **_ALWAYS, **options)
         return found
 
-    options = options_for(url)
+    options = _told(url, told)
     if "::" in url:
         return _opened(url, make)
     try:
@@ -62,27 +55,36 @@ def _connect(url: str) -> tuple[Any, str]:
     return _one_of_its_kind(url, options, lambda: _tried_once(make()[0])), root
 
 
+def _told(url: str, told: StorageOptions) -> dict[str, Any]:
+    """The options for a URL; from now on, no message has their secrets."""
+    options = told.for_url(url)
+    keep_out(secrets_in(options))
+    return options
+
+
 def _tried_once(file_system: Any) -> Any:
-    """Without s3fs' own five tries, which times botocore's and ours would be minutes."""
-    if "s3" in protocols(file_system):
+    """Without the library's own five tries, which times botocore's and ours would be minutes."""
+    if traits_of(file_system).own_retries:
         file_system.retries = 1
     return file_system
 
 
-def _connect_sftp(url: str, fresh: bool = False) -> tuple[Any, str]:
+def _connect_sftp(url: str, told: StorageOptions, fresh: bool = False) -> tuple[Any, str]:
     # By its class: fsspec's own file system of this name cannot write exclusively.
     try:
         import fsspec
         from sshfs import SSHFileSystem
     except ImportError as error:
         raise _cannot_open(url, error) from error
+    configured: dict[str, Any] = {}
+    for name in traits_of_url(url).names:
+        configured.update(fsspec.config.conf.get(name, {}))
     options: dict[str, Any] = {
         "known_hosts": (),  # the user's; sshfs would trust any host
         "sftp_client_kwargs": {"path_errors": "surrogateescape"},
         "login_timeout": _LOGIN_SECONDS,
-        **fsspec.config.conf.get("ssh", {}),
-        **fsspec.config.conf.get("sftp", {}),
-        **options_for(url),
+        **configured,
+        **_told(url, told),
         **SSHFileSystem._get_kwargs_from_urls(_place_in(url)),
     }
     make = functools.partial(SSHFileSystem, skip_instance_cache=True, **options)
@@ -91,13 +93,36 @@ def _connect_sftp(url: str, fresh: bool = False) -> tuple[Any, str]:
 
 def _one_of_its_kind(url: str, options: dict[str, Any], make: Callable[[], Any], *, fresh: bool = False) -> Any:
     """The file system of this host and these options: connecting is slow, and ours cache no listings."""
-    key = (os.getpid(), _place_in(url), repr(sorted(options.items())))
+    key = (os.getpid(), _place_in(url), _same(options))
     with _lock:
         if fresh:
             _shared.pop(key, None)
         if key not in _shared:
             _shared[key] = _opened(url, make)
         return _shared[key]
+
+
+def _same(options: object) -> object:
+    """A key that is equal for equal options only: one user's connection never serves another. What is more than plain
+    data is equal to itself alone, as its text may hide the secret that makes the difference."""
+    if isinstance(options, dict):
+        return tuple((name, _same(options[name])) for name in sorted(options, key=str))
+    if isinstance(options, list | tuple):
+        return tuple(map(_same, options))
+    return repr(options) if isinstance(options, str | bytes | int | float | None) else _Itself(options)
+
+
+class _Itself:
+    """Some object, equal to no other; kept, so that no later one takes its place."""
+
+    def __init__(self, kept: object) -> None:
+        self._kept = kept
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._kept is self._kept
+
+    def __hash__(self) -> int:
+        return id(self._kept)
 
 
 def _opened(url: str, make: Callable[[], T]) -> T:
@@ -123,9 +148,9 @@ def _path_in(url: str) -> str:
 
 
 def _cannot_open(url: str, error: Exception) -> SettingsError:
-    extra = _EXTRAS.get(url.partition(":")[0])
+    extra = traits_of_url(url).extra
     return SettingsError(
-        f"cannot open {escape(redacted(url))}: {escape(redacted(str(error), known_secrets()))}",
+        f"cannot open {escape(redacted(url))}: {escape(redacted(str(error)))}",
         hint=f'pip install "ckptguard[{extra}]"'
         if extra and isinstance(error, ImportError)
         else "use a path or a URL that fsspec knows, with options that its file system takes",

@@ -23,9 +23,18 @@ _SECRET_OPTION = rf"(?i){_NAME}"
 _SHORTEST = 4  # blotting out every "a" of a message because somebody's password is "a" helps nobody
 
 
-def redacted(text: str, known: frozenset[str] = frozenset()) -> str:
-    """The text without what looks like a secret, nor any of the `known` ones."""
-    for secret in sorted(known, key=len, reverse=True):
+# The secrets of all storages that were opened, to be kept out of messages. They open nothing from here.
+_known: set[str] = set()
+
+
+def keep_out(secrets: frozenset[str]) -> None:
+    """From now on, blot these out of every message of this process, whichever storage it is about."""
+    _known.update(secrets)
+
+
+def redacted(text: str) -> str:
+    """The text without what looks like a secret, nor any secret that a storage was opened with."""
+    for secret in sorted(_known.copy(), key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     text = re.sub(_USER, f"{_HIDDEN}@", text)
     text = re.sub(_BEARER, lambda match: f"{match[1]} {_HIDDEN}", text)

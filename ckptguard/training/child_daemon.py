@@ -16,6 +16,7 @@ from ckptguard.records.run import Run
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.training.client import is_alive
 from ckptguard.values.settings import ENVIRONMENT_PREFIX, Settings
+from ckptguard.values.storage_options import StorageOptions
 
 _log = logging.getLogger("ckptguard")
 # What torchrun sets: the daemon is no rank.
@@ -81,7 +82,7 @@ def _as_environment(settings: Settings) -> dict[str, str]:
         value = getattr(settings, field.name)
         if value != field.default and value is not None:
             text = ",".join(value) if isinstance(value, tuple) else str(value)
-            if isinstance(value, dict):  # only this user may read a process's environment
-                text = msgspec.json.encode(value).decode()
+            if isinstance(value, StorageOptions):  # only this user may read a process's environment
+                text = msgspec.json.encode(value.revealed()).decode()
             found[ENVIRONMENT_PREFIX + field.name.upper()] = text
     return found

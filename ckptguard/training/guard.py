@@ -68,7 +68,6 @@ class TrainingGuard:
         # What a guard is made of is loaded when one is made: its name costs training next to nothing.
         from ckptguard.records.run import begin_run
         from ckptguard.runs.settings_file import load_settings, with_replicas
-        from ckptguard.storage.options import use_options
         from ckptguard.training.child_daemon import ensure_daemon
         from ckptguard.training.choose_store import parts_of, store_for
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
@@ -80,7 +79,6 @@ class TrainingGuard:
         policy = policy if policy is not None else RollbackPolicy()
         self._ranks = ranks_of_training(deadlines.ranks)
         settings = with_replicas(settings or load_settings(None, os.environ), saving.replicas)
-        use_options(settings.storage or {})
         self._run = begin_run(run, settings)
         self._parts = parts_of(given)
         self._store = store_for(self._run, settings, self._parts, self._ranks, given)

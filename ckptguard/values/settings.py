@@ -13,6 +13,7 @@ import msgspec
 from ckptguard.errors import SettingsError
 from ckptguard.values.patterns import Pattern
 from ckptguard.values.retention_policy import Policy, parse_best, parse_span
+from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 _WEEK = 7 * 86400.0
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
@@ -58,10 +59,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replicas: tuple[str, ...] = ()  # where good checkpoints are to lie too; {run} stands for the run's own name
     replica_verify: str = "read-back"  # or "checksum": the store's own is enough, where it has one (S3's ETag)
     replica_rate: float | None = None  # bytes a second that are read and sent at most to replicate
-    # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; may hold secrets.
-    storage: dict[str, dict[str, Any]] | None = None
+    # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; shows no secrets.
+    storage: StorageOptions = NO_OPTIONS
 
     def __post_init__(self) -> None:
+        if not isinstance(self.storage, StorageOptions):  # a plain table will do
+            msgspec.structs.force_setattr(self, "storage", StorageOptions(self.storage))
         for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds"):
             value = getattr(self, name)
             if not 0 <= value < 1e9:
@@ -135,15 +138,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         except SettingsError as error:
             raise SettingsError(f"retention: {error.message}", hint=error.hint) from error
 
-    def __rich_repr__(self) -> Any:
-        """Every setting but the storage's, which may hold secrets."""
-        for field in msgspec.structs.fields(self):
-            if field.name != "storage":
-                yield field.name, getattr(self, field.name)
-
-    def __repr__(self) -> str:
-        return f"Settings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
-
     def of_replica(self) -> Settings:
         """The same settings for a replica: its records always lie in it."""
         return msgspec.structs.replace(self, records=None)
@@ -178,14 +172,24 @@ def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings
             overrides[field.name] = [part for part in text.split(",") if part] if is_list else text
     if not overrides:
         return settings
-    return _converted({**msgspec.to_builtins(settings), **overrides}, "the environment")
+    table = msgspec.to_builtins(settings, enc_hook=lambda options: options.revealed())
+    return _converted({**table, **overrides}, "the environment")
 
 
 def _converted(table: Mapping[str, Any], source: str) -> Settings:
     try:
-        return msgspec.convert(dict(table), type=Settings, strict=False)
+        return msgspec.convert(dict(table), type=Settings, strict=False, dec_hook=_storage_table)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{source}: {error}") from error
+
+
+def _storage_table(kind: type, value: Any) -> StorageOptions:
+    """Options as TOML or JSON has them; `kind` is always their type, the only one of ours among the settings."""
+    del kind
+    try:
+        return StorageOptions(value)
+    except SettingsError as error:
+        raise ValueError(error.message) from error
 
 
 def _storage_options(text: str) -> dict[str, dict[str, Any]]:

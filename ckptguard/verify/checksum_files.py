@@ -16,6 +16,7 @@ import msgspec
 from ckptguard.errors import NotFoundError, SettingsError, StorageError
 from ckptguard.storage import normalise_url, open_storage
 from ckptguard.values.ids import escape
+from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 Sums = Mapping[
     str, tuple[str, str]
@@ -65,13 +66,13 @@ class CheckSums(msgspec.Struct, frozen=True):
         return sums_for(self.stated, prefix, files, root=root, folder=self.folder)
 
 
-def read_check_sums(path: str) -> CheckSums:
+def read_check_sums(path: str, options: StorageOptions = NO_OPTIONS) -> CheckSums:
     """Read a checksum file that the user named, by a link too. SettingsError if it cannot be read or understood."""
     place = normalise_url(path)
     local = "://" not in place
     folder, _, name = (os.path.realpath(place) if local else place).rpartition("/")
     try:
-        with open_storage(folder or "/").open(name) as reader:
+        with open_storage(folder or "/", options=options).open(name) as reader:
             if reader.entry.size > _LONGEST:
                 raise SettingsError(f"{escape(path)} is too large for a checksum file")
             text = reader.read(0, reader.entry.size)

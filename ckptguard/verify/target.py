@@ -32,7 +32,7 @@ def verify_target(target: str, settings: Settings, what: Selection = ALL, *, wor
     if what.check_sums:
         from ckptguard.verify.checksum_files import read_check_sums  # seldom asked for
 
-        sums = read_check_sums(what.check_sums)
+        sums = read_check_sums(what.check_sums, settings.storage)
     schema = read_reference(what.reference, settings, work) if what.reference else None
     if resolved.view is None or sums is not None:
         strays = _strays(resolved, what, target)

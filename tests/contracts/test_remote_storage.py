@@ -20,6 +20,7 @@ from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retrying import RetryingStorage
+from ckptguard.storage.traits import UNKNOWN
 
 
 class TestMemoryStorage(StorageContract):
@@ -56,7 +57,7 @@ class TestMemoryStorage(StorageContract):
     def test_a_lost_answer_is_read_back(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         """A put that was stored and then reported as a conflict counts as ours: its bytes are ours."""
         remote = below(storage)
-        monkeypatch.setattr(remote._root, "in_memory", False)
+        monkeypatch.setattr(remote._root, "traits", UNKNOWN)
         real = remote._fs.pipe_file
 
         def lost(path: str, data: bytes, mode: str = "overwrite") -> None:
@@ -87,7 +88,7 @@ def forgetful(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> RemoteStorag
     """The same store, but one that ignores `mode="create"`."""
     remote = below(storage)
     real = remote._fs.pipe_file
-    monkeypatch.setattr(remote._root, "in_memory", False)
+    monkeypatch.setattr(remote._root, "traits", UNKNOWN)
     monkeypatch.setattr(remote._conditional, "_of_objects", None)
     monkeypatch.setattr(remote._fs, "pipe_file", lambda path, data, mode="overwrite": real(path, data))
     return remote

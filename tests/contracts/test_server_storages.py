@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from servers.azurite import AzureServer
 from servers.fake_gcs import GcsServer
-from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, serving
+from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, served, serving
 from servers.moto_server import moto_server
 from servers.processes import free_port
 from servers.s3 import S3Server
@@ -22,14 +22,26 @@ from support.faulty_storage import FakeClock
 
 from ckptguard.errors import DeniedError, NotFoundError, ObjectMissingError, TransientError
 from ckptguard.storage import Storage, open_storage
+from ckptguard.storage.redaction import secrets_in
 from ckptguard.storage.retrying import RetryingStorage
 from ckptguard.storage.sftp.sftp_storage import SftpStorage
+from ckptguard.values.storage_options import StorageOptions
 
 # aiohttp would like large bodies as streams, and gcsfs and adlfs hand over bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
 
 
-class ServerContract(StorageContract):
+class Served(StorageContract):
+    """A storage on a server that wants a key."""
+
+    def secrets(self) -> frozenset[str]:
+        return secrets_in(served().storage.revealed())
+
+    def opened_again(self, storage: Storage) -> Storage:
+        return open_storage(storage.url, must_exist=True, options=served().storage)
+
+
+class ServerContract(Served):
     """A storage under a fresh prefix of a bucket."""
 
     bucket: ClassVar[str]
@@ -38,7 +50,11 @@ class ServerContract(StorageContract):
     @pytest.fixture
     def storage(self, server: Any) -> Storage:
         self.server = server
-        return open_storage(f"{self.scheme}://{self.bucket}/test-{secrets.token_hex(8)}/root", must_exist=False)
+        return open_storage(
+            f"{self.scheme}://{self.bucket}/test-{secrets.token_hex(8)}/root",
+            must_exist=False,
+            options=served().storage,
+        )
 
     @pytest.fixture(autouse=True)
     def _server(self, server: Any) -> None:
@@ -46,7 +62,7 @@ class ServerContract(StorageContract):
 
     def absent(self) -> Storage:
         place = f"{self.scheme}://{self.bucket}/absent-{secrets.token_hex(8)}/below"
-        return open_storage(place, must_exist=False)
+        return open_storage(place, must_exist=False, options=served().storage)
 
     def key_of(self, storage: Storage, key: str) -> str:
         """The whole key in the bucket."""
@@ -144,7 +160,7 @@ class TestGcs(ServerContract):
         return self.server.call("GET", f"/storage/v1/b/{self.bucket}/o/{name}?alt=media")
 
 
-class TestSftp(StorageContract):
+class TestSftp(Served):
     """OpenSSH's SFTP server."""
 
     @pytest.fixture(autouse=True)
@@ -155,10 +171,11 @@ class TestSftp(StorageContract):
     def storage(self, sftp: SftpServer) -> Storage:
         folder = sftp.folder / f"test-{secrets.token_hex(8)}"
         folder.mkdir()
-        return open_storage(sftp.url(folder))
+        return open_storage(sftp.url(folder), options=served().storage)
 
     def absent(self) -> Storage:
-        return open_storage(self.server.url(self.server.folder / f"absent-{secrets.token_hex(8)}"), must_exist=False)
+        place = self.server.url(self.server.folder / f"absent-{secrets.token_hex(8)}")
+        return open_storage(place, must_exist=False, options=served().storage)
 
     def put_raw(self, storage: Storage, key: str, data: bytes) -> None:
         path = self._local(storage, key)
@@ -199,7 +216,7 @@ def test_wrong_credentials_are_a_denial(moto: S3Server, ceph: S3Server) -> None:
     for number, (key, secret) in enumerate([("NOBODYATALL000000001", "no-secret-at-all"), (ceph.key, "wrong-secret")]):
         url = f"s3://ckptguard-denied-{number}"
         serving(url, {**ceph.options, "key": key, "secret": secret})
-        storage = open_storage(f"{url}/run", must_exist=False)
+        storage = open_storage(f"{url}/run", must_exist=False, options=served().storage)
         for attempt in (
             lambda s=storage: s.list(),
             lambda s=storage: s.create("k", b"1"),
@@ -213,11 +230,12 @@ def test_wrong_credentials_are_a_denial(moto: S3Server, ceph: S3Server) -> None:
 def test_no_bucket_is_no_folder(moto: S3Server, ceph: S3Server) -> None:
     """A bucket that is not there is missing, in reading and in writing."""
     for number, server in enumerate((moto, ceph)):
-        serving(f"s3://ckptguard-nowhere-{number}", server.options)
+        place = f"s3://ckptguard-nowhere-{number}/run"
+        serving(place, server.options)
         with pytest.raises(NotFoundError):
-            open_storage(f"s3://ckptguard-nowhere-{number}/run")
+            open_storage(place, options=served().storage)
         with pytest.raises(ObjectMissingError):
-            open_storage(f"s3://ckptguard-nowhere-{number}/run", must_exist=False).create("k", b"1")
+            open_storage(place, must_exist=False, options=served().storage).create("k", b"1")
 
 
 _ONE_TRY = {"s3": {"addressing_style": "path"}, "retries": {"total_max_attempts": 1}}
@@ -227,9 +245,9 @@ def test_a_server_that_is_gone_may_come_back(tmp_path: Path) -> None:
     """No answer is a failure that may pass; once the server is back, the same storage works."""
     port = free_port()
     options = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s", "config_kwargs": _ONE_TRY}
-    serving("s3://ckptguard-gone", options)
-    clock = FakeClock()
-    storage = open_storage("s3://ckptguard-gone/run", must_exist=False, retries=clock.retries(attempts=2))
+    retries = FakeClock().retries(attempts=2)
+    told = StorageOptions({"s3://ckptguard-gone": options})
+    storage = open_storage("s3://ckptguard-gone/run", must_exist=False, retries=retries, options=told)
     with pytest.raises(TransientError, match="tried 2 times"):
         storage.stat("k")
     with moto_server(tmp_path, port=port) as server:
@@ -245,13 +263,13 @@ def test_an_unknown_host_is_not_trusted(sftp: SftpServer, tmp_path: Path) -> Non
         place = f"{sftp.url(sftp.folder)}/unknown-{len(options)}"
         serving(place, {**sftp.options, **options})
         with pytest.raises(DeniedError) as caught:
-            open_storage(place, must_exist=False).stat("k")
+            open_storage(place, must_exist=False, options=served().storage).stat("k")
         assert caught.value.hint
 
 
 def test_a_folder_on_sftp_may_be_named_like_a_part_of_a_url(sftp: SftpServer) -> None:
     """What looks like a query or a fragment is a name there."""
-    storage = open_storage(f"{sftp.url(sftp.folder)}/run #1?x=2", must_exist=False)
+    storage = open_storage(f"{sftp.url(sftp.folder)}/run #1?x=2", must_exist=False, options=served().storage)
     storage.create("k", b"1")
     assert (sftp.folder / "run #1?x=2" / "k").read_bytes() == b"1"
 
@@ -260,7 +278,7 @@ def test_sftp_survives_a_lost_connection(tmp_path: Path) -> None:
     """When the server restarts, the storage and an open reader go on over a new connection."""
     with sshd(tmp_path) as first:
         serving(f"sftp://127.0.0.1:{first.port}", first.options)
-        storage = open_storage(first.url(first.folder))
+        storage = open_storage(first.url(first.folder), options=served().storage)
         storage.create("k", b"12345678")
         reader = storage.open("k")
         assert reader.read(0, 4) == b"1234"

@@ -20,7 +20,7 @@ from servers.radosgw import radosgw
 from servers.s3 import S3Server
 from servers.sshd import SftpServer, sshd
 
-from ckptguard.storage.options import use_options
+from ckptguard.values.settings import Settings
 
 T = TypeVar("T")
 S3_BUCKETS = ("ckptguard-moto", "ckptguard-radosgw")
@@ -28,9 +28,17 @@ AZURE_CONTAINER = "ckptguard-azurite"
 GCS_BUCKET = "ckptguard-gcs"
 
 
+_SERVED: dict[str, dict[str, object]] = {}
+
+
 def serving(url: str, options: dict[str, object]) -> None:
-    """From now on, open what begins with `url` with these options."""
-    use_options({url: options})
+    """From now on, `served` settings open what begins with `url` with these options."""
+    _SERVED[url] = options
+
+
+def served(settings: Settings | None = None) -> Settings:
+    """These settings with the options of every server that was started."""
+    return (settings or Settings()).changed(storage=_SERVED)
 
 
 def _started(start: Callable[[Path], AbstractContextManager[T]], folder: Path) -> Iterator[T]:

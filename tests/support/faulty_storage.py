@@ -27,6 +27,7 @@ from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.opening import open_remote
 from ckptguard.storage.retries import Retries
 from ckptguard.storage.retrying import RetryingStorage
+from ckptguard.values.storage_options import StorageOptions
 
 
 class Fault(enum.Enum):
@@ -361,12 +362,12 @@ def wrapped(
 ) -> Iterator[None]:
     """Every storage that is opened in this block is `wrap` of itself, below the retries."""
 
-    def opened(place: str, given: Retries | None) -> Storage:
+    def opened(place: str, given: Retries | None, options: StorageOptions) -> Storage:
         if "://" not in place:
             return wrap(LocalStorage(place))
         own = retries()
         own.stop = given.stop if given is not None else own.stop
-        return RetryingStorage(wrap(open_remote(place, own)), own)
+        return RetryingStorage(wrap(open_remote(place, own, options)), own)
 
     with mock.patch.object(ckptguard.storage, "_opened", opened):
         yield

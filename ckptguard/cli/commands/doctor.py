@@ -30,8 +30,7 @@ def command(url: str, as_json: bool, config: str | None) -> None:
     from ckptguard.documents.build import document, fields
     from ckptguard.inspect.doctor import diagnose, words
 
-    settings_from(config)
-    found = diagnose(url)
+    found = diagnose(url, settings_from(config).storage)
     if as_json:
         emit(document("doctor", **fields(found)))
     else:

@@ -17,8 +17,8 @@ class ConditionalPuts:
 
     def __init__(self, root: RemoteRoot) -> None:
         self._root = root
-        self._of_objects: bool | None = True if root.in_memory else None
-        self._of_parts: bool | None = True if root.in_memory else None
+        self._of_objects: bool | None = True if root.traits.in_process else None
+        self._of_parts: bool | None = True if root.traits.in_process else None
 
     def of_objects(self) -> bool:
         """Whether `pipe_file(mode="create")` is exclusive."""
@@ -39,7 +39,7 @@ class ConditionalPuts:
                 self._root.fs.pipe_file(probe, b"1")
                 parts: Parts | None = None
                 try:
-                    parts = parts_for(self._root.fs, probe, exclusive=True)
+                    parts = parts_for(self._root.traits, self._root.fs, probe, exclusive=True)
                     parts.put(0, b"2")
                     parts.finish(exclusive=True)
                 except OSError as error:

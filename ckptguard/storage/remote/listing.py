@@ -21,7 +21,7 @@ class RemoteListing:
 
     def under(self, prefix: str, *, recursive: bool, enter: Enter | None) -> list[Entry]:
         """See `Storage.list`, unsorted."""
-        if recursive and self._root.is_flat:
+        if recursive and self._root.traits.flat_listing:
             return self._everything(prefix, enter)
         return self._by_levels(prefix, recursive, enter)
 

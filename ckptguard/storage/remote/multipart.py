@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ckptguard.storage.remote.blocks_azure import AzureParts
 from ckptguard.storage.remote.multipart_s3 import S3Parts
+from ckptguard.storage.traits import StoreTraits
 
 
 class Parts(Protocol):
@@ -28,18 +30,13 @@ class Parts(Protocol):
         """Forget the parts."""
 
 
-def parts_for(file_system: Any, path: str, *, exclusive: bool) -> Parts:
-    """The way for this file system; `exclusive`: the object must be new."""
-    names = protocols(file_system)
-    if "s3" in names:
-        return S3Parts(file_system, path)
-    if "abfs" in names:
-        return AzureParts(file_system, path)
-    if "gs" in names:
+def parts_for(traits: StoreTraits, file_system: Any, path: str, *, exclusive: bool) -> Parts:
+    """The way for this kind of store; `exclusive`: the object must be new."""
+    if traits.multipart == "held":
         return HeldParts(file_system, path, exclusive=exclusive)
-    if "memory" in names:
-        return JoinedParts(file_system, path)
-    return MovedParts(file_system, path)
+    ways: dict[str, Callable[[Any, str], Parts]]
+    ways = {"parts": S3Parts, "blocks": AzureParts, "joined": JoinedParts, "moved": MovedParts}
+    return ways[traits.multipart](file_system, path)
 
 
 class JoinedParts:
@@ -109,9 +106,3 @@ class MovedParts:
         for attempt in (self._file.close, lambda: self._fs.rm_file(self._temporary)):
             with contextlib.suppress(Exception):
                 attempt()
-
-
-def protocols(file_system: Any) -> tuple[str, ...]:
-    """Every name that this file system goes by."""
-    protocol = file_system.protocol
-    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

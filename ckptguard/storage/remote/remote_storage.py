@@ -24,6 +24,7 @@ from ckptguard.storage.remote.reader import RemoteReader
 from ckptguard.storage.remote.root import RemoteRoot
 from ckptguard.storage.remote.upload import RemoteUpload
 from ckptguard.storage.retries import Retries
+from ckptguard.storage.traits import StoreTraits
 from ckptguard.values.ids import escape
 
 # fsspec's memory file system checks and then writes; its one store is global to the process, and so is this lock.
@@ -95,7 +96,7 @@ class RemoteStorage:
                     present = self._fs.cat_file(path)
                 if present is None:
                     raise
-                if self._root.in_memory or present != data:
+                if self._root.traits.in_process or present != data:
                     raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key) from error
 
     def upload(self, key: str, *, replace: bool = False) -> RemoteUpload:
@@ -120,7 +121,7 @@ class RemoteStorage:
         return RemoteUpload(
             key,
             self._url,
-            lambda: parts_for(self._fs, path, exclusive=not replace),
+            lambda: parts_for(self._root.traits, self._fs, path, exclusive=not replace),
             put_whole,
             refuse_taken,
             replace=replace,
@@ -133,9 +134,9 @@ class RemoteStorage:
                 exclusive_create=self._conditional.of_objects(),
                 exclusive_upload=self._conditional.of_parts(),
                 links=False,
-                folders=self._root.in_memory,
-                etags=self._root.is_flat,
-                any_name=self._root.holds_any_name,
+                folders=self._root.traits.in_process,
+                etags=self._root.traits.etags,
+                any_name=self._root.traits.mangled_names is None,
             )
 
     def free_space(self) -> int | None:
@@ -180,6 +181,11 @@ class RemoteStorage:
         """The file system and the path of a key in it, for what only one kind of store can do."""
         return self._fs, self._root.path(key)
 
+    @property
+    def traits(self) -> StoreTraits:
+        """Which kind of store this is."""
+        return self._root.traits
+
     def _copy_step(self, entry: Entry, target: str) -> None:
         """One copy of a move, tried again by itself: a move as a whole cannot be, once some of it is done."""
         unclear = False
@@ -211,4 +217,4 @@ class RemoteStorage:
             raise StorageError(f"{escape(target)}: the copy has another size than its source", key=target)
 
     def _exclusive(self) -> contextlib.AbstractContextManager[object]:
-        return _MEMORY_LOCK if self._root.in_memory else contextlib.nullcontext()
+        return _MEMORY_LOCK if self._root.traits.in_process else contextlib.nullcontext()

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
 from ckptguard.errors import DeniedError
 from ckptguard.storage.keys import parts_of
-from ckptguard.storage.remote.multipart import protocols
+from ckptguard.storage.traits import traits_of
 from ckptguard.values.ids import escape
-
-# Stores whose file systems list everything below a prefix in one go, and say so when that fails.
-_FLAT = {"s3", "gs", "abfs"}
-# What a store, or its library, would silently take for another name.
-_MANGLED = {"abfs": re.compile(r"[\x00-\x1f\x7f\\?]|^\s|\s$")}
 
 
 class RemoteRoot:
@@ -30,10 +24,7 @@ class RemoteRoot:
         self._process = os.getpid()
         self._file_system, root = connect()
         self._base = root.rstrip("/")
-        names = set(protocols(self._file_system))
-        self.in_memory = "memory" in names
-        self.is_flat = bool(names & _FLAT)  # one request lists all that lies below a prefix
-        self._mangled = next((_MANGLED[name] for name in sorted(names & _MANGLED.keys())), None)
+        self.traits = traits_of(self._file_system)
 
     @property
     def fs(self) -> Any:
@@ -44,15 +35,10 @@ class RemoteRoot:
             self._process = os.getpid()
         return self._file_system
 
-    @property
-    def holds_any_name(self) -> bool:
-        """Whether every plain name can be stored as it is."""
-        return self._mangled is None
-
     def path(self, key: str) -> str:
         """The path of a key; DeniedError where the store would silently take it for another one."""
         parts = parts_of(key)
-        if self._mangled is not None and any(map(self._mangled.search, parts)):
+        if not all(map(self.traits.holds, parts)):
             raise DeniedError(f"{escape(self.url)} cannot hold the name {escape(key)}", key=key)
         return "/".join([self._base, *parts]) if parts else self._base
 

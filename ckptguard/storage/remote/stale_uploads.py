@@ -8,7 +8,6 @@ from typing import Any
 
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Storage
-from ckptguard.storage.remote.multipart import protocols
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retrying import RetryingStorage
 
@@ -19,16 +18,16 @@ def end_uploads(storage: Storage, folder: str, begun_before: Callable[[], float 
     """Abort what was begun below a folder, before the Unix time that is asked for if there is anything; returns the
     keys.
 
-    On S3 alone: Azure and Google drop such parts after a week by themselves, and elsewhere they are files that a
-    listing shows. The caller knows that nobody writes there. StorageError. `folder` is not the root.
+    Only where a store lists them: Azure and Google drop such parts after a week by themselves, and elsewhere they are
+    files that a listing shows. The caller knows that nobody writes there. StorageError. `folder` is not the root.
     """
     while isinstance(storage, RetryingStorage):
         storage = storage.inner
     if not isinstance(storage, RemoteStorage):
         return []
-    fs, path = storage.place(folder)
-    if "s3" not in protocols(fs):
+    if not storage.traits.lists_uploads:
         return []
+    fs, path = storage.place(folder)
     bucket, prefix, _ = fs.split_path(path + "/")
     root = prefix.removesuffix(f"{folder}/")
     ended = []

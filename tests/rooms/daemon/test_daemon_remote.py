@@ -42,7 +42,7 @@ def test_saves_on_a_store_are_found_read_back_and_judged_and_no_secret_gets_out(
     guard.save(step=300)
     assert daemon.outcome(300) == "good"
 
-    run = open_run(url)
+    run = open_run(url, settings)
     history = load_history(run)
     for series in history.names:
         for key in history.standings(series):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
-from servers.fixtures import S3_BUCKETS, serving
+from servers.fixtures import S3_BUCKETS, served
 from servers.processes import free_port
 from servers.s3 import S3Server
 from servers.sshd import SftpServer
@@ -32,7 +33,7 @@ def place() -> str:
 def answers(url: str, wrap: Any = None) -> tuple[str, dict[str, str]]:
     """The outcome and each probe's answer, through a wrapper of the storage."""
     with wrapped(wrap or (lambda inner: inner)):
-        found = diagnose(url)
+        found = diagnose(url, served().storage)
     assert [probe.name for probe in found.probes] == list(doctor._NAMES)
     assert words(found)
     return found.outcome, {probe.name: probe.answer for probe in found.probes}
@@ -41,7 +42,9 @@ def answers(url: str, wrap: Any = None) -> tuple[str, dict[str, str]]:
 def left(url: str) -> list[str]:
     """What lies at a URL."""
     try:
-        return [entry.key for entry in open_storage(url, must_exist=False).list(recursive=True)]
+        return [
+            entry.key for entry in open_storage(url, must_exist=False, options=served().storage).list(recursive=True)
+        ]
     except ObjectMissingError:
         return []
 
@@ -173,9 +176,10 @@ def test_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_out_of_reach() -> None:
     """One sentence, exit code 1, and no secret in it."""
     secret = "a-very-secret-key"
-    serving("s3://nowhere", {"endpoint_url": f"http://127.0.0.1:{free_port()}", "key": "k", "secret": secret})
+    options = {"s3": {"endpoint_url": f"http://127.0.0.1:{free_port()}", "key": "k", "secret": secret}}
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("AWS_MAX_ATTEMPTS", "1")
+        patched.setenv("CKPTGUARD_STORAGE", json.dumps(options))
         result = CliRunner().invoke(commands, ["doctor", "s3://nowhere/run"])
     assert result.exit_code == 1, result.output
     assert secret not in result.output

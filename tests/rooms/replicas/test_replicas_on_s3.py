@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from servers.fixtures import S3_BUCKETS
+from servers.fixtures import S3_BUCKETS, served
 from support.kill_points import Killed, kill_at
 from support.run_contents import files_of, verify_all
 from support.runs import QUICK, write_sharded
@@ -28,17 +28,21 @@ import os, signal, sys
 from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
-from ckptguard.storage.options import use_options
 from ckptguard.values.settings import Settings
 left = [int(sys.argv[3])]
 def progress(length):
     left[0] -= 1
     if left[0] == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-use_options(eval(sys.argv[4]))
-view = open_view(sys.argv[1], Settings())
+view = open_view(sys.argv[1], Settings(storage=eval(sys.argv[4])))
 assert replicate(view, sys.argv[2], work=Work(progress=progress)).trouble is None
 """
+
+
+@pytest.fixture
+def run(root, moto):
+    """The run, opened with what opens the bucket too."""
+    return open_run(str(root), served())
 
 
 @pytest.fixture
@@ -57,7 +61,7 @@ def test_a_replica_in_a_bucket(root, two, moto, tmp_path):
     done = replicate(look(two), url)
     assert (done.behind, str(done.last_good), done.trouble) == (0, "200.1", None)
     shutil.rmtree(root)
-    replica = open_run(url)
+    replica = open_run(url, served())
     assert files_of(replica) == before
     assert set(verify_all(replica).values()) == {Outcome.GOOD}
     assert restore(look(replica), str(tmp_path / "out")).step == 200
@@ -89,12 +93,12 @@ def test_killed_in_the_middle_and_run_again(two, moto, tmp_path):
     for blocks in (files // 2, files):
         ended = subprocess.run([*script, str(blocks), options], check=False, capture_output=True, text=True)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
-        there = open_run(url, must_exist=False)
+        there = open_run(url, served(), must_exist=False)
         outcomes = verify_all(there)
         assert all(outcomes[c.manifest.path] is Outcome.GOOD for c in candidates(there))
     done = replicate(look(two), url)
     assert 0 < sum(c.sent for c in done.checkpoints) < total
-    assert files_of(open_run(url)) == files_of(two)
+    assert files_of(open_run(url, served())) == files_of(two)
     assert done.behind == 0
 
 

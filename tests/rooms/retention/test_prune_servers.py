@@ -5,7 +5,7 @@ import os
 import uuid
 
 import pytest
-from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS
+from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, served
 from support.runs import write_sharded
 from support.views import look
 
@@ -48,12 +48,12 @@ def test_what_is_not_kept_goes_after_its_time_of_grace(url, tmp_path):
     """Marked, still restorable, then gone with its folder; what is kept is verified all the time."""
     made = tmp_path / "made"
     made.mkdir()
-    storage = open_storage(url, must_exist=False)
+    storage = open_storage(url, must_exist=False, options=served().storage)
     for step in (100, 200):
         folder = made / write_sharded(made, step, seed=step)
         for file in folder.iterdir():
             storage.create(f"{folder.name}/{file.name}", file.read_bytes())
-    run = open_run(url)
+    run = open_run(url, served())
     done = reconcile(look(run), PassNotes(), assume_quiet=True)
     assert [c.outcome for c in done.checked] == [Outcome.GOOD] * 2
     assert not reconcile(look(run), PassNotes(), assume_quiet=True).checked

@@ -12,19 +12,17 @@ import pytest
 from ckptguard import errors
 from ckptguard.errors import SettingsError
 from ckptguard.runs.settings_file import load_settings
-from ckptguard.storage import normalise_url, opening
-from ckptguard.storage import options as storage_options
+from ckptguard.storage import normalise_url, opening, redaction
 from ckptguard.storage.failures import storage_error
-from ckptguard.storage.options import options_for, use_options
 from ckptguard.storage.redaction import redacted, secrets_in
 from ckptguard.values.settings import Settings, parse_settings, with_environment
+from ckptguard.values.storage_options import StorageOptions
 
 
 @pytest.fixture(autouse=True)
-def _own_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What these tests set is forgotten afterwards."""
-    monkeypatch.setattr(storage_options, "_options", {})
-    monkeypatch.setattr(storage_options, "_secrets", frozenset())
+def _own_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What these tests keep out of messages is forgotten afterwards."""
+    monkeypatch.setattr(redaction, "_known", set())
 
 
 class Answered(Exception):
@@ -106,7 +104,9 @@ def test_secrets_are_blotted_out(text: str) -> None:
 
 def test_known_secrets_are_blotted_out() -> None:
     """An option's secret is found wherever it stands; other options are no secrets."""
-    use_options({"s3": {"key": "AKIAPLAIN", "secret": "wholly-unmarked", "endpoint_url": "http://endpoint"}})
+    pytest.importorskip("s3fs")
+    options = {"s3": {"key": "AKIAPLAIN", "secret": "wholly-unmarked", "endpoint_url": "http://endpoint"}}
+    opening.open_remote("s3://bucket/run", options=StorageOptions(options))
     found = storage_error(RuntimeError("odd text wholly-unmarked at http://endpoint"), "k", "s3://bucket")
     assert "wholly-unmarked" not in found.message
     assert "http://endpoint" in found.message
@@ -144,11 +144,12 @@ def test_urls_without_secrets_pass() -> None:
 
 def test_options_by_protocol_and_by_url() -> None:
     """The longest beginning that fits wins, whole names only."""
-    use_options({"s3": {"a": 1, "b": 1}, "s3://bucket": {"b": 2}, "s3://bucket/deep/": {"c": 3}, "gs": {"d": 4}})
-    assert options_for("s3://other/x") == options_for("s3://bucketful/x") == {"a": 1, "b": 1}
-    assert options_for("s3://bucket") == options_for("s3://bucket/x") == {"a": 1, "b": 2}
-    assert options_for("s3://bucket/deep/run") == {"a": 1, "b": 2, "c": 3}
-    assert options_for("memory://x") == {}
+    by_name = {"s3": {"a": 1, "b": 1}, "s3://bucket": {"b": 2}, "s3://bucket/deep/": {"c": 3}, "gs": {"d": 4}}
+    options = StorageOptions(by_name)
+    assert options.for_url("s3://other/x") == options.for_url("s3://bucketful/x") == {"a": 1, "b": 1}
+    assert options.for_url("s3://bucket") == options.for_url("s3://bucket/x") == {"a": 1, "b": 2}
+    assert options.for_url("s3://bucket/deep/run") == {"a": 1, "b": 2, "c": 3}
+    assert options.for_url("memory://x") == {}
 
 
 def test_a_host_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +162,8 @@ def test_a_host_that_says_nothing_is_not_waited_for_long(monkeypatch: pytest.Mon
             asked.append(options)
 
     monkeypatch.setattr(sshfs, "SSHFileSystem", Recorded)
-    opening._connect_sftp("sftp://quiet.example/run")
-    use_options({"sftp": {"login_timeout": 90}})
-    opening._connect_sftp("sftp://quiet.example/run")
+    for options in ({}, {"sftp": {"login_timeout": 90}}):
+        opening._connect_sftp("sftp://quiet.example/run", StorageOptions(options))
     assert [options["login_timeout"] for options in asked] == [20, 90]
 
 
@@ -172,11 +172,11 @@ def test_options_from_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "ckptguard.toml"
     file.write_text('[storage.s3]\nsecret = "S3CRET"\n[storage."s3://bucket"]\nkey = "k"\nclient_kwargs = {x = 1}\n')
     settings = load_settings(str(file), {})
-    assert options_for("s3://bucket/run") == {"secret": "S3CRET", "key": "k", "client_kwargs": {"x": 1}}
+    assert settings.storage.for_url("s3://bucket/run") == {"secret": "S3CRET", "key": "k", "client_kwargs": {"x": 1}}
     assert "S3CRET" not in repr(settings)
     assert repr(Settings()).startswith("Settings(settle=5.0")
     changed = with_environment(Settings(), {"CKPTGUARD_STORAGE": '{"s3": {"secret": "OTHER"}}'})
-    assert changed.storage == {"s3": {"secret": "OTHER"}}
+    assert changed.storage == StorageOptions({"s3": {"secret": "OTHER"}})
     for text in ('{"s3": "S3CRET"}', '{"secret": "S3CRET"'):
         with pytest.raises(SettingsError) as caught:
             with_environment(Settings(), {"CKPTGUARD_STORAGE": text})
@@ -189,12 +189,11 @@ def test_fsspecs_own_configuration_holds(monkeypatch: pytest.MonkeyPatch) -> Non
     """What the user told fsspec is not taken away."""
     import fsspec.config
 
-    from ckptguard.storage.opening import open_remote
     from ckptguard.storage.remote.remote_storage import RemoteStorage
 
     pytest.importorskip("s3fs")
     monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": "http://127.0.0.1:1", "anon": True})
-    use_options({"s3": {"anon": False}})
-    storage = open_remote(f"s3://bucket-{os.getpid()}/run")
+    options = StorageOptions({"s3": {"anon": False}})
+    storage = opening.open_remote(f"s3://bucket-{os.getpid()}/run", options=options)
     assert isinstance(storage, RemoteStorage)
     assert (storage._fs.endpoint_url, storage._fs.anon) == ("http://127.0.0.1:1", False)

@@ -8,7 +8,7 @@ import uuid
 
 import pytest
 import torch
-from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS
+from servers.fixtures import AZURE_CONTAINER, GCS_BUCKET, S3_BUCKETS, served
 from support.forked import Forked
 from support.runs import QUICK
 from support.tiny_training import Training
@@ -53,13 +53,13 @@ def guard_of(url, model=None, **options):
     model = model if model is not None else torch.nn.Linear(200, 50)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return ckptguard.TrainingGuard(
-        url, model=model, optimizer=optimizer, **({"daemon": "off", "settings": QUICK} | options)
+        url, model=model, optimizer=optimizer, **({"daemon": "off", "settings": served(QUICK)} | options)
     )
 
 
 def train(url, training, total, *, poison_at=None, **options):
     """Updates up to `total`; one of them has a poisoned gradient norm."""
-    with ckptguard.TrainingGuard(url, **training.parts(), daemon="off", settings=QUICK, **options) as guard:
+    with ckptguard.TrainingGuard(url, **training.parts(), daemon="off", settings=served(QUICK), **options) as guard:
         for step, batch in guard.steps(training.loader, total=total, save_every=3):
             loss, norm = training.update(step, batch)
             if step == poison_at:
@@ -71,7 +71,9 @@ def train(url, training, total, *, poison_at=None, **options):
 
 def stored(url):
     """Keys in the run, without records."""
-    return sorted(e.key for e in open_run(url).storage.list("", recursive=True) if not e.key.startswith("_ckptguard"))
+    return sorted(
+        e.key for e in open_run(url, served()).storage.list("", recursive=True) if not e.key.startswith("_ckptguard")
+    )
 
 
 def test_training_is_saved_gone_back_to_and_resumed_as_on_a_disk(url, tmp_path):
@@ -84,10 +86,10 @@ def test_training_is_saved_gone_back_to_and_resumed_as_on_a_disk(url, tmp_path):
         train(place, resumed, 8)
         losses.append(training.losses | resumed.losses)
     assert losses[0] == losses[1]
-    report = verify_target(url, QUICK)
+    report = verify_target(url, served(QUICK))
     assert report.outcome is Outcome.GOOD
     assert {c.digest_origin for c in report.checkpoints} == {"writer"}
-    assert list_records(open_run(url), FOLDER) == []
+    assert list_records(open_run(url, served()), FOLDER) == []
     assert stored(url) == stored(tmp_path / "run")
 
 
@@ -108,11 +110,11 @@ def test_every_kind_of_server_takes_saves_and_gives_them_back(request, kind):
     guard.save(step=1)
     torch.nn.init.ones_(model.weight)
     guard.save(step=1)
-    assert verify_target(url, QUICK).outcome is Outcome.GOOD
+    assert verify_target(url, served(QUICK)).outcome is Outcome.GOOD
     torch.nn.init.zeros_(model.weight)
     assert guard.resume() == 1
     assert bool((model.weight == 1).all())
-    assert list_claims(open_run(url)) == []
+    assert list_claims(open_run(url, served())) == []
 
 
 def test_a_large_file_goes_up_in_parts_and_little_of_it_is_held(store, monkeypatch):
@@ -151,8 +153,8 @@ def test_what_was_damaged_there_is_never_loaded(url):
     guard.save(step=1)
     want = model.weight.detach().clone()
     guard.save(step=2)
-    verify_target(url, QUICK)
-    storage = open_run(url).storage
+    verify_target(url, served(QUICK))
+    storage = open_run(url, served()).storage
     with storage.open("step-000000002/model.safetensors") as reader:
         data = bytearray(reader.read(0, reader.entry.size))
     data[-1] ^= 1
@@ -169,7 +171,7 @@ def test_only_bytes_that_were_read_back_make_it_good(url, monkeypatch):
     guard = guard_of(url)
     guard.save(step=1)
     with pytest.raises(NoKnownGoodError):
-        find_known_good(open_run(url))
+        find_known_good(open_run(url, served()))
     read, real = [], RemoteReader.read
 
     def count(self, offset, length):
@@ -177,10 +179,10 @@ def test_only_bytes_that_were_read_back_make_it_good(url, monkeypatch):
         return real(self, offset, length)
 
     monkeypatch.setattr(RemoteReader, "read", count)
-    verify_target(url, QUICK)
-    assert find_known_good(open_run(url)).step == 1
+    verify_target(url, served(QUICK))
+    assert find_known_good(open_run(url, served())).step == 1
     for key in stored(url):
-        size = open_run(url).storage.stat(key).size
+        size = open_run(url, served()).storage.stat(key).size
         assert sum(length for name, length in read if name == key) >= size
 
 
@@ -200,7 +202,7 @@ def test_a_save_that_fails_leaves_nothing(url, monkeypatch):
         with pytest.raises(StorageFullError):
             guard.save(step=20)
     assert stored(url) == before
-    assert list_claims(open_run(url)) == []
+    assert list_claims(open_run(url, served())) == []
     assert guard.resume() == 10
     guard.save(step=20)
     assert guard.resume() == 20
@@ -209,7 +211,7 @@ def test_a_save_that_fails_leaves_nothing(url, monkeypatch):
 def test_of_two_writers_of_a_step_one_is_told_of_the_other(url):
     """While another process writes the step, a save of it names that process and touches nothing."""
     guard = guard_of(url)
-    run = open_run(url)
+    run = open_run(url, served())
     claim_path(run, path="step-000000007", series="step-#", step=7, generation=1)
     with pytest.raises(BusyError, match=f"process {os.getpid()} on "):
         guard.save(step=7)
@@ -240,20 +242,19 @@ def test_a_save_that_was_given_up_gives_way_and_never_counts(url, monkeypatch):
     assert first.wait(100)
     assert stored(url) == ["step-000000003/model.safetensors", "step-000000003/state.json"]
     assert guard.resume() == 3
-    assert list_claims(open_run(url)) == []
+    assert list_claims(open_run(url, served())) == []
 
 
 KILLED = """
 import os, signal, sys, torch
 sys.path[:0] = {path!r}
 from ckptguard.storage.remote import multipart_s3 as parts_s3
-from ckptguard.storage.options import use_options
-use_options({options!r})
 import ckptguard
 from support.runs import QUICK
+settings = QUICK.changed(storage={options!r})
 model = torch.nn.Linear(4096, 1200)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-guard = ckptguard.TrainingGuard({url!r}, model=model, optimizer=optimizer, daemon="off", settings=QUICK)
+guard = ckptguard.TrainingGuard({url!r}, model=model, optimizer=optimizer, daemon="off", settings=settings)
 guard.save(step=1)
 real = parts_s3.S3Parts.put
 def put(self, number, data):
@@ -277,10 +278,10 @@ def test_what_a_killed_save_left_is_collected(store, moto):
         return moto.client().list_multipart_uploads(Bucket=bucket, Prefix=folder).get("Uploads", [])
 
     assert len(uploads()) == 1
-    assert [claim.path for claim in list_claims(open_run(store))] == ["step-000000002"]
+    assert [claim.path for claim in list_claims(open_run(store, served()))] == ["step-000000002"]
     guard = guard_of(store, torch.nn.Linear(4096, 1200))
     assert uploads() == []
-    assert list_claims(open_run(store)) == []
+    assert list_claims(open_run(store, served())) == []
     assert guard.resume() == 1
     guard.save(step=2)
     assert guard.resume() == 2
@@ -289,11 +290,10 @@ def test_what_a_killed_save_left_is_collected(store, moto):
 LEFT = """
 import sys, torch
 sys.path[:0] = {path!r}
-from ckptguard.storage.options import use_options
-use_options({options!r})
 import ckptguard
 from support.runs import QUICK
-guard = ckptguard.TrainingGuard({url!r}, model=torch.nn.Linear(4096, 1200), daemon="off", settings=QUICK)
+settings = QUICK.changed(storage={options!r})
+guard = ckptguard.TrainingGuard({url!r}, model=torch.nn.Linear(4096, 1200), daemon="off", settings=settings)
 guard.save(step=1, blocking=False)
 """
 
@@ -305,13 +305,13 @@ def test_a_save_in_flight_when_the_interpreter_ends_is_finished(store, moto):
     process = Forked(script)
     _, trouble = process.communicate(120)
     assert (process.returncode, trouble) == (0, "")
-    assert verify_target(store, QUICK).outcome is Outcome.GOOD
+    assert verify_target(store, served(QUICK)).outcome is Outcome.GOOD
     assert stored(store) == ["step-000000001/model.safetensors", "step-000000001/state.json"]
 
 
 def test_what_nobody_claimed_is_never_collected(url):
     """A checkpoint that was copied here without its records is somebody's, whatever its age."""
-    storage = open_run(url, must_exist=False).storage
+    storage = open_run(url, served(), must_exist=False).storage
     storage.create("step-000000004/model.safetensors", b"somebody's")
     guard_of(url)
     assert stored(url) == ["step-000000004/model.safetensors"]
@@ -321,19 +321,17 @@ def test_users_own_functions_get_urls(url):
     """`save=` and `load=` are handed the URL under which their file lies; half a file is not left behind."""
     import fsspec
 
-    from ckptguard.storage.options import options_for
-
-    model, places = torch.nn.Linear(20, 5), []
+    options, model, places = served().storage.for_url(url), torch.nn.Linear(20, 5), []
 
     def save(place, step):
         places.append(place)
-        with fsspec.open(place, "wb", **options_for(place)) as file:
+        with fsspec.open(place, "wb", **options) as file:
             torch.save(model.state_dict(), file)
         if step == 2:
             raise OSError("gone")
 
     def load(place):
-        with fsspec.open(place, "rb", **options_for(place)) as file:
+        with fsspec.open(place, "rb", **options) as file:
             model.load_state_dict(torch.load(file))
 
     guard = guard_of(url, model, save=save, load=load)
@@ -351,4 +349,4 @@ def test_users_own_functions_get_urls(url):
 def test_shards_of_several_ranks_need_a_folder(url):
     """Said in one sentence, before training begins."""
     with pytest.raises(SettingsError, match="local folder"):
-        local_root(open_run(url, must_exist=False))
+        local_root(open_run(url, served(), must_exist=False))

@@ -54,11 +54,6 @@ class Run(msgspec.Struct, frozen=True):
         """An absolute path or URL for a key of the records."""
         return f"{self.records.url.rstrip('/')}/{key}"
 
-    def sibling(self, url: str, *, retries: Retries | None = None) -> Run:
-        """Another run, of the same names and opened with the same storage options, whose records lie in it: a replica.
-        It need not be there."""
-        return open_run(url, Settings(patterns=self.patterns, storage=self.options), must_exist=False, retries=retries)
-
     def shared(self) -> tuple[Storage, str, str]:
         """One storage that sees both the run and the records, with the key prefix of each.
 

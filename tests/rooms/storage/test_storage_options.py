@@ -22,6 +22,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from servers.moto_server import moto_server
 from servers.processes import NotInstalledError
 from support.runs import QUICK, write_torch
+from support.views import look
 
 from ckptguard.errors import DeniedError, SettingsError, StorageError
 from ckptguard.records.run import create_record, list_records, open_run, read_record
@@ -29,7 +30,7 @@ from ckptguard.replicas.replicate import open_replica, replicate
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.storage import open_storage, opening
 from ckptguard.storage.opening import _same
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings, with_environment
 from ckptguard.values.storage_options import StorageOptions
 
@@ -94,7 +95,7 @@ def test_two_users_are_served_side_by_side(tmp_path: Path) -> None:
     runs = [open_run("vault://runs/a", settings) for settings in users]
     for _ in range(2):
         for run, settings in zip(runs, users, strict=True):
-            reconcile(run, settings, Watch(), assume_quiet=True)
+            reconcile(look(run, settings), PassNotes(), assume_quiet=True)
     assert [find_known_good(run).step for run in runs] == [100, 200]
     assert [len(list_records(run, "manifests", recursive=True)) for run in runs] == [1, 1]
     with pytest.raises(StorageError):
@@ -126,8 +127,8 @@ def test_places_beside_a_run_are_opened_with_its_options(tmp_path: Path) -> None
         root.mkdir()
         write_torch(root, 100 + number, seed=number)
         run = open_run(str(root), settings)
-        reconcile(run, settings, Watch(), assume_quiet=True)
-        done = replicate(run, settings, f"vault://replicas/{number}")
+        reconcile(look(run, settings), PassNotes(), assume_quiet=True)
+        done = replicate(look(run, settings), f"vault://replicas/{number}")
         assert (done.behind, done.trouble) == (0, None)
         replica = open_replica(run, f"vault://replicas/{number}")
         assert find_known_good(replica).step == 100 + number

@@ -28,7 +28,7 @@ def of_checkpoint(state: CheckpointState) -> list[str]:
     kept = f"kept ({state.kept_how})"
     places = [(state.in_place, "in place"), (state.kept, kept), (state.quarantined, "quarantined")]
     where = ", ".join(word for there, word in places if there) or "gone"
-    head = f"{state.path}  {str(state.id or '-'):6} {state.outcome.value.upper():10}  {where}"
+    head = f"{state.path}  {state.id or '-'!s:6} {state.outcome.value.upper():10}  {where}"
     return [head, state.reason] if state.reason else [head]
 
 

@@ -34,7 +34,6 @@ from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.training.ranks import GlooRanks
-from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 
@@ -260,11 +259,9 @@ class Training:
 
         def read(manifest: Any) -> Any:
             run = open_run(guard.run)
-            verdict = load_history(run).verdict(CheckpointId(manifest.series, manifest.step, manifest.generation))
+            verdict = load_history(run).verdict(manifest.id)
             full = resource.getrlimit(resource.RLIMIT_FSIZE)[0] == 0
-            if not full and (manifest.step, manifest.generation) not in pinned_generations(run).get(
-                manifest.series, ()
-            ):
+            if not full and manifest.id not in pinned_generations(run):
                 self.wrong.append(f"{manifest.path} is loaded, and nothing pins it")
             if verdict is None and full:
                 checkpoint = look(run).checkpoint(manifest.path)

@@ -15,7 +15,6 @@ from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.training.saving import destinations, stores
-from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from support.views import look
@@ -147,9 +146,8 @@ class Oracle:
     def read(self, manifest):
         """A load begins: what is loaded must be GOOD at this moment, in the records or, where nothing can be recorded,
         as it is read."""
-        verdict = load_history(self._run).verdict(CheckpointId(manifest.series, manifest.step, manifest.generation))
-        key = (manifest.step, manifest.generation)
-        if not self._unrecorded() and key not in pinned_generations(self._run).get(manifest.series, ()):
+        verdict = load_history(self._run).verdict(manifest.id)
+        if not self._unrecorded() and manifest.id not in pinned_generations(self._run):
             self.wrong.append(f"{manifest.path} is loaded, and nothing pins it")
         if verdict is None and self._unrecorded():
             checkpoint = look(self._run).checkpoint(manifest.path)

@@ -130,8 +130,8 @@ def test_places_beside_a_run_are_opened_with_its_options(tmp_path: Path) -> None
         reconcile(look(run, settings), PassNotes(), assume_quiet=True)
         done = replicate(look(run, settings), f"vault://replicas/{number}")
         assert (done.behind, done.trouble) == (0, None)
-        replica = open_replica(look(run), f"vault://replicas/{number}")
-        assert find_known_good(replica).step == 100 + number
+        replica = open_replica(look(run, settings), f"vault://replicas/{number}")
+        assert find_known_good(replica.run).step == 100 + number
         assert any(name.startswith("/records/c") for name in Vault.stores[key])
         assert {name.split("/")[2] for name in Vault.stores[key] if name.startswith("/replicas")} == {str(number)}
 

@@ -233,11 +233,8 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         whole = [c.id.order for c in candidates(run) if self.whole_anywhere(c)]
         with self.passing():
             try:
-                done = roll_back(
-                    look(run, TINY),
-                    GoBack(reason="loss", before_step=before_step, check_writing=False),
-                    work=Work(scanner=inline),
-                )
+                back = GoBack(reason="loss", before_step=before_step, check_writing=False)
+                done = roll_back(look(run, TINY), back, work=Work(scanner=inline))
             except NoKnownGoodError:
                 assert not [key for key in whole if before_step is None or key[0] < before_step]
                 return
@@ -376,11 +373,8 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
             finally:
                 shutil.rmtree(out, ignore_errors=True)
         else:
-            roll_back(
-                look(run, TINY),
-                GoBack(reason="loss", before_step=before, check_writing=False),
-                work=Work(scanner=inline),
-            )
+            back = GoBack(reason="loss", before_step=before, check_writing=False)
+            roll_back(look(run, TINY), back, work=Work(scanner=inline))
 
     # What must hold.
 

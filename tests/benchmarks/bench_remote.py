@@ -24,13 +24,12 @@ from typing import TYPE_CHECKING
 import fsspec
 import numpy as np
 
-from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.replicas.replicate import replicate
-from ckptguard.runs.listing import list_checkpoints
-from ckptguard.upkeep.reconcile import Watch, reconcile
+from ckptguard.runs.run_view import open_view
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 
 if TYPE_CHECKING:
     from servers.s3 import S3Server
@@ -101,21 +100,20 @@ def measure(root: Path, server: S3Server, out: Path, times: dict[str, list[float
     note("get", lambda: fs.get(plain, str(out / "got"), recursive=not single))
     note("verify", lambda: verified(url, settings, md5=False))
     note("verify with MD5", lambda: verified(url, settings, md5=True))
-    note("restore", lambda: restore(open_run(url, settings), settings, str(out / "restored")))
+    note("restore", lambda: restore(open_view(url, settings), str(out / "restored")))
 
 
 def replicated(root: str, url: str, settings: Settings) -> None:
     """Replicate, which must succeed."""
-    done = replicate(open_run(root, settings), settings, url)
+    done = replicate(open_view(root, settings), url)
     assert [c.done for c in done.checkpoints] == ["sent"], done
 
 
 def verified(url: str, settings: Settings, *, md5: bool) -> None:
     """Verify everything there, which must be good."""
-    run = open_run(url, settings)
-    for checkpoint in list_checkpoints(run):
-        how = settings.changed(digest="md5") if md5 else settings
-        assert verify_checkpoint(run, checkpoint, how, md5=md5).outcome.value == "good"
+    view = open_view(url, settings.changed(digest="md5") if md5 else settings)
+    for checkpoint in view.checkpoints:
+        assert verify_checkpoint(view, checkpoint, Verification(md5=md5)).outcome.value == "good"
 
 
 def main() -> None:
@@ -136,7 +134,7 @@ def main() -> None:
         root = Path(place) / "run"
         root.mkdir()
         write(root, given.mebibytes, given.shards)
-        reconcile(open_run(str(root)), SETTINGS, Watch())
+        reconcile(open_view(str(root), SETTINGS), PassNotes())
         for number in range(given.rounds):
             print(f"round {number + 1}, load {os.getloadavg()[0]:.1f}", flush=True)
             with tempfile.TemporaryDirectory(dir=place) as folder, serve(Path(folder)) as server:

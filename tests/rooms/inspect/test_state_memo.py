@@ -32,6 +32,7 @@ from ckptguard.runs.work import Work
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
+from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 from ckptguard.verify.clear import clear
 
@@ -217,13 +218,15 @@ def _spoil_record(run: Run, chance: random.Random) -> None:
     keys = [e.key for top in (MANIFESTS, "ledger") for e in run.records.list(top, recursive=True)]
     if not keys:
         return
-    key = chance.choice(sorted(keys))
+    _spoil(run, chance.choice(sorted(keys)), chance.choice(("half", "other bytes", "nothing", "gone")))
+
+
+def _spoil(run: Run, key: str, how: str) -> None:
     with run.records.open(key) as reader:
         data = reader.read(0, reader.entry.size)
     run.records.remove(key)
-    how = chance.randrange(4)
-    if how < 3:
-        run.records.create(key, (data[: len(data) // 2], data[:-1] + b"?", b"")[how])
+    if how != "gone":
+        run.records.create(key, {"half": data[: len(data) // 2], "other bytes": b"?" * len(data), "nothing": b""}[how])
 
 
 def _records_anew(run: Run, chance: random.Random) -> None:
@@ -251,6 +254,33 @@ def _suspect(run: Run, chance: random.Random) -> None:
     ids = [s.id for s in survey(look(run), StateMemo()) if s.id is not None]
     if ids:
         mark_suspect(look(run), chance.choice(ids), "odd")
+
+
+@pytest.mark.parametrize("how", ["half", "other bytes", "nothing", "gone"])
+@pytest.mark.parametrize("top", [MANIFESTS, "ledger"])
+def test_a_record_that_is_not_what_it_was_is_read_again(tmp_path, top, how):
+    """By its size, its time or its inode; of a record that is gone, by its name."""
+    url = str(tmp_path / "run")
+    for step in STEPS[:2]:
+        save(url, step, step)
+    reconcile(look(url, TINY), PassNotes(), work=WORK)
+    memo, run = StateMemo(), open_run(url)
+    before = told(run, memo)
+    for entry in run.records.list(top, recursive=True):
+        _spoil(run, entry.key, how)
+    assert told(run, memo) == told(run, StateMemo()) != before
+
+
+def test_what_an_older_view_saw_is_not_remembered_for_newer_records(tmp_path):
+    """The view's history was read before a verdict was added, and the glance lists the records after that."""
+    url = str(tmp_path / "run")
+    save(url, 100, 100)
+    reconcile(look(url, TINY), PassNotes(), work=WORK)
+    view, memo = look(url), StateMemo()
+    (state,) = survey(view, StateMemo())
+    mark_suspect(look(url), state.id, "odd")
+    survey(view, memo)
+    assert survey(look(url), memo)[0].outcome is Outcome.SUSPECT
 
 
 OPERATIONS = {

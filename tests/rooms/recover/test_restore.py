@@ -11,6 +11,7 @@ from support.runs import QUICK, state_dict, write_sharded, write_torch
 from support.views import look
 
 from ckptguard.errors import DeniedError, NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StorageFullError
+from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover import restorable as places
 from ckptguard.recover import restore as module
@@ -159,6 +160,20 @@ def test_what_a_prune_takes_before_it_is_pinned_comes_from_the_trash(three, tmp_
     class Late(places.InUse):
         def pin(self, id):
             prune(look(three), Policy(keep_last=1, keep_good=1), grace=3600.0)
+            super().pin(id)
+
+    monkeypatch.setattr(places, "InUse", Late)
+    assert str(restore(look(three), str(tmp_path / "out"), step=100).id) == "100.1"
+
+
+def test_what_is_quarantined_before_it_is_pinned_comes_from_there(three, tmp_path, monkeypatch):
+    """A rollback came between: where it lies is looked up after it was pinned."""
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+
+    class Late(places.InUse):
+        def pin(self, id):
+            if look(three).checkpoint("net-100.pt") is not None:
+                quarantine(look(three), "net-100.pt", reason="a rollback")
             super().pin(id)
 
     monkeypatch.setattr(places, "InUse", Late)

@@ -8,11 +8,13 @@ from support.kept_runs import flip
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 
-from ckptguard.errors import BusyError, NoKnownGoodError
+from ckptguard.errors import BusyError, DeniedError, NoKnownGoodError
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.kept import list_kept
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.work import Work
+from ckptguard.scan import scan_files
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
@@ -219,6 +221,52 @@ def test_a_failure_anywhere_keeps_the_good_copy(root, three, monkeypatch, name, 
     assert str(answer.id) == "300.1"
     with open(answer.path, "rb") as file:
         assert file.read() == before
+
+
+def test_a_copy_stands_in_for_a_place_that_cannot_be_read(root, three):
+    """An I/O error says nothing about the bytes: nothing bad is recorded, and the kept copy is read in its place."""
+    settings = QUICK.changed(keep="copy")
+    reconcile(look(three, settings), PassNotes())
+    refused = []
+
+    def scanner(storage, keys, options, progress):
+        if not refused and keys == ("net-300.pt",):
+            refused.append(keys)
+            raise DeniedError("the disk says no", key=keys[0])
+        return scan_files(storage, keys, options, progress)
+
+    back = GoBack(reason="NaN", check_writing=False)
+    done = roll_back(look(three, settings), back, work=Work(scanner=scanner))
+    assert (str(done.known_good.id), done.put_back, len(refused)) == ("300.1", True, 1)
+    assert {str(s.id): s.outcome for s in survey(look(three))}["300.1"] is Outcome.GOOD
+
+
+def test_without_a_copy_an_older_one_is_taken_and_else_it_is_the_error(root, three):
+    """Whoever could not read a checkpoint may not say that nothing good is left."""
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+
+    def scanner(storage, keys, options, progress):
+        if not options.structure_only and any(step in keys[0] for step in unreadable):
+            raise DeniedError("the disk says no", key=keys[0])
+        return scan_files(storage, keys, options, progress)
+
+    unreadable = ("300", "200", "100")
+    back = GoBack(reason="NaN", check_writing=False)
+    with pytest.raises(DeniedError):
+        roll_back(look(three), back, work=Work(scanner=scanner))
+    unreadable = ("300", "200")
+    done = roll_back(look(three), back, work=Work(scanner=scanner))
+    assert (str(done.known_good.id), done.put_back) == ("100.1", False)
+
+
+def test_only_the_named_one_is_gone_back_to(root, three):
+    """If it is not good, no other one is taken for it."""
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+    flip(root / "net-200.pt")
+    back = GoBack(reason="NaN", to_id=CheckpointId("net-#.pt", 200, 1), check_writing=False)
+    with pytest.raises(NoKnownGoodError, match=r"200\.1 to go back to"):
+        roll_back(look(three), back)
+    assert visible(root) == ["net-100.pt", "net-200.pt", "net-300.pt"]
 
 
 def test_suspicion_follows_a_checkpoint_that_is_moved_back(root, three):

@@ -179,6 +179,23 @@ def test_it_is_as_the_whole_run_listed_again(tmp_path, kind, seed):
         forget(url)
 
 
+def test_a_sealed_folder_that_lost_its_weights_is_still_one(tmp_path):
+    """No layout would take it for a checkpoint any more; its manifest does."""
+    place, run = Place(str(tmp_path)), begin_run(str(tmp_path))
+    for key in SAVES["folder"]:
+        place.write(key.format(5), b"x")
+    chance = random.Random(0)
+    while look(run, TINY).history.sealed("model-#") == set():
+        seal(run, chance)
+    view = look(run, TINY)
+    assert view.checkpoint("model-5") is not None
+    place.remove("model-5/model.safetensors")
+    again = view.look_again("model-5")
+    assert again is not None
+    assert again.files == ("model-5/config.json", "model-5/evaluation/results.json")
+    assert again == list_run(run).checkpoints["model-5"]
+
+
 def test_every_layout_is_among_them(tmp_path):
     """A new layout has to be added here."""
     place, found = Place(str(tmp_path)), set()

@@ -43,6 +43,7 @@ BANNED_CLASSES = re.compile(r"(Manager|Handler|Helper|Processor)(?![a-z])")
 MAX_LINES = 400
 MAX_MODULES = 20
 MAX_LOOSE_FILES = 6
+MAX_PARAMETERS = 7
 # One file for each thing of a kind: as many as there are kinds.
 ONE_FILE_A_THING = {"ckptguard/layouts", "ckptguard/checks", "ckptguard/cli/commands"}
 TO_BE_MERGED = {"ckptguard/records"}
@@ -171,6 +172,19 @@ def test_rooms_are_small() -> None:
     too_full = {name: count for name, count in counts.items() if count > MAX_MODULES}
     assert {name: count for name, count in too_full.items() if name not in ONE_FILE_A_THING | TO_BE_MERGED} == {}
     assert len(list(PACKAGES["ckptguard"].glob("*.py"))) <= MAX_LOOSE_FILES
+
+
+def test_functions_take_few_parameters() -> None:
+    """No function takes more than 7 parameters, `self` not counted."""
+    wrong = []
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                taken = len([n for n in names if n not in ("self", "cls")])
+                if taken > MAX_PARAMETERS:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: {node.name} takes {taken}")
+    assert wrong == []
 
 
 def test_torch_is_the_training_sides_alone() -> None:

@@ -16,8 +16,8 @@ from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, parse_id, series_from_folder
 
-FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
-_COUNTED = tuple(f"{folder}/" for folder in FOLDERS)
+# Whose names count, as <folder>/<series>/<name>.
+_COUNTED = tuple(f"{folder}/" for folder in (LEDGER, MANIFESTS, QUARANTINE, KEPT))
 Key = tuple[int | None, int]
 
 

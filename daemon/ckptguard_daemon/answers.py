@@ -23,6 +23,7 @@ from ckptguard.inspect.list_states import survey, without_verdict
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
+from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.runs.listing import find_checkpoint
@@ -172,7 +173,7 @@ class Answers:
 
         def best() -> tuple[KnownGood | NoKnownGoodError, int]:
             try:
-                found = find_known_good(run, before_step=before, series=series, listed=guarded.names.steps(run))
+                found = find_known_good(run, before_step=before, series=series)
             except NoKnownGoodError as error:
                 return error, -1
             return found, -1 if found.step is None else found.step
@@ -184,7 +185,7 @@ class Answers:
         above = newest if looked and not certain else MAX_STEP + 1
         while newest < above:
             above = newest
-            pending = without_verdict(run, guarded.names.steps(run), above=above)
+            pending = without_verdict(run, list_steps(run), above=above)
             answer, newest = best()  # again: it may have got its verdict between the two
         below = MAX_STEP + 1 if before is None else before
         wanted = (w for w in pending if series in (None, w.series))

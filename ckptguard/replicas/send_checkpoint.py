@@ -40,8 +40,6 @@ from ckptguard.scan import Scanner
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.reread import read_back
 from ckptguard.storage import Storage
-from ckptguard.storage.remote.etags import ExpectedTag
-from ckptguard.storage.remote.upload import part_size
 from ckptguard.values.ids import checkpoint_id, record_name, series_folder
 from ckptguard.values.manifest import File, Manifest, identity
 from ckptguard.values.record_text import decode_checked
@@ -51,12 +49,8 @@ from ckptguard.verify.checkpoint import verify_checkpoint
 from ckptguard.version import __version__
 
 CHECK = "replica"
-READ_BACK, CHECKSUM, BOTH = "read back", "the store's checksum", "read back or the store's checksum"
-_ARRIVED = {
-    READ_BACK: "every byte was read back from here and is as it was sealed",
-    CHECKSUM: "the store's own checksum (ETag) of every file is that of the bytes that were sealed",
-    BOTH: "every file was read back, or the store's own checksum (ETag) of it is that of the bytes that were sealed",
-}
+READ_BACK = "read back"
+_ARRIVED = "every byte was read back from here and is as it was sealed"
 _FILES_AT_ONCE = 3
 _TRIES = 2  # a source that reads whole after all; a store that kept something else than was sent
 
@@ -67,7 +61,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
     done: str
     sent: int = 0
-    verified: str | None = None  # `READ_BACK` or `CHECKSUM`, where it was done now
+    verified: str | None = None  # `READ_BACK`, where it was done now
     message: str | None = None
 
 
@@ -85,7 +79,6 @@ class _Work:
     prefix: str
     places: list[tuple[Storage, str]] = field(default_factory=list)  # where whole copies of it are, best first
     sent: int = 0
-    vouched: set[str] = field(default_factory=set)  # files of which the store's own checksum is what it should be
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -131,7 +124,7 @@ def send_checkpoint(
     if there is not None and not work.sent and standing is not None and standing.outcome is Outcome.GOOD:
         return Delivery(done="there")
     _give_verdict(work, load_history(source), sealed_before=there is not None and not aside)
-    return Delivery(done="sent", sent=work.sent, verified=_how(work))
+    return Delivery(done="sent", sent=work.sent, verified=READ_BACK)
 
 
 def has_arrived(target: History, candidate: Candidate) -> bool:
@@ -207,7 +200,7 @@ def _send_one(work: _Work, file: File) -> str | None:
         damaged = _send_from_any_place(work, key, file)
         if damaged is not None:
             return damaged
-        wrong = None if key in work.vouched else _wrong_there(work, key, file)
+        wrong = _wrong_there(work, key, file)
     if wrong is None:
         return None
     if wrong:
@@ -255,10 +248,8 @@ def _send_from_any_place(work: _Work, key: str, file: File) -> str | None:
     wrong = f"no copy of {file.path} is there any more"
     for storage, prefix in list(work.places):
         for _ in range(_TRIES):
-            asks = work.settings.replica_verify == "checksum" and work.storage.root is None
-            tag = ExpectedTag(part_size) if asks else None
             try:
-                found = send_file(storage, prefix + file.path, work.storage, key, file, work.pace, tag)
+                found = send_file(storage, prefix + file.path, work.storage, key, file, work.pace)
             except (ObjectMissingError, ChangedWhileReadError) as error:
                 wrong = error.message
                 break
@@ -266,8 +257,6 @@ def _send_from_any_place(work: _Work, key: str, file: File) -> str | None:
                 return None  # another process sends the same; what is there is read back like our own
             if found is None:
                 work.sent += file.size
-                if tag is not None and tag.is_that(work.storage.stat(key).etag):
-                    work.vouched.add(key)
                 return None
             wrong = found
             if _is_damaged(work, storage, prefix):
@@ -344,25 +333,17 @@ def _mark_kept(target: Run, manifest: Manifest, key: Key) -> None:
         pass  # by a process that was killed, or that races with this one: the same files
 
 
-def _how(work: _Work) -> str:
-    """How the bytes were found to be right there; of a mixture, what most can be relied on for all."""
-    return (
-        CHECKSUM if len(work.vouched) == len(work.candidate.manifest.files) else READ_BACK if not work.vouched else BOTH
-    )
-
-
 def _give_verdict(work: _Work, history: History, *, sealed_before: bool) -> None:
     """What the source's verdict now says of the bytes that were sent, and how they arrived."""
     key, manifest = work.candidate.key, work.candidate.manifest
-    arrived = Finding(check=CHECK, severity=Severity.NOTICE, message=_ARRIVED[_how(work)])
+    arrived = Finding(check=CHECK, severity=Severity.NOTICE, message=_ARRIVED)
     before = history.verdict(manifest.series, key)
     there = load_history(work.target).verdict(manifest.series, key)
     if there is not None and sealed_outcome(there) is Outcome.SUSPECT:
         return  # it may have become so while it was on its way
     if before is None:
         raise CouldNotTellError(f"the verdict on {work.candidate.answer.path} is gone")
-    how = "checksum" if work.vouched else "bytes"
-    verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back=how)
+    verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back="bytes")
     if sealed_before and verdict.outcome is Outcome.GOOD:
         entries = [work.storage.stat(file.path) for file in manifest.files]
         verdict = msgspec.structs.replace(verdict, seen=tuple((e.key, *e.signature) for e in entries))

@@ -9,7 +9,6 @@ from ckptguard.errors import StoppedError
 from ckptguard.scan import Progress
 from ckptguard.scan.paced_reader import Pace, read_through
 from ckptguard.storage import Storage
-from ckptguard.storage.remote.etags import ExpectedTag
 from ckptguard.storage.remote.upload import SMALLEST_PART
 from ckptguard.values.manifest import File
 
@@ -39,11 +38,9 @@ def send_file(
     target_key: str,
     file: File,
     pace: Pace,
-    tag: ExpectedTag | None = None,
 ) -> str | None:
     """Put a copy of a sealed file under a free key. What is wrong with the source's bytes, and then nothing was put
-    there; None if they are what was sealed. ObjectExistsError if the key is taken; ChangedWhileReadError.
-    `tag` takes the bytes, too."""
+    there; None if they are what was sealed. ObjectExistsError if the key is taken; ChangedWhileReadError."""
     from ckptguard.scan.sealed_stream import SealedStream
 
     stream = SealedStream(file)
@@ -54,8 +51,6 @@ def send_file(
 
             def send(block: bytes) -> None:
                 stream.add(block)
-                if tag is not None:
-                    tag.add(block)
                 upload.write(block)
 
             read_through(reader, send, pace, block=SMALLEST_PART, remote=source.root is None)

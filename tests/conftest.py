@@ -13,6 +13,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, he
 
 from servers.fixtures import azure, ceph, gcs, moto, sftp  # noqa: F401 - fixtures for all
 
+pytest.register_assert_rewrite("ckptguard.testing")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:

@@ -22,6 +22,8 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("patient")
 
+pytest.register_assert_rewrite("ckptguard.testing")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure() -> None:

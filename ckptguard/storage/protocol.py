@@ -23,7 +23,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     inode: int | None = None
     etag: str | None = None
     target: str | None = None
-    ctime_ns: int | None = None  # of a folder in a listing, if it is of the same file system as the listed one
 
     @property
     def name(self) -> str:
@@ -73,8 +72,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     #                have its name
     etags: bool  # entries carry a tag of their content
     any_name: bool  # every plain name can be stored; if not, odd ones are refused (DeniedError)
-    folder_times: bool = False  # a folder whose names changed has another `ctime_ns` in the next listing of where it
-    #                             lies, unless its change before was less than two seconds ago
 
 
 class Upload(Protocol):

@@ -57,7 +57,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replica_keep_within: float | str | None = None
     replica_keep_best: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()  # where good checkpoints are to lie too; {run} stands for the run's own name
-    replica_verify: str = "read-back"  # or "checksum": the store's own is enough, where it has one (S3's ETag)
     replica_rate: float | None = None  # bytes a second that are read and sent at most to replicate
     # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; shows no secrets.
     storage: StorageOptions = NO_OPTIONS
@@ -92,8 +91,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if rate is not None and not 2**16 <= rate < 1e15:
                 raise SettingsError(f"{name} must be at least 65536 bytes a second; leave it out for no limit")
         self.scrub_seconds(local=True)
-        if self.replica_verify not in ("read-back", "checksum"):
-            raise SettingsError(f'replica_verify must be "read-back" or "checksum", not "{self.replica_verify}"')
         if self.replica_rate is not None and not 2**16 <= self.replica_rate < 1e15:
             raise SettingsError("replica_rate must be at least 65536 bytes a second; leave it out for no limit")
         if self.worker_memory < 256 * 1024**2:

@@ -84,8 +84,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # Of a GOOD one whose files the storage describes otherwise than the manifest (put back, a copied run), how: path,
     # size, mtime, inode, etag of each. The bytes are those that were sealed.
     seen: tuple[tuple[str, int, int | None, int | None, str | None], ...] = ()
-    # "bytes": for this verdict every byte was read from where the checkpoint lies. "checksum": of a replica, of some
-    # files the store's own checksum of all their bytes was compared instead.
+    # "bytes": for this verdict every byte was read from where the checkpoint lies. "checksum", by an older version, of
+    # a replica: of some files the store's own checksum was compared instead.
     read_back: str = ""
     content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
 

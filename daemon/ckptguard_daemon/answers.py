@@ -24,6 +24,7 @@ from ckptguard.inspect.list_states import survey, without_verdict
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
+from ckptguard.records.names_by_step import list_steps
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, is_safe_path
@@ -174,7 +175,7 @@ class Answers:
 
         def best() -> tuple[KnownGood | NoKnownGoodError, int]:
             try:
-                found = find_known_good(run, before_step=before, series=series, listed=guarded.names.steps(run))
+                found = find_known_good(run, before_step=before, series=series)
             except NoKnownGoodError as error:
                 return error, -1
             return found, -1 if found.step is None else found.step
@@ -188,7 +189,7 @@ class Answers:
         while newest < above:
             above = newest
             view.forget()
-            pending = without_verdict(view, guarded.names.steps(run), above=above)
+            pending = without_verdict(view, list_steps(view.run), above=above)
             answer, newest = best()  # again: it may have got its verdict between the two
         below = MAX_STEP + 1 if before is None else before
         wanted = (w for w in pending if series in (None, w.series))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 
@@ -13,7 +12,6 @@ from ckptguard.incidents.record_bad_save import record_bad_save
 from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.clock import utc_now
 from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
-from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import Run, open_run
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.find_known_good import find_known_good
@@ -34,8 +32,8 @@ _REMEMBERED = 1000
 
 
 class GuardedRun:
-    """Makes passes over one run. Only the loop's thread calls `step`; other threads read its public attributes, open
-    it and ask for its names."""
+    """Makes passes over one run. Only the loop's thread calls `step`; other threads read its public attributes, and
+    open it."""
 
     def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
         self.url = url
@@ -50,7 +48,6 @@ class GuardedRun:
         self.scrub: ScrubState | None = None  # None: it is not scrubbed
         self.replicas: tuple[Replica, ...] = ()  # as they were when they were last brought up to date
         self.verdicts = 0  # given since the start
-        self.names = RememberedListing()
         self.states = StateMemo()
         self._settings = settings
         self._hooks = hooks
@@ -138,8 +135,6 @@ class GuardedRun:
         touched = {c.path for c in done.checked} | {w.path for w in done.pending}
         for path in sorted(asked - touched):
             self._read_again(view, path, scanner)
-        with contextlib.suppress(CkptguardError):  # whoever asks lists them himself then, and is told
-            self.names.prepare(run)
         return done
 
     def _read_again(self, view: RunView, path: str, scanner: Scanner) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from storage_contract import StorageContract
 from support.hub_caches import COMMIT, Hub, flip, sharded_files
 
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectMissingError
 from ckptguard.storage import Storage
 from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
+from ckptguard.testing import StorageContract
 
 SNAPSHOT = f"models--org--tiny/snapshots/{COMMIT}"
 SHARD = f"{SNAPSHOT}/model-00001-of-00003.safetensors"

@@ -9,7 +9,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from storage_contract import StorageContract, keys
 
 from ckptguard.errors import (
     ChangedWhileReadError,
@@ -21,6 +20,7 @@ from ckptguard.errors import (
 from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.local import system_calls
 from ckptguard.storage.local import writes as local_writes
+from ckptguard.testing.storage_contract import StorageContract, keys
 
 
 class TestLocalStorage(StorageContract):

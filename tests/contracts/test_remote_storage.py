@@ -8,7 +8,6 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from storage_contract import StorageContract, keys
 
 from ckptguard.errors import (
     NotFoundError,
@@ -21,6 +20,7 @@ from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retrying import RetryingStorage
 from ckptguard.storage.traits import UNKNOWN
+from ckptguard.testing.storage_contract import StorageContract, keys
 
 
 class TestMemoryStorage(StorageContract):

@@ -17,7 +17,6 @@ from servers.moto_server import moto_server
 from servers.processes import free_port
 from servers.s3 import S3Server
 from servers.sshd import SftpServer, sshd
-from storage_contract import StorageContract
 from support.faulty_storage import FakeClock
 
 from ckptguard.errors import DeniedError, NotFoundError, ObjectMissingError, TransientError
@@ -25,6 +24,7 @@ from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.redaction import secrets_in
 from ckptguard.storage.retrying import RetryingStorage
 from ckptguard.storage.sftp.sftp_storage import SftpStorage
+from ckptguard.testing import StorageContract
 from ckptguard.values.storage_options import StorageOptions
 
 # aiohttp would like large bodies as streams, and gcsfs and adlfs hand over bytes.

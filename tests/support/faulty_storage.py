@@ -25,7 +25,7 @@ from ckptguard.storage import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.opening import open_remote
-from ckptguard.storage.retries import Retries
+from ckptguard.storage.retries import Retries, RetryClock
 from ckptguard.storage.retrying import RetryingStorage
 from ckptguard.values.storage_options import StorageOptions
 
@@ -240,7 +240,7 @@ class _FaultyUpload:
         self.abort()
 
 
-class FakeClock:
+class FakeClock(RetryClock):
     """Time that passes only when somebody waits or says so."""
 
     def __init__(self, now: float = 1_000_000.0) -> None:
@@ -253,15 +253,19 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         self.time += seconds
 
-    def pause(self, seconds: float) -> bool:
-        """`Retries.pause` on this clock."""
+    def pause(self, seconds: float, stop: threading.Event) -> bool:
+        """A wait on this clock, never called off."""
+        del stop
         self.waits.append(seconds)
         self.time += seconds
         return False
 
     def retries(self, **settings: Any) -> Retries:
         """Retries that wait on this clock and do not draw lots."""
-        return Retries(now=self.now, pause=self.pause, chance=lambda: 0.0, **settings)
+        return Retries(clock=self, **settings)
+
+    def chance(self) -> float:
+        return 0.0
 
 
 class LateListing(FaultyStorage):

@@ -82,20 +82,20 @@ def sync_folder(folder: int) -> None:
         os.close(descriptor)
 
 
-def entry_at(folder: int, name: str, key: str, *, device: int | None = None) -> Entry:
-    """The entry of one name in a folder; a link is described, not followed. `device`: of the folder, for a listing."""
+def entry_at(folder: int, name: str, key: str) -> Entry:
+    """The entry of one name in a folder; a link is described, not followed."""
     info = os.lstat(name, dir_fd=folder)
     target = escape(os.readlink(name, dir_fd=folder)) if stat.S_ISLNK(info.st_mode) else None
-    return entry_of(key, info, target, device=device)
+    return entry_of(key, info, target)
 
 
 def _entries(folder: int, key: str) -> list[Entry]:
-    found, device = [], os.fstat(folder).st_dev
+    found = []
     with os.scandir(folder) as names:
         for item in names:
             try:
                 if is_encodable(item.name):
-                    found.append(entry_at(folder, item.name, join(key, item.name), device=device))
+                    found.append(entry_at(folder, item.name, join(key, item.name)))
                 else:
                     found.append(Entry(key=join(key, escape(item.name)), kind="other", inode=item.inode()))
             except FileNotFoundError:

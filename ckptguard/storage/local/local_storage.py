@@ -11,7 +11,6 @@ from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsErr
 from ckptguard.storage.failures import translated
 from ckptguard.storage.keys import parts_of
 from ckptguard.storage.local import folders as folders
-from ckptguard.storage.local.folder_times import folder_times_tell
 from ckptguard.storage.local.reader import LocalReader, entry_of
 from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.local.system_calls import clone_into
@@ -97,7 +96,6 @@ class LocalStorage:
             folders=True,
             etags=False,
             any_name=True,
-            folder_times=folder_times_tell(self._root),
         )
 
     def free_space(self) -> int | None:

@@ -15,8 +15,8 @@ from ckptguard.values.ids import escape
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 
-def entry_of(key: str, info: os.stat_result, target: str | None = None, *, device: int | None = None) -> Entry:
-    """The entry for what lstat or fstat said; `device`: of the folder that it is listed in."""
+def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry:
+    """The entry for what lstat or fstat said."""
     kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
     return Entry(
         key=key,
@@ -25,7 +25,6 @@ def entry_of(key: str, info: os.stat_result, target: str | None = None, *, devic
         mtime_ns=info.st_mtime_ns,
         inode=info.st_ino,
         target=target,
-        ctime_ns=info.st_ctime_ns if kind == "folder" and info.st_dev == device else None,
     )
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,6 @@ from support.daemon_process import PATIENCE, Starter, save
 from ckptguard.incidents.notify import Hooks
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.remembered_listing import RememberedListing
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.scan import scan_files
@@ -36,7 +34,6 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
-QUIET = 3.2  # seconds; names are remembered after 3
 SERIES = "net-#.safetensors"
 
 
@@ -54,14 +51,12 @@ def test_a_change_is_in_the_next_answer(run: Path, start: Starter) -> None:
         save(run, step)
     daemon = start(run, arguments=("--settle", "0.1", "--interval", "1000"))
     daemon.known_good(400)
-    threading.Event().wait(QUIET)  # nothing happens that could be waited for
     assert [daemon.ask("known-good")[1]["id"] for _ in range(3)] == ["400.1"] * 3
     make_suspect(run, 400)
     assert daemon.ask("known-good")[1]["id"] == "300.1"
     make_suspect(run, 300)
     assert daemon.ask("known-good")[1]["id"] == "200.1"
     assert daemon.ask("known-good?before_step=200")[1]["id"] == "100.1"
-    threading.Event().wait(QUIET)
     assert [daemon.ask("known-good")[1]["id"] for _ in range(2)] == ["200.1"] * 2
     (run / "net-200.safetensors").unlink()
     shutil.rmtree(run / "_ckptguard" / "kept")
@@ -74,11 +69,8 @@ class Guarded:
     """A run that is guarded within this process: passes are made when the test says so."""
 
     def __init__(self, folder: Path) -> None:
-        self.passed = 0.0
         settings = Settings(settle=0.0, keep="none")
         self.run = GuardedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
-        began = time.time()
-        self.run.names = RememberedListing(lambda: self.passed, lambda: began + 600 + self.passed)
         self.loop = Loop([self.run], scan_files, threading.Event(), lambda: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
         passes, hooks = Passes(), cast(Hooks, None)
@@ -145,16 +137,11 @@ def time_passes_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Expected, "wait", wait)
 
 
-def test_names_are_listed_once(guarded: Guarded) -> None:
-    """A pass has the names for the first question, once nothing changed for a while."""
-    with counted() as counts:
-        assert guarded.ask()["id"] == "500.1"
-    assert counts["names"] == 1
-    guarded.passed += 4
-    guarded.make_pass()
+def test_names_are_listed_for_every_question(guarded: Guarded) -> None:
+    """A question costs one listing of names, and nothing is remembered for the next."""
     with counted() as counts:
         assert [guarded.ask()["id"] for _ in range(3)] == ["500.1"] * 3
-    assert counts["names"] == 0
+    assert counts["names"] == 3
 
 
 def test_pending_is_what_the_last_pass_left(guarded: Guarded, run: Path, looked_through: list[int]) -> None:

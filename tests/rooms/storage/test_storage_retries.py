@@ -20,7 +20,7 @@ from ckptguard.errors import (
 )
 from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
-from ckptguard.storage.retries import Retries
+from ckptguard.storage.retries import Retries, RetryClock
 from ckptguard.storage.retrying import RetryingStorage
 
 
@@ -70,11 +70,16 @@ def test_the_time_is_bounded() -> None:
 
 def test_jitter_only_shortens() -> None:
     """Waits are between half and the whole of what they would be."""
-    clock = FakeClock()
-    lots = iter([0.0, 0.5, 1.0])
+
+    class Lots(FakeClock):
+        lots = iter([0.0, 0.5, 1.0])
+
+        def chance(self) -> float:
+            return next(self.lots)
+
+    clock = Lots()
     act, _ = failing(TransientError("k: reset", key="k"), 3)
-    retries = Retries(first=1.0, now=clock.now, pause=clock.pause, chance=lambda: next(lots))
-    assert retries.run("k", act) == "done"
+    assert Retries(first=1.0, clock=clock).run("k", act) == "done"
     assert clock.waits == [1.0, 1.5, 2.0]
 
 
@@ -113,12 +118,13 @@ def test_called_off_while_waiting(store: Storage) -> None:
     """The wait ends at once, and nothing is written any more."""
     stop, waiting = threading.Event(), threading.Event()
 
-    def pause(seconds: float) -> bool:
-        assert seconds > 100
-        waiting.set()
-        return stop.wait(seconds)
+    class Waiting(RetryClock):
+        def pause(self, seconds: float, stop: threading.Event) -> bool:
+            assert seconds > 100
+            waiting.set()
+            return super().pause(seconds, stop)
 
-    retries = Retries(first=1000.0, longest=1000.0, total=1e6, stop=stop, pause=pause)
+    retries = Retries(first=1000.0, longest=1000.0, total=1e6, stop=stop, clock=Waiting())
     storage = RetryingStorage(FaultyStorage(store, Faults(Fault.TIMEOUT, nth=1)), retries)
     caught: list[Exception] = []
 

@@ -25,7 +25,7 @@ def _share(holder: Any) -> object:
 
 
 def _moment(seconds: float | None) -> object:
-    from ckptguard.records.clock import utc_text
+    from ckptguard.records.who_and_when import utc_text
 
     return None if seconds is None else utc_text(seconds)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.layouts import Checkpoint, step_from_name
-from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import (
     KeptCopy,
     commit_kept,
@@ -19,6 +18,7 @@ from ckptguard.records.kept import (
 )
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Storage

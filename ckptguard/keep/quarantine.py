@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
-from ckptguard.records.clock import utc_now
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined, read_quarantined, was_moved
 from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 
 import msgspec
 
@@ -23,15 +22,6 @@ class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     pid: int
     started_at: str
-
-
-def this_host() -> tuple[str, str]:
-    """(host name, boot id) of this machine; the boot id is "" where the system tells none."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return socket.gethostname(), file.read().strip()
-    except OSError:
-        return socket.gethostname(), ""
 
 
 def write_daemon_record(run: Run, record: DaemonRecord) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.records.clock import utc_moment
 from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.who_and_when import utc_moment
 from ckptguard.values.incident import Details, worded
 from ckptguard.values.record_text import decode_record
 

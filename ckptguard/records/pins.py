@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import datetime
 import logging
-import uuid
 from types import TracebackType
 from typing import Self
 
-import msgspec
+from msgspec.structs import asdict
 
-from ckptguard.errors import CkptguardError, CouldNotTellError
-from ckptguard.records.clock import utc_now, utc_text
-from ckptguard.records.elapsed import Moment, seconds_of, surely_passed, this_moment
-from ckptguard.records.first_seen import seen_for
-from ckptguard.records.owners import Owner, has_ended, is_here, this_process
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError
+from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, read_lease, surely_gone, take
+from ckptguard.records.run import Run, list_records
 from ckptguard.values.ids import CheckpointId, id_from_record, is_temporary
-from ckptguard.values.record_text import decode_record
 
 FOLDER = "pins"
 IN_USE, PINNED = "in use", "pinned"
@@ -25,21 +20,14 @@ LONGEST_USE = datetime.timedelta(days=1)  # a process of another machine may hav
 _log = logging.getLogger("ckptguard")
 
 
-class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason why a generation must stay. `reason` is `IN_USE`, which ends with its owner, or `PINNED`; `until` is
-    a time, or None; `uptime` are seconds from the machine's start to when it was written. `owner` is None where the
-    record cannot be read."""
+class Pin(Lease, frozen=True, kw_only=True):
+    """One reason why a generation must stay. `reason` is `IN_USE`, which ends with its owner, or `PINNED`. The owner is
+    `NOBODY` where the record cannot be read."""
 
-    format: int = 1
     series: str
     step: int | None
     generation: int
-    token: str
     reason: str
-    owner: Owner | None
-    since: str
-    until: str | None = None
-    uptime: float | None = None
     note: str = ""
 
     @property
@@ -49,7 +37,7 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """The record's key."""
+        """The record's key, which no other pin has."""
         return f"{FOLDER}/{self.id.record_path}/{self.token}.json"
 
 
@@ -57,22 +45,9 @@ def pin_checkpoint(
     run: Run, id: CheckpointId, *, reason: str = PINNED, lasts: datetime.timedelta | None = None, note: str = ""
 ) -> Pin:
     """Pin a generation, whether or not it is there, until the pin is released or has lasted. StorageError."""
-    until = None
-    if lasts is not None:
-        until = utc_text((datetime.datetime.now(datetime.UTC) + lasts).timestamp())
-    pin = Pin(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
-        token=uuid.uuid4().hex,
-        reason=reason,
-        owner=this_process(),
-        since=utc_now(),
-        until=until,
-        uptime=this_moment().uptime,
-        note=note,
-    )
-    create_record(run, pin.key, msgspec.json.encode(pin) + b"\n")
+    pin = new_lease(Pin, lasts=lasts, **asdict(id), reason=reason, note=note)
+    if not take(run, pin):
+        raise BusyError(f"{id} could not be pinned")
     return pin
 
 
@@ -89,13 +64,9 @@ def list_pins(run: Run) -> list[Pin]:
 
 
 def counts(run: Run, pin: Pin) -> bool:
-    """Whether a pin holds its generation: its time has not passed, and if it is in use its owner may still live. Where
+    """Whether a pin holds its generation: its time has not passed, or, if it is in use, its owner may still live. Where
     that can be told, no clock is asked, which may be wrong."""
-    if pin.reason == IN_USE and pin.owner is not None and is_here(pin.owner):
-        return not has_ended(pin.owner)
-    if pin.until is not None and _passed(pin.until) and _lasted(run, pin):
-        return False
-    return pin.reason != IN_USE or pin.owner is None or not has_ended(pin.owner)
+    return not (surely_gone(run, pin) if pin.reason == IN_USE else is_past(run, pin))
 
 
 def pinned_generations(run: Run) -> set[CheckpointId]:
@@ -147,41 +118,12 @@ def _read(run: Run, place: str) -> Pin | None:
     id = id_from_record(folder, name)
     if id is None or (dot, kind) != (".", "json") or "/" in token or is_temporary(file):
         return None
-    unreadable = Pin(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
-        token=token,
-        reason=PINNED,
-        owner=None,
-        since="",
-        note="this record cannot be read",
-    )
+    note = "this record cannot be read"
+    unreadable = Pin(**asdict(id), token=token, reason=PINNED, owner=NOBODY, since="", note=note)
     if unreadable.key != f"{FOLDER}/{place}":
         return None
     try:
-        text = read_record(run, unreadable.key)
-        if text is None:
-            return None
-        pin = decode_record(text, Pin, "a pin")
+        pin = read_lease(run, unreadable.key, Pin, "a pin")
     except CouldNotTellError:
         return unreadable
-    return pin if pin.key == unreadable.key else unreadable
-
-
-def _lasted(run: Run, pin: Pin) -> bool:
-    """Whether it held for as long as it was to, by a clock that nobody sets: its machine's, or from when this one saw
-    it first. What does not say how long that is, is asked when it ends."""
-    since, until = seconds_of(pin.since), seconds_of(pin.until or "")
-    if since is None or until is None or pin.owner is None or pin.uptime is None:
-        return True
-    before = Moment(wall=since, host=pin.owner.host, boot_id=pin.owner.boot_id, uptime=pin.uptime)
-    return max(surely_passed(before, this_moment()), seen_for(run, pin.key) or 0.0) >= until - since
-
-
-def _passed(moment: str) -> bool:
-    try:
-        end = datetime.datetime.fromisoformat(moment)
-    except ValueError:
-        return False
-    return end.tzinfo is not None and end < datetime.datetime.now(datetime.UTC)
+    return pin if pin is None or pin.key == unreadable.key else unreadable

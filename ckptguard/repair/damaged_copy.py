@@ -9,11 +9,11 @@ import msgspec
 from ckptguard.errors import ObjectMissingError
 from ckptguard.incidents.close_incident import leave_report
 from ckptguard.keep.copies import put_aside
-from ckptguard.records.clock import utc_now
 from ckptguard.records.incidents import Incident, list_incidents, open_incident
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome

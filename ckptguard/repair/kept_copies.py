@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.keep.copies import shares_place
-from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import read_kept, read_set_aside, reinstate_kept, set_aside
 from ckptguard.records.ledger import append_verdict
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.repair.damaged_copy import CHECK as KEPT_CHECK
 from ckptguard.repair.replace_files import Damaged, Source, seen_now
 from ckptguard.repair.shared_steps import CHECK, Repair, ToRepair, close_incidents, put_right

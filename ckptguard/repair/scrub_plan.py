@@ -9,9 +9,9 @@ import msgspec
 from ckptguard.errors import SettingsError
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.elapsed import seconds_of
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Scrub, Where, forget_scrubs, newest_scrubs, read_scrubs
+from ckptguard.records.who_and_when import seconds_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome

@@ -14,11 +14,11 @@ import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.keep.quarantine import quarantine
-from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.send_files import Sending, send_files
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room

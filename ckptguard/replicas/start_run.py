@@ -18,11 +18,11 @@ from ckptguard.errors import (
     StoppedError,
 )
 from ckptguard.keep.quarantine import mark_suspect
-from ckptguard.records.clock import utc_now
 from ckptguard.records.lineage import read_lineage
 from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined
 from ckptguard.records.run import open_run
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.find_replicas import has_newest, known_bad, open_replicas, replica_candidates
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
 from ckptguard.replicas.replicate import refuse_nested

@@ -6,13 +6,12 @@ import itertools
 import re
 
 from ckptguard.errors import ObjectMissingError
-from ckptguard.records.daemon_record import this_host
-from ckptguard.records.first_seen import forget_sightings, seen_for
 from ckptguard.records.kept import read_set_aside
 from ckptguard.records.pins import list_pins
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, list_records
 from ckptguard.records.trash import read_trash
+from ckptguard.records.who_and_when import forget_sightings, seen_for, this_host
 from ckptguard.runs.find_known_good import Wanted, known_good_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Entry
@@ -81,5 +80,5 @@ def _beside(run: Run) -> list[Entry]:
 def _marks_of_others(run: Run) -> set[str]:
     """What other machines marked, or this one before its last start: by this one's clock its age is not known."""
     boot_id = this_host()[1]
-    pins = {p.key for p in list_pins(run) if p.until is not None and p.owner is not None and p.owner.boot_id != boot_id}
+    pins = {p.key for p in list_pins(run) if p.until is not None and p.owner.boot_id != boot_id}
     return pins | {mark.folder for mark in read_trash(run) if mark.boot_id != boot_id}

@@ -9,9 +9,9 @@ import msgspec
 from ckptguard.decisions.retention import Present
 from ckptguard.errors import RecordsError
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.elapsed import seconds_of
 from ckptguard.records.ledger import read_verdict
 from ckptguard.records.trash import MARKED, Trashed, read_trash
+from ckptguard.records.who_and_when import seconds_of
 from ckptguard.runs.file_signatures import looks_unchanged
 from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_view import RunView

@@ -9,9 +9,9 @@ import msgspec
 from ckptguard.decisions.retention import Decision, Present, decide
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.elapsed import this_moment
 from ckptguard.records.run import Run
 from ckptguard.records.trash import Trashed, list_trashed, read_trash
+from ckptguard.records.who_and_when import this_moment
 from ckptguard.retention.expire_trash import collect_aside
 from ckptguard.retention.inventory import Look, Remembered, look, strict_verdict
 from ckptguard.retention.trash import delete_for_good, in_trash_for, settle_trash, throw_away
@@ -166,7 +166,7 @@ def _left_in_trash(run: Run, troubles: list[str]) -> list[Trashed]:
 def _due(view: RunView, seen: Look, policy: Policy, grace: float) -> list[Trashed]:
     """What may go from the trash for good now. The laws of retention hold here too: what would be one of the newest
     good ones again, because newer ones turned out bad, stays, as does what is pinned or older than a pending one."""
-    now, pins = this_moment(), pins_of(view.run)
+    pins = pins_of(view.run)
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
     trashed = []
     for mark in seen.trash:
@@ -180,4 +180,4 @@ def _due(view: RunView, seen: Look, policy: Policy, grace: float) -> list[Trashe
             )
         )
     goes = {d.checkpoint.path for d in decide([*seen.present, *trashed], laws) if not d.keep}
-    return [m for m in seen.trash if m.folder in goes and in_trash_for(view.run, m, now) > grace]
+    return [m for m in seen.trash if m.folder in goes and in_trash_for(view.run, m) > grace]

@@ -13,9 +13,6 @@ import uuid
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
-from ckptguard.records.clock import utc_text
-from ckptguard.records.elapsed import Moment, seconds_of, surely_passed, this_moment
-from ckptguard.records.first_seen import seen_for
 from ckptguard.records.run import Run
 from ckptguard.records.trash import (
     MARKED,
@@ -29,6 +26,7 @@ from ckptguard.records.trash import (
     remove_unmarked,
     unmark_taken,
 )
+from ckptguard.records.who_and_when import passed_since, stated_moment, this_moment, utc_text
 from ckptguard.values.ids import CheckpointId
 
 
@@ -147,12 +145,10 @@ def _remove_empty(run: Run, mark: Trashed) -> None:
             os.rmdir(folder)
 
 
-def in_trash_for(run: Run, mark: Trashed, now: Moment) -> float:
+def in_trash_for(run: Run, mark: Trashed) -> float:
     """For how many seconds it has been there for sure, by a clock that nobody sets: that of the machine that removed
     it, or this one's since it saw it there first."""
-    wall = seconds_of(mark.removed_at)
-    before = Moment(wall=now.wall if wall is None else wall, host=mark.host, boot_id=mark.boot_id, uptime=mark.uptime)
-    return max(surely_passed(before, now), seen_for(run, mark.folder) or 0.0)
+    return passed_since(run, mark.folder, stated_moment(mark.removed_at, mark.host, mark.boot_id, mark.uptime))
 
 
 def _put_back(run: Run, mark: Trashed, key: str) -> None:

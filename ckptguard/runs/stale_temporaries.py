@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Sequence
 
+from ckptguard.records.who_and_when import storage_time
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import is_being_written
 
@@ -34,14 +34,7 @@ def is_old(storage: Storage, entries: Sequence[Entry]) -> bool:
     if not times or len(times) < len(entries):
         return False
     newest = max(times) / 1e9
-    return time.time() - newest >= OLD and _clock_of(storage) - newest >= OLD
-
-
-def _clock_of(storage: Storage) -> float:
-    """What time it is on the storage: that of a file which is written now."""
-    key = f".tmp-{secrets.token_hex(8)}"
-    storage.create(key, b"")
-    try:
-        return (storage.stat(key).mtime_ns or 0) / 1e9
-    finally:
-        storage.remove(key)
+    if time.time() - newest < OLD:
+        return False
+    now = storage_time(storage)
+    return now is not None and now / 1e9 - newest >= OLD

@@ -18,7 +18,7 @@ from typing import Self
 import msgspec
 
 from ckptguard.errors import BusyError
-from ckptguard.records.daemon_record import this_host
+from ckptguard.records.who_and_when import this_host
 from ckptguard.storage import normalise_url
 from ckptguard.storage.runtime_folder import private_runtime_folder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from ckptguard.records.daemon_record import this_host
+from ckptguard.records.who_and_when import this_host
 from ckptguard.supervise.command import Wait, end_all, until
 from ckptguard.supervise.lock_file import MARK, Note
 from ckptguard.supervise.process_tree import Process, ancestors, descendants, find, marked, send_signal

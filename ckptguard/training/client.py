@@ -15,8 +15,9 @@ import time
 from typing import Any
 from urllib.parse import urlencode
 
-from ckptguard.records.daemon_record import read_daemon_record, this_host
+from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import this_host
 from ckptguard.values.ids import CheckpointId, parse_id
 
 LONGEST_ANSWER = 1 << 20  # bytes

@@ -7,8 +7,10 @@ import contextlib
 import re
 
 from ckptguard.errors import CouldNotTellError
+from ckptguard.records.leases import holds, release, surely_gone
 from ckptguard.records.run import Run
-from ckptguard.records.write_claims import Claim, is_dead, list_claims, read_claim, release, storage_time
+from ckptguard.records.who_and_when import storage_time
+from ckptguard.records.write_claims import Claim, list_claims
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.stale_temporaries import was_left
 from ckptguard.storage.remote.stale_uploads import end_uploads
@@ -42,13 +44,12 @@ def collect_claim(run: Run, claim: Claim, *, dead: bool = False) -> bool:
 
     What was sealed after all stays: only the claim goes.
     """
-    if not dead and not is_dead(run, claim):
+    if not dead and not surely_gone(run, claim):
         return False
     history = history_of_series(run, claim.series)
     sealed = history.current(claim.series, claim.step, claim.path) is not None
     if not sealed and history.next_id(claim.series, claim.step).generation <= claim.generation:
-        now = read_claim(run, claim.path)
-        if now is None or now.token != claim.token:
+        if not holds(run, claim):
             return False  # somebody else was quicker
         end_uploads(run.storage, claim.path)
         run.storage.remove(claim.path)
@@ -60,7 +61,7 @@ def _copies_cut_short(run: Run) -> list[str]:
     """Parts of copies of ours that were begun long ago, where a store keeps them."""
 
     def begun_before() -> float | None:
-        now = storage_time(run)
+        now = storage_time(run.records)
         return None if now is None else now / 1e9 - _LONGEST_COPY
 
     return [key for folder in ("kept", "quarantine", "trash") for key in end_uploads(run.records, folder, begun_before)]

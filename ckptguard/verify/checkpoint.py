@@ -11,10 +11,10 @@ from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.records.clock import utc_now
 from ckptguard.records.kept import read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run_settings import allowed_nonfinite
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.file_signatures import signature_seen
 from ckptguard.runs.history import History
 from ckptguard.runs.results import Checked, checked

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ckptguard.decisions.known_good import Standing
 from ckptguard.errors import NotFoundError, RefusedError
-from ckptguard.records.clock import utc_now
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import parse_id

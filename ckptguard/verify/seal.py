@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from itertools import islice
 
 from ckptguard.checks import Evidence
-from ckptguard.records.clock import utc_now
 from ckptguard.records.manifests import write_manifest
 from ckptguard.records.metrics import MOST_METRICS, is_metric_name, read_metrics
 from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.history import history_of_series
 from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.manifest import File, Manifest, split_metrics

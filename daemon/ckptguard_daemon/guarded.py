@@ -10,9 +10,9 @@ from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of
 from ckptguard.incidents.notify import Hooks
 from ckptguard.incidents.record_bad_save import record_bad_save
 from ckptguard.inspect.state_memo import StateMemo
-from ckptguard.records.clock import utc_now
 from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
 from ckptguard.records.run import Run, open_run
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked

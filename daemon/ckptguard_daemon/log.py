@@ -10,7 +10,7 @@ import warnings
 
 import msgspec
 
-from ckptguard.records.clock import utc_now
+from ckptguard.records.who_and_when import utc_now
 from ckptguard.values.ids import escape
 
 _LOG = logging.getLogger("ckptguard_daemon")

@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptguard.errors import CkptguardError
-from ckptguard.records.daemon_record import DaemonRecord, this_host, write_daemon_record
+from ckptguard.records.daemon_record import DaemonRecord, write_daemon_record
 from ckptguard.records.run import open_run
+from ckptguard.records.who_and_when import this_host
 from ckptguard.training.client import is_alive
 
 KINDS = ("dead", "slow", "restarting", "real")

@@ -13,8 +13,9 @@ import pytest
 from support.tiny_run import SERIES, TINY, inline, name_of, save
 from support.views import look
 
-from ckptguard.records import elapsed as moments
-from ckptguard.records import owners, pins
+from ckptguard.records import leases
+from ckptguard.records import who_and_when as moments
+from ckptguard.records.leases import NOBODY, Lease
 from ckptguard.records.pins import IN_USE, LONGEST_USE, pin_checkpoint, pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
@@ -58,9 +59,8 @@ class Clock:
 
         calendar = mock.Mock(wraps=datetime)
         calendar.datetime, calendar.UTC, calendar.timedelta = Moment, datetime.UTC, datetime.timedelta
-        stack = mock.patch.multiple("ckptguard.records.pins", datetime=calendar)
-        clock_of_records = mock.patch("ckptguard.records.clock.datetime", calendar)
-        return stack, clock_of_records, mock.patch("time.time", self.time)
+        clock_of_records = mock.patch("ckptguard.records.who_and_when.datetime", calendar)
+        return clock_of_records, mock.patch("time.time", self.time)
 
 
 @pytest.fixture(params=CLOCKS, ids=str)
@@ -167,7 +167,7 @@ def elsewhere(monkeypatch):
 
     def do(work, *arguments, **options):
         with monkeypatch.context() as there:
-            for module in (moments, owners, collect_aside):
+            for module in (moments, collect_aside):
                 there.setattr(module, "this_host", lambda: ("another", "another start"))
             there.setattr(moments, "_uptime", lambda: 400 * DAY)
             return work(*arguments, **options)
@@ -259,6 +259,7 @@ def test_the_clocks_are_wrong(clock, wrong):
     before = time.time()
     wrong()
     now = time.time()
-    assert pins._passed("2000-01-01T00:00:00Z") is True
+    long_ago = "2000-01-01T00:00:00Z"
+    assert leases.is_past(run, Lease(token="", owner=NOBODY, since=long_ago, until=long_ago)) is True
     assert abs(moments.this_moment().wall - now) < 60
     assert now == time.time() if clock.offset is None else abs(now - before) > YEAR / 2

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from ckptguard.records.owners import Owner, this_process
+from ckptguard.records.who_and_when import Owner, this_process
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 
 CALLS = ("list", "stat", "open", "create", "upload", "copy", "move", "remove")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RefusedError
-from ckptguard.records import pins
+from ckptguard.records import leases
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
@@ -300,7 +300,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         before = {step: files_below(self.url, name_of(step)) for step in stay}
         with (
             self.passing(sure=False),
-            mock.patch.object(pins, "this_process", gone),
+            mock.patch.object(leases, "this_process", gone),
             contextlib.suppress(Killed, CkptguardError),
             at_call(number, die, again=True),
         ):

@@ -21,8 +21,9 @@ import msgspec
 from ckptguard.errors import BusyError, CkptguardError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.keep.quarantine import mark_suspect, quarantine
 from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
+from ckptguard.records.leases import holds, release, renew
 from ckptguard.records.run import Run
-from ckptguard.records.write_claims import RENEWED, Claim, claim_path, read_claim, release, renew
+from ckptguard.records.write_claims import RENEWED, Claim, claim_path, read_claim
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
@@ -195,8 +196,7 @@ class Elsewhere:
     def _give_up_claim(self, claim: Claim) -> None:
         del _gates[claim.token]
         with contextlib.suppress(StorageError):  # else it is collected once this process has ended
-            if _is_ours(self._view.run, claim):
-                release(self._view.run, claim)
+            release(self._view.run, claim)
 
 
 class _Appended:
@@ -292,15 +292,10 @@ def _claim(run: Run, name: str, step: int) -> Claim:
     return claim()
 
 
-def _is_ours(run: Run, claim: Claim) -> bool:
-    now = read_claim(run, claim.path)
-    return now is not None and now.token == claim.token
-
-
 def _remove_own(run: Run, claim: Claim) -> None:
     """Remove what this save wrote, unless it was given up for another one that writes there by now."""
     try:
-        if _is_ours(run, claim):
+        if holds(run, claim):
             for file in _FILES:
                 run.storage.remove(f"{claim.path}/{file}")
     except CkptguardError as error:

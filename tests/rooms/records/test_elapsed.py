@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptguard.records.elapsed import Moment, seconds_of, surely_passed, this_moment
+from ckptguard.records.who_and_when import Moment, seconds_of, surely_passed, this_moment
 
 YEAR = 365 * 86400.0
 

@@ -9,7 +9,7 @@ from support.kept_runs import guarded
 from support.views import look
 
 from ckptguard.keep.quarantine import mark_suspect
-from ckptguard.records import elapsed as moments
+from ckptguard.records import who_and_when as moments
 from ckptguard.records.run import list_records
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub

@@ -12,7 +12,7 @@ from support.views import look
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
 from ckptguard.inspect.list_states import survey
-from ckptguard.records import elapsed as moments
+from ckptguard.records import who_and_when as moments
 from ckptguard.records.pins import pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed

@@ -10,7 +10,7 @@ from support.runs import QUICK, save_file, state_dict, write_safetensors, write_
 from support.views import look
 
 from ckptguard.inspect.list_states import survey
-from ckptguard.records import elapsed as moments
+from ckptguard.records import who_and_when as moments
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore

@@ -15,9 +15,10 @@ from support.views import look
 
 import ckptguard
 from ckptguard.inspect.list_states import survey
-from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, this_host, write_daemon_record
+from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, write_daemon_record
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.records.who_and_when import this_host
 from ckptguard.training import child_daemon
 from ckptguard.training.client import is_alive, let_daemon_verify, report_incident
 from ckptguard.training.rollback import resume

@@ -12,9 +12,9 @@ from support.runs import QUICK
 
 import ckptguard
 from ckptguard.errors import SettingsError
-from ckptguard.records.owners import Owner, this_process
 from ckptguard.records.run import open_run
 from ckptguard.records.training_leases import TrainingRecord, begin_training
+from ckptguard.records.who_and_when import Owner, this_process
 
 RECORD = "_ckptguard/trainings/step-#.json"
 
@@ -43,7 +43,7 @@ def written(run: Path, owner: Owner, *, loops: bool = True) -> None:
 def other():
     """The owner that another live process of this machine is."""
     code = (
-        "import json, sys, msgspec; from ckptguard.records.owners import this_process;"
+        "import json, sys, msgspec; from ckptguard.records.who_and_when import this_process;"
         "print(msgspec.json.encode(this_process()).decode(), flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,0 +1,229 @@
+"""Who did something, when, and for how long that has been so: what can be known of other processes and machines.
+
+Times in records are for people. A wall clock may be wrong by years, and jump, and so may a file's time: nothing is
+decided by either alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import math
+import os
+import socket
+import time
+import uuid
+from collections.abc import Collection
+
+import msgspec
+
+from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
+from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.storage import Storage
+from ckptguard.values.record_text import decode_record
+
+SIGHTINGS = "seen"  # the folder of what this machine saw first, and when
+_FORM = "%Y-%m-%dT%H:%M:%SZ"
+
+
+# Who.
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """A process. `namespace` is that of its pid (a container has its own) and `started` its start in clock ticks since
+    the machine's; both are "" where the system tells none."""
+
+    host: str
+    boot_id: str
+    pid: int
+    namespace: str = ""
+    started: str = ""
+
+
+def this_host() -> tuple[str, str]:
+    """(host name, boot id) of this machine; the boot id is "" where the system tells none."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return socket.gethostname(), file.read().strip()
+    except OSError:
+        return socket.gethostname(), ""
+
+
+def this_process() -> Owner:
+    """The process that asks."""
+    host, boot_id = this_host()
+    pid = os.getpid()
+    return Owner(host=host, boot_id=boot_id, pid=pid, namespace=_namespace(), started=_state(pid)[1])
+
+
+def is_here(owner: Owner) -> bool:
+    """Whether it can be told if the process is gone: it is one of this start of this machine, and of this container."""
+    here = (owner.host, owner.boot_id) == this_host() and owner.namespace == _namespace()
+    return here and owner.boot_id != "" and 0 < owner.pid < 2**31
+
+
+def has_ended(owner: Owner) -> bool:
+    """Whether the process is known to be gone. False where that cannot be told: it ran on another machine, in another
+    container, or before a restart."""
+    if not is_here(owner):
+        return False
+    try:
+        os.kill(owner.pid, 0)  # asks, and sends nothing
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # somebody else's, and there
+    state, started = _state(owner.pid)
+    return state in ("Z", "X") or (started != "" and owner.started not in ("", started))
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> tuple[str, str]:
+    """(state, start) of a process as the kernel tells them."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()  # its name, before that, may hold anything
+    except OSError:
+        return "", ""
+    return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
+
+
+# When.
+
+
+def utc_now() -> str:
+    """The time now, ISO 8601, UTC, to the second."""
+    return utc_moment()[0]
+
+
+def utc_moment() -> tuple[str, int]:
+    """`utc_now`, and the microseconds that have passed since."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.strftime(_FORM), now.microsecond
+
+
+def utc_text(seconds: float) -> str:
+    """Seconds since 1970 in the form of `utc_now`."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime(_FORM)
+
+
+def seconds_of(text: str) -> float | None:
+    """A time of a record as seconds since 1970; None for what is none."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return moment.timestamp() if moment.tzinfo is not None else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def storage_time(storage: Storage) -> int | None:
+    """The time in ns that the storage gives to an object that is created now, for clocks of two machines cannot be
+    compared; None where it gives none. StorageError."""
+    key = f".tmp-now-{uuid.uuid4().hex}"
+    storage.create(key, b"")
+    try:
+        return storage.stat(key).mtime_ns
+    except ObjectMissingError:
+        return None
+    finally:
+        with contextlib.suppress(StorageError):
+            storage.remove(key)
+
+
+# For how long.
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment by the wall clock (seconds since 1970) and by the machine's own: seconds since its start."""
+
+    wall: float
+    host: str
+    boot_id: str
+    uptime: float
+
+
+def this_moment() -> Moment:
+    """Now, here."""
+    host, boot_id = this_host()
+    return Moment(wall=time.time(), host=host, boot_id=boot_id, uptime=_uptime())
+
+
+def surely_passed(before: Moment, now: Moment) -> float:
+    """Seconds that have passed at least: on the same start of the same machine by its own clock, which nobody sets.
+    Between two machines, or two starts of one, none are sure: see `passed_since`. Where a system does not tell its
+    starts apart it is by the wall clock, and no more than since the last start."""
+    if before.boot_id or now.boot_id:
+        return max(0.0, now.uptime - before.uptime) if before.boot_id == now.boot_id else 0.0
+    return max(0.0, min(now.wall - before.wall, now.uptime)) if before.host == now.host else 0.0
+
+
+def stated_moment(since: str, host: str, boot_id: str, uptime: float) -> Moment:
+    """The moment that a record states. By a wall clock that cannot be read no time has passed."""
+    wall = seconds_of(since)
+    return Moment(wall=math.inf if wall is None else wall, host=host, boot_id=boot_id, uptime=uptime)
+
+
+def passed_since(run: Run, key: str, wrote: Moment) -> float:
+    """Seconds that have passed for sure since a record was written, at the moment that it states: by the clock of the
+    machine that wrote it, or by this one's since it saw the record first."""
+    return max(surely_passed(wrote, this_moment()), seen_for(run, key) or 0.0)
+
+
+def _uptime() -> float:
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # it goes on while the machine sleeps
+    return time.clock_gettime(clock)
+
+
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """When a machine saw `what` (a key) first: by its wall clock, and in seconds from its start."""
+
+    format: int = 1
+    what: str
+    host: str
+    boot_id: str
+    uptime: float
+    since: str
+
+    @property
+    def key(self) -> str:
+        """The record's key: each start of each machine has its own."""
+        name = hashlib.sha256("\0".join((self.what, self.host, self.boot_id)).encode()).hexdigest()
+        return f"{SIGHTINGS}/{name[:32]}.json"
+
+
+def seen_for(run: Run, what: str, *, note: bool = False) -> float | None:
+    """For how many seconds this machine has known of it for sure; None if it has not noted it, which it does now with
+    `note`."""
+    now = this_moment()
+    here = Sighting(what=what, host=now.host, boot_id=now.boot_id, uptime=now.uptime, since=utc_text(now.wall))
+    before = _sighting(run, here.key)
+    if before is not None:
+        return surely_passed(stated_moment(before.since, now.host, now.boot_id, before.uptime), now)
+    if note:
+        with contextlib.suppress(ObjectExistsError):
+            create_record(run, here.key, msgspec.json.encode(here) + b"\n")
+        return 0.0
+    return None
+
+
+def forget_sightings(run: Run, keep: Collection[str]) -> None:
+    """Remove what was noted of anything else, by whatever machine. What cannot be read goes too: it is noted anew."""
+    for name in list_records(run, SIGHTINGS):
+        key = f"{SIGHTINGS}/{name}"
+        found = _sighting(run, key)
+        if found is None or found.key != key or found.what not in keep:
+            run.records.remove(key)
+
+
+def _sighting(run: Run, key: str) -> Sighting | None:
+    try:
+        return decode_record(read_record(run, key) or b"", Sighting, "what was seen here")
+    except CouldNotTellError:
+        return None

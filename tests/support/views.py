@@ -13,8 +13,9 @@ _QUICK = Settings(settle=0.0, scan_interval=1.0)  # files written a moment ago c
 
 
 def look(run: Run | str, settings: Settings = _QUICK) -> RunView:
-    """What lies there and what the records say, as of now; of a run or of a path."""
-    return RunView(run if isinstance(run, Run) else open_run(run, settings), settings)
+    """What lies there and what the records say, as of now; of a path, or of a run and with what it was opened with."""
+    opened = run if isinstance(run, Run) else open_run(run, settings)
+    return RunView(opened, settings.changed(storage=opened.options))
 
 
 def entry_name(step: int | None, generation: int, number: int, outcome: Outcome) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -45,7 +46,7 @@ def scanner_of(settings: Settings) -> Iterator[Scanner]:
 def _numpy_without_threads() -> Iterator[None]:
     """Have numpy, if it is imported meanwhile, start no threads. It has one for each processor to multiply matrices,
     which no scan does, and starting them costs as much processor time as half of a command's start."""
-    if _BLAS_THREADS in os.environ:
+    if _BLAS_THREADS in os.environ or "numpy" in sys.modules:
         yield
         return
     os.environ[_BLAS_THREADS] = "1"

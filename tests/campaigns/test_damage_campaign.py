@@ -32,7 +32,7 @@ def verified(request, tmp_path):
         assert checked.outcome is Outcome.GOOD, checked.findings
     checkpoint = look(run).checkpoint(path)
     history = load_history(run)
-    manifest = history.manifest(checkpoint.series, history.current(checkpoint.series, 200, path))
+    manifest = history.manifest(history.current(checkpoint.series, 200, path))
     return tmp_path / "run", run, path, manifest
 
 

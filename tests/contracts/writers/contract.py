@@ -93,7 +93,7 @@ class Contract:
         shutil.copytree(run, run.with_name("moved"), symlinks=True, copy_function=shutil.copyfile)
         report = verify_target(str(run.with_name("moved")), QUICK)
         assert report.outcome is Outcome.GOOD
-        assert {c.id.split(".")[1] for c in report.checkpoints if c.id} == {"1"}
+        assert {c.id.generation for c in report.checkpoints if c.id} == {1}
 
     def test_damage_after_a_verdict_is_found(self, kind, mishap, copied):
         """Every file, every mishap, against the seal: BAD or INCOMPLETE, and the file is named."""

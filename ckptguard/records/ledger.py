@@ -67,7 +67,8 @@ def append_verdict(run: Run, verdict: Verdict) -> str:
     written = [name for name in names if has_content(run, f"{folder}/{name}")]
     current = standings(verdict.series, written).get(verdict.id)
     number = current.number + 1 if current else 1
-    name = verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))
+    while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in names:
+        number += 1  # an empty entry has this name: nothing can be written there any more
     try:
         create_record(run, f"{folder}/{name}", encode_verdict(verdict))
     except ObjectExistsError:

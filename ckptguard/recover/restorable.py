@@ -83,9 +83,10 @@ class Restorable:
             yield from replica.places(id)
 
     def none_left(self, search: Search) -> CkptguardError:
-        """What to say when nothing could be restored, although all could be read."""
-        if not search.refused:
-            return self._own.failed or none_found(self._view.run, None)
+        """What to say when nothing could be restored, although all that was offered could be read."""
+        failed = self._own.failed
+        if isinstance(failed, CouldNotTellError) or not search.refused:
+            return failed or none_found(self._view.run, None)
         url, wrong = self._view.run.url, "no whole copy of it is there"
         last = min(search.refused, key=lambda id: id.order)
         if search.skipped:

@@ -91,6 +91,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         before = msgspec.structs.replace(back.wanted, only=None)
         unverified = verify_pending(view, before, dry_run=back.dry_run or back.to_id is not None, work=work)
         chosen = _choose(view, back, in_use, work)
+        view.forget()  # reading took long, and saves in flight may have ended meanwhile
         newer = _newer(view, chosen)
         answer = chosen.answer
         if not back.dry_run:

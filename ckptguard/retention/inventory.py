@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -34,14 +35,15 @@ class Remembered:
     """What earlier looks read of each checkpoint in place, by its path, and from which files and records.
 
     Records never change under their names, so an entry stands while files and names are the same. It only saves work.
+    But they rot: what others may go because of is read again.
     """
 
     known: dict[str, tuple[object, Present]] = field(default_factory=dict)
 
 
-def look(view: RunView, remembered: Remembered | None = None) -> Look:
+def look(view: RunView, remembered: Remembered | None = None, *, keep_good: int = 0) -> Look:
     """Look at a run. What is in the trash is not in place, wherever its files lie. Only what is not `remembered` is
-    read.
+    read, and the newest `keep_good` good ones of each series.
 
     CouldNotTellError if any listing fails, or any record of what is in place cannot be read.
     """
@@ -49,13 +51,15 @@ def look(view: RunView, remembered: Remembered | None = None) -> Look:
     trash = read_trash(view.run)
     marked = {(mark.id, mark.path): mark.signature for mark in trash if mark.how == MARKED}
     before = remembered.known if remembered is not None else {}
+    bases = {checkpoint.path: _basis(view, checkpoint) for checkpoint in view.checkpoints}
+    stand = {path: before[path][1] for path, basis in bases.items() if path in before and before[path][0] == basis}
+    for path in _newest_good(stand.values(), keep_good):
+        del stand[path]
     known: dict[str, tuple[object, Present]] = {}
     present = []
     for checkpoint in view.checkpoints:
-        basis = _basis(view, checkpoint)
-        found = before.get(checkpoint.path)
-        one = found[1] if found is not None and found[0] == basis else _present(view, checkpoint)
-        known[checkpoint.path] = basis, one
+        one = stand.get(checkpoint.path) or _present(view, checkpoint)
+        known[checkpoint.path] = bases[checkpoint.path], one
         signature = tuple((e.key, *e.signature) for e in checkpoint.entries)
         if marked.get((one.id, checkpoint.path)) == signature:
             continue
@@ -79,6 +83,16 @@ def strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
             hint="verify that checkpoint again: a newer verdict takes its place",
         )
     return verdict
+
+
+def _newest_good(found: Iterable[Present], keep_good: int) -> list[str]:
+    """The paths of the newest good ones of each series."""
+    by_series: dict[str, list[Present]] = {}
+    for one in found:
+        if one.outcome is Outcome.GOOD:
+            by_series.setdefault(one.id.series, []).append(one)
+    ranked = (sorted(good, key=lambda one: one.id.order, reverse=True) for good in by_series.values())
+    return [one.path for good in ranked for one in good[:keep_good]]
 
 
 def _basis(view: RunView, checkpoint: Checkpoint) -> object:

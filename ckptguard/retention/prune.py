@@ -51,7 +51,7 @@ def prune(
     """
     remembered = remembered if remembered is not None else Remembered()
     if dry_run:
-        seen = look(view, remembered)
+        seen = look(view, remembered, keep_good=policy.keep_good)
         decisions = decide(seen.present, policy, now=this_moment().wall)
         removed, emptied = [d for d in decisions if not d.keep], _due(view, seen, policy, grace)
         troubles: list[str] = []
@@ -60,7 +60,7 @@ def prune(
         with run_lock(view.run):
             settle_trash(view.run)
             view.forget()
-            seen = look(view, remembered)
+            seen = look(view, remembered, keep_good=policy.keep_good)
             decisions = decide(seen.present, policy, now=this_moment().wall)
             removed, troubles = _remove(view.run, seen, decisions, policy)
             if removed or troubles:
@@ -138,7 +138,7 @@ def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, 
     gone: list[Trashed] = []
     try:
         if list_trashed(view.run):
-            for mark in _due(view, look(view, remembered), policy, grace):
+            for mark in _due(view, look(view, remembered, keep_good=policy.keep_good), policy, grace):
                 if mark.id in pins_of(view.run):
                     continue  # it came into use meanwhile
                 delete_for_good(view.run, mark)

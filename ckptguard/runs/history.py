@@ -157,6 +157,7 @@ class History(msgspec.Struct):
         self._remember(id, manifest)
         if id.series in self._sealed:
             self._sealed[id.series][id] = None
+            self._manifest_names.setdefault(id.series, set()).add(f"{id.record_name}.json")
         self._note_order(id)
 
     def _entries(self, series: str) -> dict[CheckpointId, list[str]]:

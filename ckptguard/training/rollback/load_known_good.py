@@ -40,7 +40,8 @@ def load_newest_good(view: RunView, store: Store, *, refused: Iterable[Checkpoin
 
     Checkpoints without a verdict are verified first, newest first; where none can be written (a full disk), what is
     GOOD as it is read now is taken. Newer ones that are not good stay where they are. Ids in `refused` do not count.
-    NoKnownGoodError if there are checkpoints and none could be loaded.
+    NoKnownGoodError if there are checkpoints and none could be loaded, CouldNotTellError if one that may be good could
+    not be read.
     """
     wanted = Wanted(series=store.series, exclude=frozenset(refused))
     failed = wanted.exclude
@@ -144,6 +145,8 @@ def _use(view: RunView, store: Store, candidate: Candidate, in_use: InUse) -> Lo
         return _read(view, store, id, in_use)
     except (CouldNotTellError, NoKnownGoodError) as error:
         _log.warning("%s could not be used: %s", candidate.answer.path, error.message)
+        if isinstance(error, CouldNotTellError):
+            raise
         return error.message
 
 

@@ -4,6 +4,7 @@ import os
 import threading
 
 import pytest
+from support.kept_runs import flip
 from support.runs import write_torch
 from support.views import entry_name, look
 
@@ -33,6 +34,27 @@ def test_an_empty_or_torn_entry_does_not_exist(root, three):
     assert load_history(three).verdict(CheckpointId("net-#.pt", 300, 1)).outcome is Outcome.GOOD
     (ledger(root) / entry_name(300, 1, 3, Outcome.GOOD)).write_bytes(b'{"format": 1')
     assert load_history(three).verdict(CheckpointId("net-#.pt", 300, 1)).outcome is Outcome.GOOD
+
+
+def test_a_verdict_is_not_lost_to_an_empty_entry_of_its_name(root, three):
+    """What a broken write left can never be filled: damage that was found is recorded under the next number."""
+    reconcile(look(three), PassNotes())
+    (ledger(root) / entry_name(300, 1, 2, Outcome.BAD)).write_bytes(b"")
+    flip(root / "net-300.pt")
+    view = look(three)
+    assert verify_checkpoint(view, view.checkpoint("net-300.pt")).outcome is Outcome.BAD
+    assert load_history(three).verdict(CheckpointId("net-#.pt", 300, 1)).outcome is Outcome.BAD
+    assert str(find_known_good(three).id) != "300.1"
+
+
+def test_a_manifest_that_was_written_and_is_gone_is_forgotten(root, run):
+    """One that this process wrote itself is no exception."""
+    write_torch(root, 100, seed=1)
+    view = look(run)
+    id = verify_checkpoint(view, view.checkpoint("net-100.pt")).id
+    (root / "_ckptguard" / "manifests" / f"{id.record_path}.json").unlink()
+    view.refresh("net-#.pt")
+    assert set(view.history.sealed("net-#.pt")) == set()
 
 
 def test_records_elsewhere_are_those_of_one_run(root, tmp_path):

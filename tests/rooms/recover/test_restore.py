@@ -236,3 +236,15 @@ def test_what_is_restored_from_the_trash_is_not_removed_meanwhile(root, three, t
     assert str(restore(look(three), str(tmp_path / "out"), step=100).id) == "100.1"
     assert (tmp_path / "out" / "net-100.pt").read_bytes() == before
     assert sorted(id.step for id in list_trashed(three)) == [100]
+
+
+def test_what_could_not_be_told_of_an_older_one_is_not_called_damage(root, three, tmp_path):
+    """The newest is damaged, and of the one before it the manifest cannot be read: it may be good."""
+    reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
+    flip(root / "net-300.pt")
+    for manifest in (root / "_ckptguard" / "manifests").rglob("*200.1.json"):
+        manifest.rename(tmp_path / "elsewhere.json")
+        manifest.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(DeniedError):
+        restore(look(three, QUICK.changed(keep="none")), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -310,3 +310,18 @@ def test_two_paths_with_one_step_are_told_apart(root, run):
     assert [c.outcome for c in report.checkpoints] == [Outcome.BAD]
     with pytest.raises(NoKnownGoodError):
         find_known_good(run)
+
+
+def test_what_is_saved_while_the_known_good_is_read_is_quarantined_too(root, run):
+    """Reading takes minutes, and a save in flight ends meanwhile: training would go on from it."""
+    write_torch(root, 100, seed=1)
+    reconcile(look(run), PassNotes())
+
+    def scanner(storage, keys, options, progress):
+        if not (root / "net-200.pt").exists():
+            write_torch(root, 200, seed=2)
+        return scan_files(storage, keys, options, progress)
+
+    done = roll_back(look(run), GoBack(reason="NaN", check_writing=False), work=Work(scanner=scanner))
+    assert (str(done.known_good.id), done.quarantined) == ("100.1", ("net-200.pt",))
+    assert visible(root) == ["net-100.pt"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.runs import QUICK, state_dict, write_torch
-from support.views import look
+from support.views import entry_name, look
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
 from ckptguard.inspect.list_states import survey
@@ -18,6 +18,7 @@ from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.retention.inventory import Remembered
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.lock import run_lock
@@ -341,3 +342,20 @@ def test_a_daemon_prunes_by_the_settings_after_its_verdicts(five, root):
     assert done.pruned == ()
     assert [t for t in done.could_not_tell if t.startswith("nothing was pruned: ")]
     assert in_place(root) == [400, 500, 600]
+
+
+@pytest.mark.parametrize("record", ["verdict", "manifest"])
+def test_what_is_remembered_of_a_record_that_rots_removes_nothing(five, root, record):
+    """The newest good ones are why others may go: that they are good is read again, whatever an earlier look read."""
+    remembered = Remembered()
+    everything = Policy(keep_last=5, keep_good=2)
+    assert removed(prune(look(five), everything, grace=DAY, remembered=remembered)) == []
+    for id in (CheckpointId("net-#.pt", step, 1) for step in (400, 500)):
+        place = {
+            "verdict": f"ledger/net-#.pt/{entry_name(id.step, 1, 1, Outcome.GOOD)}",
+            "manifest": f"manifests/{id.record_path}.json",
+        }[record]
+        (root / "_ckptguard" / place).write_bytes(b"rotten")
+    with pytest.raises(CouldNotTellError):
+        prune(look(five), LAST, grace=DAY, remembered=remembered)
+    assert in_place(root) == [100, 200, 300, 400, 500]

@@ -1,10 +1,12 @@
 """A known-good checkpoint that is damaged by now is no reason to find nothing: older ones may never have been read."""
 
+import pytest
 import torch
 from support.runs import QUICK
 from support.views import look
 
 import ckptguard
+from ckptguard.errors import DeniedError
 from ckptguard.records.run import open_run
 from ckptguard.verify.checkpoint import verify_checkpoint
 
@@ -23,3 +25,17 @@ def test_older_ones_are_verified_when_the_known_good_is_damaged(tmp_path):
         content[-1] ^= 1
         weights.write_bytes(content)
         assert go(guard) == 2
+
+
+def test_what_cannot_be_read_is_not_taken_for_nothing_good(tmp_path, monkeypatch):
+    """The only known-good checkpoint is there, and reading fails: who resumes is told just that."""
+    model = torch.nn.Linear(3, 2)
+    guard = ckptguard.TrainingGuard(tmp_path / "run", model=model, daemon="off", settings=QUICK)
+    guard.save(step=1)
+
+    def fails(manifest):
+        raise DeniedError("the disk says no", key=manifest.path)
+
+    monkeypatch.setattr(guard._store, "read", fails)
+    with pytest.raises(DeniedError):
+        guard.resume()

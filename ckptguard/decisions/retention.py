@@ -37,7 +37,7 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
     holds: tuple[str, ...] = ()
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a checkpoint stays: every reason why, or the one why not."""
 
     checkpoint: Present
@@ -45,7 +45,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
 
 
-def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None = None) -> list[Decision]:
+def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None = None) -> list[RetentionDecision]:
     """A decision for every checkpoint, by series and step. `now` are seconds since 1970 by our own clock."""
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
@@ -81,7 +81,7 @@ def ages(times: Sequence[float | None], now: float | None) -> list[float | None]
     return found
 
 
-def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[Decision]:
+def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[RetentionDecision]:
     ordered = sorted(own, key=lambda c: (c.id.order, c.path))
     good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD and c.id.step is not None]
     reasons: dict[str, list[str]] = {c.path: list(c.holds) for c in ordered}
@@ -101,7 +101,7 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
         elif nameless and checkpoint.id.step is not None:
             why.append(f"{nameless[0]} may be newer and has no verdict yet")
         gone = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
-        decisions.append(Decision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (gone,)))
+        decisions.append(RetentionDecision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (gone,)))
     return decisions
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from ckptguard.incidents import causes_loading as loading
 from ckptguard.incidents import causes_numeric as numbers
 from ckptguard.incidents.evidence_queries import Clues
-from ckptguard.values.incident import LikelyCause, Report
+from ckptguard.values.incident import IncidentReport, LikelyCause
 
 RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
     numbers.fp16_overflow,
@@ -28,7 +28,7 @@ _NOTHING_WRONG = ("asked", "crash")
 _NOT_SAVED = ("storage", "unsaved")
 
 
-def likely_causes(report: Report) -> tuple[LikelyCause, ...]:
+def likely_causes(report: IncidentReport) -> tuple[LikelyCause, ...]:
     """What may have caused the incident, the likeliest first; never empty, except where nothing was wrong (training
     was asked to go back)."""
     if report.cause in _NOTHING_WRONG:

@@ -36,7 +36,7 @@ _log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ResumeTarget:
     """A checkpoint to go on from, verified a moment ago. `path` is usable as it is.
 
     `skip` are the first and the last update whose batches are to be left out; None: every batch is replayed.
@@ -127,12 +127,12 @@ class GuardedRun:
         """What rank 0's `work` returns (a JSON value), on every rank; if it fails, all fail."""
         return together(self.ranks, what, lambda: work() if self.leads else None)[0]
 
-    def newest(self) -> Target | None:
+    def newest(self) -> ResumeTarget | None:
         """The newest known-good to resume from, verified and in place; what is newer was quarantined. None where
         nothing was ever good: training begins anew. CouldNotTellError where that could not be told."""
         return _target(self.on_first("looking for a checkpoint to resume from", self._newest))
 
-    def back(self, diagnosis: Diagnosis, *, save_every: int, details: Details | None = None) -> Target:
+    def back(self, diagnosis: Diagnosis, *, save_every: int, details: Details | None = None) -> ResumeTarget:
         """Go back as the policy says: what is newer is quarantined, and an incident recorded, with its `details`.
 
         RollbackExhausted when the budget is spent, NoKnownGoodError when there is nothing to go back to.
@@ -246,8 +246,8 @@ def open_guarded(url: str, *, series: str, **guarding: Unpack[Guarding]) -> Guar
         return None
 
 
-def _target(answer: dict[str, Any] | None) -> Target | None:
+def _target(answer: dict[str, Any] | None) -> ResumeTarget | None:
     if answer is None:
         return None
     skip = answer.get("skip")
-    return Target(**{**answer, "skip": tuple(skip) if skip is not None else None})
+    return ResumeTarget(**{**answer, "skip": tuple(skip) if skip is not None else None})

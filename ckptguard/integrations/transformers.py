@@ -21,7 +21,7 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
-from ckptguard.integrations.guarded_run import GuardedRun, Target
+from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.skipped_updates import LeftOut
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
 from ckptguard.training.content.training_parts import scale_learning_rate
@@ -91,7 +91,7 @@ class _Rounds(GuardCallback):
     def __init__(self, guarded: GuardedRun) -> None:
         super().__init__(settings=guarded.settings, policy=guarded.policy)
         self.guarded = self._rollbacks = guarded
-        self.target: Target | None = None
+        self.target: ResumeTarget | None = None
         self._lr_factor = 1.0
         self._lr_factors: dict[int, float] = {}  # with which factor each step was saved
 

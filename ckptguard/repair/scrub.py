@@ -72,7 +72,7 @@ class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Watcher:
+class ScrubListener:
     """Who is told of what a scrub does and finds, as a hook is told. `verify` judges what lies in place and differs
     from its manifest, and answers None where somebody else will; without it, it is verified, and an incident opened."""
 
@@ -89,7 +89,7 @@ class _Scrub:
 
     view: RunView
     order: ScrubOrder
-    watcher: Watcher
+    watcher: ScrubListener
     work: Work
     pace: Pace
     known: list[Scrub]
@@ -104,7 +104,7 @@ def scrub(
     order: ScrubOrder = ALL,
     *,
     work: Work = PLAIN,
-    watcher: Watcher | None = None,
+    watcher: ScrubListener | None = None,
     hold: Callable[[], None] = lambda: None,
 ) -> Scrubbed:
     """Read again what has a verdict, what nobody has read for the longest time first, in place and kept copies.
@@ -128,7 +128,7 @@ def scrub(
             raise ReadingStopped
 
     pace = Pace(work.rate, hold_on, work.progress)
-    this = _Scrub(view, order, watcher or Watcher(), work, pace, known)
+    this = _Scrub(view, order, watcher or ScrubListener(), work, pace, known)
     places: list[Reread] = []
     read = 0
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptguard.decisions.retention import Decision, Present, decide
+from ckptguard.decisions.retention import Present, RetentionDecision, decide
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run
@@ -28,8 +28,8 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
     dry_run: bool
     policy: Policy
-    decisions: tuple[Decision, ...]
-    removed: tuple[Decision, ...]
+    decisions: tuple[RetentionDecision, ...]
+    removed: tuple[RetentionDecision, ...]
     in_trash: tuple[Trashed, ...]
     emptied: tuple[Trashed, ...]
     could_not_tell: tuple[str, ...] = ()
@@ -96,9 +96,11 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
     return tuple(d.checkpoint.path for d in done.removed), done.could_not_tell
 
 
-def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy) -> tuple[list[Decision], list[str]]:
+def _remove(
+    run: Run, seen: Look, decisions: Sequence[RetentionDecision], policy: Policy
+) -> tuple[list[RetentionDecision], list[str]]:
     """Put into the trash what is not kept, is still what it was, and came not into use meanwhile; trouble ends it."""
-    removed: list[Decision] = []
+    removed: list[RetentionDecision] = []
     floor = _floor(decisions, policy)
     for decision in decisions:
         chosen = decision.checkpoint
@@ -116,7 +118,7 @@ def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy)
     return removed, []
 
 
-def _floor(decisions: Sequence[Decision], policy: Policy) -> dict[str, list[Present]]:
+def _floor(decisions: Sequence[RetentionDecision], policy: Policy) -> dict[str, list[Present]]:
     """The newest good ones of each series, because of which others may go."""
     good: dict[str, list[Present]] = {}
     for checkpoint in (decision.checkpoint for decision in decisions):

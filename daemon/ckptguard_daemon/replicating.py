@@ -20,7 +20,7 @@ from ckptguard.runs.work import Work
 from ckptguard.scan.process.low_priority import stand_back
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 
 _LOWEST = 19
@@ -44,7 +44,7 @@ class Replicating:
 
     def __init__(
         self,
-        runs: Sequence[GuardedRun],
+        runs: Sequence[WatchedRun],
         settings: Settings,
         hooks: Hooks,
         idle: threading.Event | None,
@@ -85,7 +85,7 @@ class Replicating:
         while not self._stop.wait(_TICK):
             self.once()
 
-    def _bring_up_to_date(self, guarded: GuardedRun) -> None:
+    def _bring_up_to_date(self, guarded: WatchedRun) -> None:
         verdicts, now = guarded.verdicts, time.monotonic()
         for url in self._urls(guarded):
             place = self._places.setdefault((guarded.run_id, url), _Place())
@@ -100,7 +100,7 @@ class Replicating:
             place.verdicts = verdicts
             self._tell(guarded, view, place, done)
 
-    def _urls(self, guarded: GuardedRun) -> tuple[str, ...]:
+    def _urls(self, guarded: WatchedRun) -> tuple[str, ...]:
         return replica_urls(guarded.url, self._settings)
 
     def _replicate(self, view: RunView, url: str, place: _Place) -> Replica:
@@ -112,7 +112,7 @@ class Replicating:
         failed = next((c.message for c in done.checkpoints if c.done == "failed"), None)
         return msgspec.structs.replace(done, trouble=done.trouble or failed)
 
-    def _tell(self, guarded: GuardedRun, view: RunView, place: _Place, done: Replica) -> None:
+    def _tell(self, guarded: WatchedRun, view: RunView, place: _Place, done: Replica) -> None:
         url = done.url
         known = {replica.url: replica for replica in (*guarded.replicas, done)}
         guarded.replicas = tuple(known[u] for u in self._urls(guarded) if u in known)

@@ -20,7 +20,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.rendezvous import listen
@@ -57,7 +57,7 @@ def serve(
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
-    runs = [GuardedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
+    runs = [WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
     passes = Passes()
     watchers: list[Watcher] = []
 
@@ -120,7 +120,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
     told = True
     try:
         for url in urls:
-            run = GuardedRun(url, run_id_of(url), settings, hooks, None)
+            run = WatchedRun(url, run_id_of(url), settings, hooks, None)
             told = _settled_pass(run, settings, scanner, stop) and told
             Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
     finally:
@@ -159,7 +159,7 @@ def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
     )
 
 
-def _settled_pass(run: GuardedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
+def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
     """Passes until nothing is merely settling; whether everything could be told."""
     patience = _LONGEST_SETTLING + 10 * settings.settle
     while True:

@@ -6,7 +6,7 @@ from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
 from ckptguard.formats.structure import Problem, SpanPlace, Structure
 from ckptguard.formats.torch.state_tree import MAX_NODES, NOTHING, Found, walk
-from ckptguard.formats.torch.tensor_places import Stored, place_tensors
+from ckptguard.formats.torch.tensor_places import StorageSpan, place_tensors
 from ckptguard.formats.zip.archive import Archive, Record, read_archive
 from ckptguard.formats.zip.crc import crc32_of
 from ckptguard.storage.protocol import Reader
@@ -42,16 +42,16 @@ def read_within(reader: Reader, room: Room) -> Structure:
         return Structure(format=NAME, problems=(Problem(message=message),), globals=names)
     problems = list(archive.problems)
     spans: list[SpanPlace] = []
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StorageSpan] = {}
     others: list[Record] = []
     for name, record in archive.records.items():  # in the order of the file
         if not name.startswith(_DATA):
             others.append(record)
         elif record.size:
-            stored[name[len(_DATA) :]] = Stored(len(spans), record.size)
+            stored[name[len(_DATA) :]] = StorageSpan(len(spans), record.size)
             spans.append(SpanPlace(record.offset, record.size, record.crc32))
         else:
-            stored[name[len(_DATA) :]] = Stored(None, 0)
+            stored[name[len(_DATA) :]] = StorageSpan(None, 0)
             others.append(record)
     room.budget += room.each * min(len(spans), _MOST_ROOM)
     problems += _wrong_sums(reader, others)

@@ -13,7 +13,7 @@ import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.restarts import GAVE_UP
-from ckptguard.decisions.rollback import Decision, PastRollback, RollbackPolicy, choose_target, decide
+from ckptguard.decisions.rollback import PastRollback, RollbackDecision, RollbackPolicy, choose_target, decide
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Wanted
@@ -144,7 +144,7 @@ class Rollbacks:
         )
         return Rollback(loaded=loaded, decision=decision, onset=onset, last=last)
 
-    def _find_or_read(self, decision: Decision, onset: int, reason: str) -> Loaded:
+    def _find_or_read(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
         # What a rollback needs is loaded when there is one.
         from ckptguard.training.rollback.load_known_good import go_back, load_unrecorded
 
@@ -186,7 +186,7 @@ class Rollbacks:
             _log.warning("%s has no good checkpoint left; %s came from %s", self._run.url, back.id, back.source)
         return back is not None
 
-    def _find_and_load(self, decision: Decision, onset: int, reason: str) -> Loaded:
+    def _find_and_load(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
         from ckptguard.training.rollback.load_known_good import go_back, newest_good_step
 
         before = decision.before_step

@@ -22,7 +22,7 @@ _NOTHING: tuple[tuple[SickTensor, ...], int] = ((), 0)
 _T = TypeVar("_T")
 
 
-class Evidence:
+class IncidentEvidence:
     """Gathers what is known, when it is asked. `recent` are the last updates, `resumed` is what training began from;
     `allow` are patterns of tensors that may be infinite."""
 

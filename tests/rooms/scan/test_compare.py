@@ -10,7 +10,7 @@ from support.format_files import safetensors_bytes, torch_bytes
 from ckptguard.formats import read_structure
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.scan import compare as values
-from ckptguard.scan.compare import NotComparable, Stored, compare
+from ckptguard.scan.compare import LocatedTensor, NotComparable, compare
 from ckptguard.scan.decode import Decoder
 from ckptguard.storage import open_storage
 
@@ -31,7 +31,7 @@ def stored(tmp_path):
         structure = read_structure(reader, name)
         assert structure.problems == ()
         [found] = structure.tensors
-        return Stored(reader, structure.spans[found.span].offset, found)
+        return LocatedTensor(reader, structure.spans[found.span].offset, found)
 
     yield place
     for reader in readers:
@@ -47,7 +47,7 @@ def raw(tmp_path):
         name = f"raw{next(count)}"
         (tmp_path / name).write_bytes(data)
         defaults = {"name": "t", "span": 0, "start": 0}
-        return Stored(open_storage(tmp_path).open(name), 0, TensorPlace(**defaults | fields))
+        return LocatedTensor(open_storage(tmp_path).open(name), 0, TensorPlace(**defaults | fields))
 
     return place
 

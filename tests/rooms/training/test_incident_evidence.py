@@ -18,7 +18,7 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.autocast_probe import AutocastProbe
-from ckptguard.training.signals.incident_evidence import Evidence, describe_training
+from ckptguard.training.signals.incident_evidence import IncidentEvidence, describe_training
 from ckptguard.training.signals.sample_buffer import Recent, learning_rate
 from ckptguard.training.signals.sick_tensors import MOST, sick_tensors
 from ckptguard.values.incident import Sample
@@ -188,7 +188,7 @@ def test_evidence_of_odd_objects_is_less_and_never_an_error():
         def __getattr__(self, name):
             raise RuntimeError(name)
 
-    details = Evidence(TrainingParts(model=Odd(), optimizer=Odd()), Recent()).gather(3, "weights")
+    details = IncidentEvidence(TrainingParts(model=Odd(), optimizer=Odd()), Recent()).gather(3, "weights")
     assert (details.onset, details.tensors) == (3, ())
     assert details.training is None
 

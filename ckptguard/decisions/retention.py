@@ -100,8 +100,8 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
             why.append(f"{ordered[pending[-1]].path} is newer and has no verdict yet")
         elif nameless and checkpoint.id.step is not None:
             why.append(f"{nameless[0]} may be newer and has no verdict yet")
-        gone = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
-        decisions.append(RetentionDecision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (gone,)))
+        why_not = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
+        decisions.append(RetentionDecision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (why_not,)))
     return decisions
 
 

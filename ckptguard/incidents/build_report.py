@@ -19,7 +19,7 @@ from ckptguard.records.incidents import Incident, list_incidents, read_incident
 from ckptguard.records.run import Run
 from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.trainer_log_samples import logged_samples
+from ckptguard.runs.trainer_log import logged_samples
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId, parse_id

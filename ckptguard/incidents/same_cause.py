@@ -40,8 +40,8 @@ def close_those_of(run: Run, incident: Incident, *, action: str) -> None:
             and isinstance(series, str)
             and _is_cause(run, incident, parse_id(series, about))
         ):
-            told = f"the same trouble as incident {incident.id}: {action}"
-            update_incident(run, other, state="closed", action=told, known_good=incident.known_good)
+            reason = f"the same trouble as incident {incident.id}: {action}"
+            update_incident(run, other, state="closed", action=reason, known_good=incident.known_good)
 
 
 def _is_cause(run: Run, incident: Incident, id: CheckpointId | None) -> bool:

@@ -93,8 +93,8 @@ class Glance:
             names.add(MANIFESTS)
         if not names or names != listed.keys() or not all(map(_is_told_apart, listed.values())):
             return None
-        told = sorted((name, *entry.signature) for name, entry in listed.items())
-        return hashlib.blake2b(repr(told).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        signatures = sorted((name, *entry.signature) for name, entry in listed.items())
+        return hashlib.blake2b(repr(signatures).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
     def _names_of(self, id: CheckpointId) -> list[str]:
         if id.series not in self._names:

@@ -137,17 +137,17 @@ def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
 
 def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, troubles: list[str]) -> list[Trashed]:
     """Remove for good what is due, by a look of its own: what was removed just now counts no more."""
-    gone: list[Trashed] = []
+    emptied: list[Trashed] = []
     try:
         if list_trashed(view.run):
             for mark in _due(view, look(view, remembered), policy, grace):
                 if mark.id in pins_of(view.run):
                     continue  # it came into use meanwhile
                 delete_for_good(view.run, mark)
-                gone.append(mark)
+                emptied.append(mark)
     except CouldNotTellError as error:
         troubles.append(f"the trash could not be emptied: {error.message}")
-    return gone
+    return emptied
 
 
 def _collect_aside(view: RunView, grace: float, troubles: list[str]) -> None:

@@ -154,7 +154,7 @@ class _Pass:
     def look(self, *, assume_quiet: bool) -> list[Checkpoint]:
         """Find what can be verified now, and protect what is finished and has no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
-        self._gone = _forget_gone(self.notes, checkpoints)
+        self._gone = _forget_missing(self.notes, checkpoints)
         ready: list[Checkpoint] = []
         finished: list[Checkpoint] = []
         for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
@@ -213,11 +213,11 @@ def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
     return sample
 
 
-def _forget_gone(notes: PassNotes, checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
-    gone = sorted(set(notes.samples) - {c.path for c in checkpoints})
-    for path in gone:
+def _forget_missing(notes: PassNotes, checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
+    missing = sorted(set(notes.samples) - {c.path for c in checkpoints})
+    for path in missing:
         del notes.samples[path]
-    return tuple(gone)
+    return tuple(missing)
 
 
 def _verify(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work) -> Checked | str:

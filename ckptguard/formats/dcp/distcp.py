@@ -23,7 +23,7 @@ from ckptguard.formats.structure import (
     Structure,
     TensorPlace,
 )
-from ckptguard.formats.torch import zip_file as torch_zip
+from ckptguard.formats.torch import zip_file
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD
 from ckptguard.formats.zip.subrange import Windows
 from ckptguard.storage.protocol import Reader
@@ -67,7 +67,7 @@ class _Reading:
     """What has been found so far, range by range."""
 
     def __init__(self, count: int) -> None:
-        self.room = torch_zip.Room(BUDGET + count * _ROOM_EACH)
+        self.room = zip_file.Room(BUDGET + count * _ROOM_EACH)
         self.room.nodes += count * 100
         self.spans: list[SpanPlace] = []
         self.tensors: list[TensorPlace] = []

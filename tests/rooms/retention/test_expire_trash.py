@@ -9,7 +9,7 @@ from support.kept_runs import guarded
 from support.views import look
 
 from ckptguard.keep.quarantine import mark_suspect
-from ckptguard.records import who_and_when as moments
+from ckptguard.records import who_and_when
 from ckptguard.records.run import list_records
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
@@ -29,8 +29,8 @@ def machine(monkeypatch):
     class Machine:
         days = 0.0
 
-    real = moments._uptime
-    monkeypatch.setattr(moments, "_uptime", lambda: real() + Machine.days * DAY)
+    real = who_and_when._uptime
+    monkeypatch.setattr(who_and_when, "_uptime", lambda: real() + Machine.days * DAY)
     return Machine
 
 

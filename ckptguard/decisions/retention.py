@@ -4,10 +4,10 @@ What holds for every policy:
 - Only GOOD checkpoints occupy a slot, and the newest `keep_good` of each series stay.
 - Nothing is removed that is older than a checkpoint of its series without a verdict: that one may turn out bad.
 - What is held (pinned, in use, linked to) stays. So does what has no step, for nothing says what is newer than it.
-- BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for: they take no good one's slot, they are the
+- BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for. They take no good one's slot, they are the
   evidence of what went wrong, and some can be repaired or cleared.
-- A metric that is absent, NaN or infinite never is the best. One that no GOOD checkpoint of a series has is no rule
-  for it at all: its name may be mistyped, nothing was evaluated yet, or others of the run's files hold the numbers.
+- A metric that is absent, NaN or infinite never is the best. A metric that no GOOD checkpoint of a series has is no
+  rule for it. Its name may be mistyped, nothing was evaluated yet, or others of the run's files hold the numbers.
 - A clock that is wrong removes nothing early: see `ages`.
 """
 

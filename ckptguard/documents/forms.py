@@ -1,6 +1,6 @@
 """What documents say otherwise than the types of their results do: other keys, another order, values that are made.
 
-A type without a form has the keys of its fields, in their order, and all of them: also those that records leave out
+A type without a form has the keys of its fields, in their order. It has all of them, also those that records leave out
 because they have their default. Ids are text, and enums their word.
 """
 

@@ -1,7 +1,7 @@
 """Same trouble: a sickness that a guard noticed inside of training, and the poisoned save that a daemon found, are one.
 
-Whoever comes later joins: a bad save becomes evidence of the incident that is there, and an incident that deals with
-the trouble closes those that were opened about its saves.
+A bad save becomes evidence of the incident that is there. An incident that deals with the trouble closes those that
+were opened about its saves.
 """
 
 from __future__ import annotations

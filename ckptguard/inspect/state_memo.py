@@ -1,7 +1,7 @@
 """What the records said of each checkpoint when they were read last, so that the next look reads only what is new.
 
-A memo is never a truth. What it says of a checkpoint counts only while every record it came from is still there, under
-its name and with its size, time and inode or tag. Without a memo everything is read. It may be deleted at any time.
+A memo is never a truth. What it says of a checkpoint counts only while every record that it came from is unchanged: the
+same name, size, time, and inode or tag. Without a memo everything is read. It may be deleted at any time.
 """
 
 from __future__ import annotations

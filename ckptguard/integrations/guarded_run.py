@@ -1,7 +1,7 @@
 """A run whose checkpoints a framework writes and loads: protected as they come, and verified before one is loaded.
 
-The integrations share it. All ranks call everything here in the same order; rank 0 alone touches the run, and what
-it finds, or why it cannot, is the answer of all.
+The integrations share it. All ranks call everything here in the same order. Rank 0 alone touches the run; what it
+finds, or why it cannot, is the answer of all.
 """
 
 from __future__ import annotations

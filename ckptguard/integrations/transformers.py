@@ -3,9 +3,9 @@
 ``ckptguard.integrations.transformers.train(trainer)`` instead of ``trainer.train()``; or, to be stopped only,
 ``trainer.add_callback(ckptguard.integrations.transformers.GuardCallback())``
 
-The Trainer's own log cannot be trusted: with its default settings it prints a loss of 0 where the loss is NaN, and
-goes on training and saving. The gradient norm is the honest signal, and the weights themselves are looked at before
-each save.
+The Trainer's own log cannot be trusted. With its default settings it prints a loss of 0 where the loss is NaN, and goes
+on training and saving. The gradient norm is the honest signal, and the weights themselves are looked at before each
+save.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Put the right bytes of single files in place of damaged ones: staged, read back, then exchanged by rename.
 
-Nothing is ever written over. The damaged file goes to quarantine, and the staged one takes its name: where the file
-system can, by an exchange of the two; else the name is free for an instant, and killed then, the staged file is found
-by the next repair.
+Nothing is ever written over. The damaged file goes to quarantine, and the staged one takes its name, by an exchange of
+the two where the file system can. Elsewhere the name is free for an instant. After a kill in that instant, the next
+repair finds the staged file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckptguard.records.run import Run
 from ckptguard.runs.stale_temporaries import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
-from ckptguard.storage.local.swap import swap_files
+from ckptguard.storage.local.writes import swap_files
 from ckptguard.values.ids import CheckpointId, is_safe_path
 from ckptguard.values.manifest import File
 

@@ -1,5 +1,7 @@
-"""Start from a replica: give a run whose files are lost, or a new one, the replica's known-good checkpoint and all that
-is on record about the training, so that it goes on from there."""
+"""Start a run from a replica: its known-good checkpoint, and all that is on record about the training.
+
+The run is new, or its files are lost. Training goes on from there.
+"""
 
 from __future__ import annotations
 

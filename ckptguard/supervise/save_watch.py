@@ -1,7 +1,7 @@
 """What supervise does about a run's saves while and after the command runs: look, judge, and go back.
 
-Everything here runs in one thread beside the one that looks after the command, and nothing of it ends the command by
-failing: trouble is told, and the command runs on.
+Everything here runs in one thread beside the one that looks after the command. No failure here ends the command:
+trouble is told, and the command runs on.
 """
 
 from __future__ import annotations

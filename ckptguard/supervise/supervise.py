@@ -1,7 +1,7 @@
 """Supervise: run a training command, and when its saves turn sick or it dies, go back to known-good and start it again.
 
-Two threads: this one looks after the command and the signals, so that nothing that hangs in storage can hold up either;
-the other one (`SaveWatch`, `Recovery`) looks after the saves, and is waited for by `SignalWatch`.
+There are two threads. This one looks after the command and the signals, so that nothing that hangs in storage can hold
+up either. The other one (`SaveWatch`, `Recovery`) looks after the saves, and `SignalWatch` waits for it.
 """
 
 from __future__ import annotations

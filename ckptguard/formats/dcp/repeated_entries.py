@@ -1,7 +1,7 @@
 """Tensors that a ``.metadata`` pickle describes with the same bytes again and again.
 
-After a name, such bytes are read once more as soon as they come; then it is known that they neither need nor change
-anything but what they leave behind, and where they come again, that is put there.
+The first time, such bytes are also read alone. That shows that they need and change nothing but the value that they
+leave behind. Where the same bytes come again, that value is put there.
 """
 
 from __future__ import annotations

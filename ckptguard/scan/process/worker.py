@@ -1,7 +1,7 @@
 """The scanning process: ``python -m ckptguard.scan.process.worker MEMORY IDLE PARENT NICENESS``.
 
-It parses files that may be hostile, so it holds no secrets, is limited in memory and time, yields to training, and
-dies with the process that started it. It serves one request at a time and ends after being idle for a while.
+It parses files that may be hostile, so it holds no secrets and is limited in memory and time. It yields to training,
+and dies with the process that started it. It serves one request at a time and ends after being idle for a while.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """safetensors files of torch tensors: hashed from memory while they are written, verified while they are loaded.
 
-Names lie in a fixed order (largest elements first, so that all are aligned), a tensor that has several names is
-stored once, and the other names are stated in the header's metadata (alias -> stored name).
+Names lie in a fixed order: largest elements first, so that all are aligned. A tensor that has several names is stored
+once. The header's metadata states its other names (alias -> stored name).
 """
 
 from __future__ import annotations

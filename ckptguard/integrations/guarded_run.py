@@ -17,7 +17,7 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
-from ckptguard.recover.restore_pending_copies import put_back_pending
+from ckptguard.recover.restore_pending_copies import restore_pending_copies
 from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
@@ -213,7 +213,7 @@ class GuardedRun:
         verify_pending(view, wanted)
         if newest_candidate(view, wanted) is None:
             # Nothing that is in place is good: what was rotated away before it was verified is put back for that.
-            for place in put_back_pending(view, series=self.series):
+            for place in restore_pending_copies(view, series=self.series):
                 _log.warning("%s was deleted before it was verified: put back for that", place)
             view.forget()
         try:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 
-class LeftOut:
+class SkippedUpdates:
     """Stands around ``trainer.training_step`` while it is entered. `updates` are numbered from 1, as steps are."""
 
     def __init__(self, trainer: Any) -> None:

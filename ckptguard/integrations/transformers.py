@@ -22,7 +22,7 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
-from ckptguard.integrations.skipped_updates import LeftOut
+from ckptguard.integrations.skipped_updates import SkippedUpdates
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
 from ckptguard.training.content.training_parts import scale_learning_rate
 from ckptguard.training.signals.scaler import raise_loss_scale
@@ -72,7 +72,7 @@ def train(
             rounds.target = guarded.newest()
         elif path is None:
             guarded.on_first("beginning anew", lambda: _refuse_used(guarded))
-        with _instead_of_other_guards(trainer, rounds), LeftOut(trainer) as rounds.left_out:
+        with _instead_of_other_guards(trainer, rounds), SkippedUpdates(trainer) as rounds.left_out:
             while True:
                 start = rounds.target.path if rounds.target is not None else path
                 output, diagnosis = _one_round(trainer, rounds, start, arguments)

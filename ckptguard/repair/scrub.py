@@ -24,7 +24,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan.paced_reader import Pace
-from ckptguard.scan.reread import ReadingStopped, Wrong, reread
+from ckptguard.scan.reread import ReadingStopped, WrongFile, reread
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome
@@ -278,14 +278,14 @@ def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tup
     return Outcome.GOOD, ()
 
 
-def _twice(wrong: Wrong) -> str:
+def _twice(wrong: WrongFile) -> str:
     return (
         f"{wrong.file} was not as it was sealed when it was read first, and is when it was read again: look after the "
         "disk and the memory"
     )
 
 
-def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple[Scrub, Wrong | None]:
+def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple[Scrub, WrongFile | None]:
     """The first file that is not as it was sealed, after which no more is read, and the reading to be recorded. One
     that is stopped is recorded so far, and the next one goes on with the file at hand."""
     run = this.view.run

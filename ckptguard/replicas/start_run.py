@@ -78,7 +78,7 @@ def start_run(
     _refuse_unless_lost(replica, target, step)
     started = bring_back(replica, target, Wanted(step=step), work=work)
     if step is not None:
-        leave_behind(replica, target, step)
+        mark_later_generations(replica, target, step)
     return started
 
 
@@ -179,7 +179,7 @@ def regain_before(view: RunView, wanted: Wanted, *, stop: threading.Event | None
     return None
 
 
-def leave_behind(replica: RunView, target: RunView, step: int) -> None:
+def mark_later_generations(replica: RunView, target: RunView, step: int) -> None:
     """Mark the replica's generations of later steps in `target` as a rollback to `step` does: each counts as moved
     aside, and a good one is SUSPECT. What is saved of those steps from now on is another generation.
 

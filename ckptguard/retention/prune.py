@@ -12,7 +12,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run
 from ckptguard.records.trash import Trashed, list_trashed, read_trash
 from ckptguard.records.who_and_when import this_moment
-from ckptguard.retention.expire_trash import collect_aside
+from ckptguard.retention.expire_trash import expire_aside
 from ckptguard.retention.inventory import Look, Remembered, look, strict_verdict
 from ckptguard.retention.trash import delete_for_good, in_trash_for, settle_trash, throw_away
 from ckptguard.runs.lock import run_lock
@@ -67,7 +67,7 @@ def prune(
                 view.forget()
             emptied = [] if troubles else _empty(view, policy, grace, remembered, troubles)
             in_trash = _left_in_trash(view.run, troubles)
-            _collect_aside(view, grace, troubles)
+            _expire_aside(view, grace, troubles)
     return Pruned(
         dry_run=dry_run,
         policy=policy,
@@ -88,7 +88,7 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
             troubles: list[str] = []
             with run_lock(view.run):
                 view.refresh()
-                _collect_aside(view, grace, troubles)
+                _expire_aside(view, grace, troubles)
             return (), tuple(troubles)
         done = prune(view, policy, grace=grace, remembered=remembered)
     except (BusyError, CouldNotTellError) as error:
@@ -150,9 +150,9 @@ def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, 
     return emptied
 
 
-def _collect_aside(view: RunView, grace: float, troubles: list[str]) -> None:
+def _expire_aside(view: RunView, grace: float, troubles: list[str]) -> None:
     try:
-        collect_aside(view, grace)
+        expire_aside(view, grace)
     except CouldNotTellError as error:
         troubles.append(f"what was put aside could not be collected: {error.message}")
 

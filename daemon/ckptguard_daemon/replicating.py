@@ -17,7 +17,7 @@ from ckptguard.incidents.notify import Hooks
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
-from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard_daemon.guarded import WatchedRun
@@ -81,7 +81,7 @@ class Replicating:
     def _run(self) -> None:
         if self._settings.niceness and sys.platform == "linux":
             with contextlib.suppress(OSError):
-                stand_back(_LOWEST)
+                lower_priority(_LOWEST)
         while not self._stop.wait(_TICK):
             self.once()
 

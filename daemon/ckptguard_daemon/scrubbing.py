@@ -19,7 +19,7 @@ from ckptguard.records.scrubs import Where
 from ckptguard.repair.scrub import Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.repair.scrub_plan import Due
 from ckptguard.runs.work import Work
-from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.reread import ReadingStopped
 from ckptguard.values.settings import Settings
 from ckptguard_daemon.guarded import WatchedRun
@@ -70,7 +70,7 @@ class Scrubbing:
     def _run(self) -> None:
         if self._settings.niceness and sys.platform == "linux":
             with contextlib.suppress(OSError):
-                stand_back(_LOWEST)
+                lower_priority(_LOWEST)
         while not self._stop.wait(_TICK):
             for run in self._runs:
                 now = time.monotonic()

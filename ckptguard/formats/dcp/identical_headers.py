@@ -15,7 +15,7 @@ from ckptguard.formats.structure import SpanPlace, Structure
 from ckptguard.formats.torch import zip_file
 from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.formats.zip.directory import CRC_IN_ENTRY, CRC_IN_HEADER, HAS_DESCRIPTOR, find_tail, read_directory
-from ckptguard.formats.zip.subrange import Window
+from ckptguard.formats.zip.subrange import Subrange
 
 _KEY = 256  # bytes: nearly always they hold the pickle, which says what tensors there are
 _MOST = 1024  # kinds of archives, each of at most _LARGEST bytes beside tensors
@@ -41,15 +41,15 @@ class _Kind(NamedTuple):
     nodes: int
 
 
-class AlikeArchives:
+class IdenticalHeaders:
     """Reads archives one after the other, within one room."""
 
-    def __init__(self, room: zip_file.Room) -> None:
+    def __init__(self, room: zip_file.ReadingBudget) -> None:
         self._room = room
         self._kinds: dict[tuple[int, bytes], _Kind] = {}
         self._crc32 = crc32_function()
 
-    def read(self, window: Window) -> Structure:
+    def read(self, window: Subrange) -> Structure:
         """What `torch_zip.read_within` finds in the archive, in all cases."""
         raw = window.whole
         if raw is None or not switch.BY_HEART:
@@ -91,7 +91,7 @@ class AlikeArchives:
         return structs.replace(structure, spans=spans)
 
 
-def _kind_of(window: Window, raw: bytes, structure: Structure, cost: int, nodes: int) -> _Kind | None:
+def _kind_of(window: Subrange, raw: bytes, structure: Structure, cost: int, nodes: int) -> _Kind | None:
     """The kind of an archive that was read without any problem; None where too much of it is no tensor."""
     tail = find_tail(window)
     spans = {span.offset: number for number, span in enumerate(structure.spans)}

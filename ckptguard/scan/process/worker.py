@@ -19,7 +19,7 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.scan.files import scan_files
-from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.process.messages import PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.storage import open_storage
@@ -36,7 +36,7 @@ def main() -> None:
     _die_with(parent)
     _limit(memory)
     if niceness:
-        stand_back(niceness)
+        lower_priority(niceness)
     while select.select([0], [], [], idle)[0]:
         body = _read_request()
         if body is None:

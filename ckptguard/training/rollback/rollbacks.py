@@ -22,7 +22,7 @@ from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import OneRank, Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, go_back_together
-from ckptguard.training.rollback.retry_unrecorded import Owed
+from ckptguard.training.rollback.retry_unrecorded import Unrecorded
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
@@ -62,7 +62,7 @@ class Rollbacks:
         self._ranks = ranks if ranks is not None else OneRank()
         self.evidence: Callable[[int | None, str], Details] | None = None
         self._past: list[PastRollback] = []
-        self._owed = Owed(run, settings, store.series)
+        self._owed = Unrecorded(run, settings, store.series)
         self._unmarked = False  # whether the last one left newer checkpoints as they were
 
     def settle(self, *, now: bool = False) -> None:

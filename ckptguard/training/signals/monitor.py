@@ -13,7 +13,7 @@ from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.device_signals import DeviceSignals, on_device
 from ckptguard.training.signals.incident_evidence import IncidentEvidence
-from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.sample_buffer import SampleBuffer
 from ckptguard.training.signals.scaler import loss_scale
 from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
 from ckptguard.values.incident import Details, Resumed
@@ -42,7 +42,7 @@ class TrainingMonitor:
         self.share: Callable[[str | None], str | None] = lambda name: name
         self.health = Health()
         self.sick: Diagnosis | None = None
-        self.recent = Recent(parts.optimizer)
+        self.recent = SampleBuffer(parts.optimizer)
         self._evidence = IncidentEvidence(parts, self.recent, allow=allow)
 
     def follow(self, parts: TrainingParts, step: int) -> None:

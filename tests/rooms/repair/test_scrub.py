@@ -221,7 +221,7 @@ def test_what_differs_only_once_is_no_damage(root, monkeypatch):
     def reread(storage, key, sealed, *args, **kwargs):
         if key in lies or (key.startswith("kept/") and lies and lies.pop()):
             lies.discard(key)
-            return module.Wrong(file=sealed.path, message="no", tensors=())
+            return module.WrongFile(file=sealed.path, message="no", tensors=())
         return real(storage, key, sealed, *args, **kwargs)
 
     monkeypatch.setattr(module, "reread", reread)

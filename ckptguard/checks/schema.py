@@ -57,7 +57,7 @@ def _compare_role(evidence: Evidence, reference: Manifest, role: str, where: str
     broken = {f.entry.key for f in evidence.scan.files if f.structure.problems}
     aliases = {a for f in evidence.scan.files for a in f.structure.metadata if a != "format"}
     known = {a for f in reference.files for a in f.aliases} - {t.name for t in expected}
-    told: set[Finding] = set()
+    reported: set[Finding] = set()
     for old, new in _groups(expected, [t for t in found if t.name not in known]):
         sources = {t.name: t.file for t in old}
         places = {t.name: t.file for t in new}
@@ -66,9 +66,9 @@ def _compare_role(evidence: Evidence, reference: Manifest, role: str, where: str
             name = finding.tensor or ""
             file = places.get(name) or (sources.get(name) if reference is evidence.sealed else None)
             absent = file is not None and evidence.scan.file(file) is None
-            if file in broken or absent or finding in told:
+            if file in broken or absent or finding in reported:
                 continue  # a broken or missing file is named by its own findings already
-            told.add(finding)
+            reported.add(finding)
             yield msgspec.structs.replace(finding, file=file)
 
 
@@ -155,8 +155,8 @@ def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[
     """
     expected, found = _of_manifest(reference, "optimizer"), _of_scan(evidence, "optimizer")
     broken = any(f.structure.problems for f in evidence.scan.files)
-    gone = any(f.path not in evidence.checkpoint.files for f in (evidence.sealed.files if evidence.sealed else ()))
-    if not expected or broken or gone or _undescribed(evidence):
+    missing = any(f.path not in evidence.checkpoint.files for f in (evidence.sealed.files if evidence.sealed else ()))
+    if not expected or broken or missing or _undescribed(evidence):
         return
     before = {_state_name(t): t for t in reversed(expected)}
     now = {_state_name(t) for t in found}

@@ -25,7 +25,7 @@ class Row(NamedTuple):
     cells: tuple[str, ...]
 
 
-class Leaf(NamedTuple):
+class TensorLine(NamedTuple):
     """One tensor: the parts of its name, how large it is, and the cells of its line."""
 
     parts: tuple[str, ...]
@@ -38,7 +38,7 @@ def print_tree(shown: Shown) -> None:
     from ckptguard.inspect.show import fp16_share, stored_bytes
 
     manifest = shown.manifest
-    by_role: dict[str, list[Leaf]] = {}
+    by_role: dict[str, list[TensorLine]] = {}
     many = sum(bool(f.tensors) for f in manifest.files) > 1
     for file in manifest.files:
         for tensor in file.tensors:
@@ -53,7 +53,7 @@ def print_tree(shown: Shown) -> None:
                 *((cell(file.path.removeprefix(manifest.path + "/")),) if many else ()),
             )
             parts = tuple(cell(p) for p in tensor.name.split(".", _DEEPEST))
-            by_role.setdefault(tensor.role, []).append(Leaf(parts, stored or 0, cells))
+            by_role.setdefault(tensor.role, []).append(TensorLine(parts, stored or 0, cells))
     rows: list[Row] = []
     for role, leaves in by_role.items():
         leaves.sort(key=lambda leaf: [_natural(p) for p in leaf.parts])
@@ -62,7 +62,7 @@ def print_tree(shown: Shown) -> None:
     _print(rows, (*TITLES, *(("file",) if many else ())))
 
 
-def _rows(leaves: Sequence[Leaf], level: int, depth: int) -> Iterator[Row]:
+def _rows(leaves: Sequence[TensorLine], level: int, depth: int) -> Iterator[Row]:
     """The lines of tensors whose names agree in their first `level` parts."""
     start = 0
     while start < len(leaves):
@@ -82,7 +82,7 @@ def _rows(leaves: Sequence[Leaf], level: int, depth: int) -> Iterator[Row]:
         yield from _rows(group, shared, depth + 1)
 
 
-def _sum(leaves: Sequence[Leaf]) -> str:
+def _sum(leaves: Sequence[TensorLine]) -> str:
     return f"{len(leaves)} tensor{'s' * (len(leaves) > 1)}, {size(sum(leaf.bytes for leaf in leaves))}"
 
 

@@ -1,10 +1,15 @@
 """From a run's own signals to a diagnosis. Pure: same signals, same answer.
 
-In order of honesty: non-finite weights or gradient norm (act at once); with a loss scaler, several skipped updates in
-a row or a scale that fell to its floor (one skipped update is how a scaler works, and a new scaler skips until it has
-found its scale); a NaN loss beside finite gradients and weights, such as a batch whose labels are all masked (count,
-act after several in a row); a row of finite losses or norms far above what was normal (only if asked for). A finite
-loss and gradient norm do not prove that the update left finite weights; they do show that the weights going in were.
+Signs of sickness, the most honest first:
+- Weights or a gradient norm that are not finite: act at once.
+- With a loss scaler, several skipped updates in a row, or a scale that fell to its floor. One skipped update is how a
+  scaler works, and a new scaler skips until it has found its scale.
+- A NaN loss beside finite gradients and weights, such as of a batch whose labels are all masked: count, and act after
+  several in a row.
+- A row of finite losses or norms far above what was normal: only if asked for.
+
+A finite loss and gradient norm do not prove that the update left finite weights. They do show that the weights going in
+were finite.
 """
 
 from __future__ import annotations

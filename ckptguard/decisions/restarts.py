@@ -11,7 +11,7 @@ GAVE_UP = "gave up"  # how the last action on an incident begins when a guard's 
 _USAGE = frozenset((2, 126, 127))  # wrong usage; cannot be executed; cannot be found
 
 
-class Then(enum.Enum):
+class NextAction(enum.Enum):
     """What follows the end of a command."""
 
     END = "end"  # nothing more to do: its exit code is ours
@@ -20,7 +20,7 @@ class Then(enum.Enum):
     SPENT = "spent"  # it would be started again, but the budget is spent
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class CommandEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How one start of a command ended. `status` is its exit code, 128 + n after signal n.
 
     `asked`: we were told to end, and passed it on. `stopped`: we stopped it, because its saves are sick. `sick`: its
@@ -41,26 +41,26 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-def decide(ended: Ended, *, restarts: int, most: int) -> tuple[Then, str]:
+def decide(ended: CommandEnd, *, restarts: int, most: int) -> tuple[NextAction, str]:
     """What follows, and why, in words that follow "the command". `restarts` were made so far, of at most `most`."""
     if ended.asked:
-        return Then.END, "was asked to end"
+        return NextAction.END, "was asked to end"
     if not ended.stopped and ended.status == 0:
         if not ended.sick:
-            return Then.END, "ended well"
-        return Then.GO_BACK if most else Then.SPENT, "ended with exit code 0, but its newest save is sick"
+            return NextAction.END, "ended well"
+        return NextAction.GO_BACK if most else NextAction.SPENT, "ended with exit code 0, but its newest save is sick"
     if ended.gave_up and not ended.stopped:
         why = f"{describe(ended.status)}, and the guard inside of it {GAVE_UP}"
-        return (Then.GO_BACK if ended.sick and most else Then.END), why
+        return (NextAction.GO_BACK if ended.sick and most else NextAction.END), why
     why = "has sick saves" if ended.sick else describe(ended.status)
     if not ended.sick:
         if not ended.saved and ended.status in _USAGE:
-            return Then.END, f"{why}: it cannot be run like this"
+            return NextAction.END, f"{why}: it cannot be run like this"
         if ended.is_first and not ended.saved and ended.status < 128 and ended.seconds < FIRST_MOMENTS:
-            return Then.END, f"{why} at once, without a save: starting it again would change nothing"
+            return NextAction.END, f"{why} at once, without a save: starting it again would change nothing"
         if ended.died_before and not ended.good_since:
-            return Then.END, f"{why}, for the second time without a new good save"
-    return (Then.RESTART if restarts < most else Then.SPENT), why
+            return NextAction.END, f"{why}, for the second time without a new good save"
+    return (NextAction.RESTART if restarts < most else NextAction.SPENT), why
 
 
 def describe(status: int) -> str:

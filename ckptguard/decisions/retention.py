@@ -4,10 +4,10 @@ What holds for every policy:
 - Only GOOD checkpoints occupy a slot, and the newest `keep_good` of each series stay.
 - Nothing is removed that is older than a checkpoint of its series without a verdict: that one may turn out bad.
 - What is held (pinned, in use, linked to) stays. So does what has no step, for nothing says what is newer than it.
-- BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for: they take no good one's slot, they are the
+- BAD, INCOMPLETE and SUSPECT ones stay where they are, unless asked for. They take no good one's slot, they are the
   evidence of what went wrong, and some can be repaired or cleared.
-- A metric that is absent, NaN or infinite never is the best. One that no GOOD checkpoint of a series has is no rule
-  for it at all: its name may be mistyped, nothing was evaluated yet, or others of the run's files hold the numbers.
+- A metric that is absent, NaN or infinite never is the best. A metric that no GOOD checkpoint of a series has is no
+  rule for it. Its name may be mistyped, nothing was evaluated yet, or others of the run's files hold the numbers.
 - A clock that is wrong removes nothing early: see `ages`.
 """
 
@@ -37,7 +37,7 @@ class Present(msgspec.Struct, frozen=True, kw_only=True):
     holds: tuple[str, ...] = ()
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class RetentionDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a checkpoint stays: every reason why, or the one why not."""
 
     checkpoint: Present
@@ -45,7 +45,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...]
 
 
-def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None = None) -> list[Decision]:
+def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None = None) -> list[RetentionDecision]:
     """A decision for every checkpoint, by series and step. `now` are seconds since 1970 by our own clock."""
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
@@ -81,7 +81,7 @@ def ages(times: Sequence[float | None], now: float | None) -> list[float | None]
     return found
 
 
-def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[Decision]:
+def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[RetentionDecision]:
     ordered = sorted(own, key=lambda c: (c.id.order, c.path))
     good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD and c.id.step is not None]
     reasons: dict[str, list[str]] = {c.path: list(c.holds) for c in ordered}
@@ -100,8 +100,8 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
             why.append(f"{ordered[pending[-1]].path} is newer and has no verdict yet")
         elif nameless and checkpoint.id.step is not None:
             why.append(f"{nameless[0]} may be newer and has no verdict yet")
-        gone = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
-        decisions.append(Decision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (gone,)))
+        why_not = "no rule keeps it" if checkpoint.outcome is Outcome.GOOD else f"it is {checkpoint.outcome.value}"
+        decisions.append(RetentionDecision(checkpoint=checkpoint, keep=bool(why), reasons=tuple(why) or (why_not,)))
     return decisions
 
 

@@ -67,7 +67,7 @@ class PastRollback:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class RollbackDecision:
     """What to do. Training goes back to a known-good checkpoint before `before_step`, the newest of those before
     `prefer_before`, and `further` checkpoints further back than that; `choose_target` picks it. `onset_step`: the
     update from which on there is suspicion enough to act upon, and with `skip` the first one that is skipped."""
@@ -91,7 +91,7 @@ def decide(
     onset_step: int,
     save_every: int,
     possibly_since: int | None = None,
-) -> Decision:
+) -> RollbackDecision:
     """The decision about one incident, given the rollbacks that this guard has made so far. `onset_step`: by this
     update the harm was done; `possibly_since`: maybe by this earlier one."""
     skip = policy.skip and cause not in REPLAYED_CAUSES
@@ -112,7 +112,7 @@ def decide(
         )
     else:
         reason = how
-    return Decision(
+    return RollbackDecision(
         give_up=give_up,
         onset_step=onset_step,
         before_step=onset_step if asked else max(onset_step - policy.margin, 1),
@@ -125,7 +125,7 @@ def decide(
     )
 
 
-def choose_target(decision: Decision, good_before: GoodBefore, *, onset_step: int) -> int | None:
+def choose_target(decision: RollbackDecision, good_before: GoodBefore, *, onset_step: int) -> int | None:
     """The step to go back to; None if there is none before the onset. What the policy only prefers gives way where
     there is no such checkpoint."""
     limits = (decision.prefer_before, decision.before_step, onset_step)

@@ -1,6 +1,6 @@
 """What documents say otherwise than the types of their results do: other keys, another order, values that are made.
 
-A type without a form has the keys of its fields, in their order, and all of them: also those that records leave out
+A type without a form has the keys of its fields, in their order. It has all of them, also those that records leave out
 because they have their default. Ids are text, and enums their word.
 """
 
@@ -80,7 +80,7 @@ FORMS: dict[str, Form] = {
     # diff, bisect, doctor, sums
     "diff.Diff": Form("a b same counts prefixes changes omitted damaged", {"omitted": lambda _: 0}),
     "bisect.Bisection": Form("target series stages last_good first_bad findings culprits diff notes"),
-    "doctor.Diagnosis": Form("target=url outcome probes seconds"),
+    "doctor.StorageDiagnosis": Form("target=url outcome probes seconds"),
     "sums.Sums": Form("target id folder recorded files"),
     # incidents
     "incident": Form("format id revision step cause reason evidence opened_at state actions source known_good"),
@@ -92,7 +92,7 @@ FORMS: dict[str, Form] = {
             "likely_cause": lambda i: next((c.name for c in i.known_details().causes), None),
         },
     ),
-    "incident.Report": Form(
+    "incident.IncidentReport": Form(
         "target=run id opened_at step onset onset_through=details.onset_through cause reason state source actions"
         " known_good evidence causes=details.causes tensors=details.tensors tensors_omitted=details.tensors_omitted"
         " tensors_from=details.tensors_from changes=details.changes changes_omitted=details.changes_omitted"
@@ -111,7 +111,7 @@ FORMS: dict[str, Form] = {
         "keep_last keep_every keep_within keep_best keep_good failed=drop_failed",
         {"keep_best": lambda policy: [str(best) for best in policy.keep_best]},
     ),
-    "retention.Decision": Form(
+    "retention.RetentionDecision": Form(
         "path=checkpoint.path series=checkpoint.id.series step=checkpoint.id.step id=checkpoint.id"
         " outcome=checkpoint.outcome bytes=checkpoint.bytes metrics=checkpoint.metrics reasons"
     ),
@@ -126,7 +126,7 @@ FORMS: dict[str, Form] = {
     "repair.Repaired": Form("dry_run files checkpoints=checked could_not_tell"),
     # the daemon
     "healthz": Form("host boot_id pid started_at"),
-    "guarded.GuardedRun": Form(
+    "guarded.WatchedRun": Form(
         "id=run_id url state trouble passes last_pass_at pending=last_pass.pending scrub replicas>standing",
         {"trouble": lambda run: run.trouble and {"kind": run.trouble.kind, "message": run.trouble.message}},
     ),

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ckptguard.formats import recognition as known
+from ckptguard.formats import recognition
 from ckptguard.formats.structure import Beside, Format, Leaf, Problem, SpanPlace, Structure, TensorPlace
 from ckptguard.formats.suffixes import tensor_suffix
 from ckptguard.storage.protocol import Reader
@@ -35,35 +35,35 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
 
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
-    Format(name="npz", matches=known.is_npz, module="numpy.npz", suffixes=(".npz",), holds="arrays"),
-    Format(name="npy", matches=known.is_npy, module="numpy.npy", suffixes=(".npy",), holds="arrays"),
-    Format(name="dcp_metadata", matches=known.is_metadata, module="dcp.metadata"),
+    Format(name="npz", matches=recognition.is_npz, module="numpy.npz", suffixes=(".npz",), holds="arrays"),
+    Format(name="npy", matches=recognition.is_npy, module="numpy.npy", suffixes=(".npy",), holds="arrays"),
+    Format(name="dcp_metadata", matches=recognition.is_metadata, module="dcp.metadata"),
     Format(
         name="distcp",
-        matches=known.is_distcp,
+        matches=recognition.is_distcp,
         module="dcp.distcp",
         explained_beside=True,
         suffixes=(".distcp",),
         holds="pieces",
     ),
-    Format(name="safetensors", matches=known.is_safetensors, module="safetensors", suffixes=(".safetensors",)),
-    Format(name="torch_zip", matches=known.is_torch_zip, module="torch.zip_file", suffixes=TORCH_SUFFIXES),
-    Format(name="torch_legacy", matches=known.is_torch_legacy, module="torch.legacy_file"),
+    Format(name="safetensors", matches=recognition.is_safetensors, module="safetensors", suffixes=(".safetensors",)),
+    Format(name="torch_zip", matches=recognition.is_torch_zip, module="torch.zip_file", suffixes=TORCH_SUFFIXES),
+    Format(name="torch_legacy", matches=recognition.is_torch_legacy, module="torch.legacy_file"),
     Format(
         name="pickle",
-        matches=known.is_pickle,
+        matches=recognition.is_pickle,
         module="torch.bare_pickle",
         suffixes=(".pkl", ".pickle"),
         holds="objects",
     ),
-    Format(name="hf_index", matches=known.is_index, module="hf_index"),
-    Format(name="trainer_state", matches=known.is_trainer_state, module="trainer_state"),
-    Format(name="ckptguard_state", matches=known.is_own_state, module="own_state"),
-    Format(name="config_json", matches=known.is_config, module="json_files"),
-    Format(name="pointer", matches=known.is_pointer, module="pointer_file"),
-    Format(name="yaml", matches=known.is_yaml, module="yaml_numbers"),
-    Format(name="unrecognised", matches=known.is_unrecognised, module="opaque"),
-    Format(name="opaque", matches=known.is_anything, module="opaque"),
+    Format(name="hf_index", matches=recognition.is_index, module="hf_index"),
+    Format(name="trainer_state", matches=recognition.is_trainer_state, module="trainer_state"),
+    Format(name="ckptguard_state", matches=recognition.is_own_state, module="own_state"),
+    Format(name="config_json", matches=recognition.is_config, module="json_files"),
+    Format(name="pointer", matches=recognition.is_pointer, module="pointer_file"),
+    Format(name="yaml", matches=recognition.is_yaml, module="yaml_numbers"),
+    Format(name="unrecognised", matches=recognition.is_unrecognised, module="opaque"),
+    Format(name="opaque", matches=recognition.is_anything, module="opaque"),
 )
 
 

@@ -1,7 +1,7 @@
 """Element types by torch's names: how large, and how a float's bits are read.
 
-Only integer arithmetic on bits tells NaN and infinity exactly in every float type, so a float type is described by
-its bit layout, not by a library's type.
+Only integer arithmetic on bits tells NaN and infinity exactly in every float type. So a float type is described by its
+bit layout, not by a library's type.
 """
 
 from __future__ import annotations

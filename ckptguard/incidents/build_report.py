@@ -14,16 +14,16 @@ from ckptguard.inspect.bad_tensors import Culprit, find_culprits
 from ckptguard.inspect.changed_tensors import MOST_CHANGES, changed_tensors
 from ckptguard.inspect.list_states import survey
 from ckptguard.inspect.locate import locate
-from ckptguard.inspect.tensor_table import Source
+from ckptguard.inspect.tensor_table import TensorSource
 from ckptguard.records.incidents import Incident, list_incidents, read_incident
 from ckptguard.records.run import Run
 from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.trainer_log_samples import logged_samples
+from ckptguard.runs.trainer_log import logged_samples
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId, parse_id
-from ckptguard.values.incident import CheckpointFacts, Details, Magnitude, Report, SickTensor
+from ckptguard.values.incident import CheckpointFacts, Details, IncidentReport, Magnitude, SickTensor
 from ckptguard.values.verdict import Finding, Outcome, Severity
 from ckptguard.verify.collect_evidence import roles_of
 
@@ -48,7 +48,7 @@ def choose_incident(run: Run, incident_id: str | None) -> Incident:
     return found[-1]
 
 
-def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Work = PLAIN) -> Report:
+def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Work = PLAIN) -> IncidentReport:
     """The report of an incident. What was concluded when it was closed stays; what is missing is made up for from the
     records, and with `read` from the bytes of the last good and the first bad checkpoint, where they still are."""
     details = _bounded(incident.known_details())
@@ -67,7 +67,7 @@ def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Wo
             details = _with_tensors(details, _recorded(history, bad))
         if read:
             details = _read(view, details, good, bad, work)
-    report = Report(
+    report = IncidentReport(
         run=view.run.url,
         id=incident.id,
         opened_at=incident.opened_at,
@@ -240,8 +240,8 @@ def _read(view: RunView, details: Details, good: CheckpointId | None, bad: Check
     return details
 
 
-def _sources(view: RunView, ids: Sequence[CheckpointId]) -> dict[CheckpointId, Source]:
-    found: dict[CheckpointId, Source] = {}
+def _sources(view: RunView, ids: Sequence[CheckpointId]) -> dict[CheckpointId, TensorSource]:
+    found: dict[CheckpointId, TensorSource] = {}
     for state in survey(view):
         if state.id is not None and state.id in ids:
             source = locate(view, state)
@@ -250,7 +250,7 @@ def _sources(view: RunView, ids: Sequence[CheckpointId]) -> dict[CheckpointId, S
     return found
 
 
-def _magnitudes(source: Source, work: Work) -> list[Magnitude]:
+def _magnitudes(source: TensorSource, work: Work) -> list[Magnitude]:
     found = work.scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), work.progress).files
     roles = roles_of(found)
     return [

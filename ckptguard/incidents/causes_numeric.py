@@ -166,5 +166,5 @@ def unknown(clues: Clues) -> LikelyCause:
 
 def _weights_before_gradients(clues: Clues) -> bool:
     norm, loss = clues.grad_norm, clues.loss
-    told = [v for v in (norm, loss) if v is not None]
-    return clues.spoiled() and bool(told) and all(math.isfinite(v) for v in told)
+    known = [v for v in (norm, loss) if v is not None]
+    return clues.spoiled() and bool(known) and all(math.isfinite(v) for v in known)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptguard.formats.dtypes import FP16_LIMIT
-from ckptguard.values.incident import Report, Sample, Training, number
+from ckptguard.values.incident import IncidentReport, Sample, Training, number
 
 _HALF = ("float16", "fp16", "half")
 _RECENT = 8
@@ -19,7 +19,7 @@ _SOON = 100  # updates after a start or a resume
 class Clues:
     """A report, read as a detective would. What is not known is None, which is neither yes nor no."""
 
-    report: Report
+    report: IncidentReport
 
     @property
     def training(self) -> Training:

@@ -28,10 +28,13 @@ def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | No
     numeric = bool(errors & set(_OF_NUMBERS))
     noticed = incident_of(run, checked.id) if numeric and errors <= set(_OF_NUMBERS) else None
     if noticed is not None:
-        told, known = f"{checked.path} ({checked.id}): {reason_of(checked)}", str(noticed.evidence.get("bad_saves", ""))
-        if told in known or len(known) > _LONGEST:
+        sentence, known = (
+            f"{checked.path} ({checked.id}): {reason_of(checked)}",
+            str(noticed.evidence.get("bad_saves", "")),
+        )
+        if sentence in known or len(known) > _LONGEST:
             return None
-        return update_incident(run, noticed, evidence={"bad_saves": f"{known}; {told}" if known else told})
+        return update_incident(run, noticed, evidence={"bad_saves": f"{known}; {sentence}" if known else sentence})
     incident = open_incident(
         run,
         step=checked.step,

@@ -31,7 +31,7 @@ from ckptguard.incidents.report_words import (
     when,
 )
 from ckptguard.values.ids import escape
-from ckptguard.values.incident import ChangedTensor, LikelyCause, Magnitude, Number, Report, Sample, number
+from ckptguard.values.incident import ChangedTensor, IncidentReport, LikelyCause, Magnitude, Number, Sample, number
 from ckptguard.version import __version__
 
 _MOST_ROWS = 12
@@ -45,7 +45,7 @@ _CURVES: tuple[tuple[str, Callable[[Sample], Number], bool, bool], ...] = (
 )
 
 
-def report_html(report: Report) -> str:
+def report_html(report: IncidentReport) -> str:
     """The whole page."""
     heading = _text(title(report))
     body = "".join(
@@ -82,7 +82,7 @@ def _text(value: object) -> str:
     return html.escape(escape(str(value)), quote=True)
 
 
-def _head(report: Report, heading: str) -> str:
+def _head(report: IncidentReport, heading: str) -> str:
     state = report.state if report.state in ("open", "handling", "closed") else "open"
     mended = state == "closed" and (report.known_good is not None or report.cause in NO_SICKNESS)
     return (
@@ -95,7 +95,7 @@ def _head(report: Report, heading: str) -> str:
     )
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: IncidentReport) -> str:
     good, causes = report.details.last_good, report.details.causes
     back = report.known_good or (good.id if good is not None else None)
     tiles = [
@@ -111,7 +111,7 @@ def _tiles(report: Report) -> str:
     return f'<dl class="tiles">{cells}</dl>'
 
 
-def _later(report: Report) -> str:
+def _later(report: IncidentReport) -> str:
     if report.step is None or report.onset is None:
         return ""
     late = report.step - report.onset
@@ -120,7 +120,7 @@ def _later(report: Report) -> str:
     return f"{'at most ' if onset_note(report) else ''}{late} update{'s' * (late > 1)} later"
 
 
-def _causes(report: Report) -> str:
+def _causes(report: IncidentReport) -> str:
     if not report.details.causes:
         return ""
     first, *others = report.details.causes
@@ -146,7 +146,7 @@ def _cause_body(cause: LikelyCause) -> str:
     return f'<ul class="because">{because}</ul><p class="do">What to do</p><ol class="advice">{advice}</ol>'
 
 
-def _curves(report: Report) -> str:
+def _curves(report: IncidentReport) -> str:
     samples = report.details.samples
     if not samples:
         return ""
@@ -180,7 +180,7 @@ def _curves(report: Report) -> str:
     return _section("The updates before", legend + "".join(figures))
 
 
-def _tensors(report: Report) -> str:
+def _tensors(report: IncidentReport) -> str:
     tensors = report.details.tensors
     if not tensors:
         return ""
@@ -196,7 +196,7 @@ def _tensors(report: Report) -> str:
     return _section("What went first", f'{note}<div class="wide"><table>{head}{rows}</table></div>{more}')
 
 
-def _changes(report: Report) -> str:
+def _changes(report: IncidentReport) -> str:
     name, details = changes_title(report), report.details
     if name is None:
         return ""
@@ -223,7 +223,7 @@ def _before(change: ChangedTensor) -> str:
     return f'<td class="num">{largest}</td><td class="num">{_text(share_of_fp16(change.largest))}</td>'
 
 
-def _headroom(report: Report) -> str:
+def _headroom(report: IncidentReport) -> str:
     good = report.details.last_good
     if good is None or not good.largest:
         return ""
@@ -259,12 +259,12 @@ def _pairs(name: str, pairs: Iterable[tuple[str, str]]) -> str:
     return _section(name, f'<dl class="facts">{cells}</dl>') if cells else ""
 
 
-def _done(report: Report) -> str:
+def _done(report: IncidentReport) -> str:
     steps = "".join(f"<li>{_text(action)}</li>" for action in report.actions)
     return _section("What was done", f'<ol class="done">{steps}</ol>') if steps else ""
 
 
-def _next(report: Report) -> str:
+def _next(report: IncidentReport) -> str:
     lines = "".join(
         f'<p class="command"><code>{_text(command)}</code> {_text(why)}</p>' for command, why in next_commands(report)
     )

@@ -24,14 +24,14 @@ from ckptguard.incidents.report_words import (
     when,
 )
 from ckptguard.values.ids import escape
-from ckptguard.values.incident import Report, Sample
+from ckptguard.values.incident import IncidentReport, Sample
 
 _WIDTH = 100
 _LAST_SAMPLES = 12
 _MOST_ROWS = 12
 
 
-def report_text(report: Report) -> str:
+def report_text(report: IncidentReport) -> str:
     """The report in lines of at most some 100 characters; names from files are escaped."""
     parts = [
         _head(report),
@@ -48,7 +48,7 @@ def report_text(report: Report) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(report: Report) -> str:
+def _head(report: IncidentReport) -> str:
     good, note = report.details.last_good, onset_note(report)
     return "\n".join(
         [
@@ -67,7 +67,7 @@ def _head(report: Report) -> str:
     )
 
 
-def _causes(report: Report) -> str:
+def _causes(report: IncidentReport) -> str:
     lines: list[str] = []
     for place, cause in enumerate(report.details.causes, 1):
         lines.append(f"  {place}. {escape(cause.title)} ({escape(cause.confidence)})")
@@ -78,7 +78,7 @@ def _causes(report: Report) -> str:
     return _section("Likely causes", lines)
 
 
-def _samples(report: Report) -> str:
+def _samples(report: IncidentReport) -> str:
     samples, gap = _around(report)
     if not samples:
         return ""
@@ -105,7 +105,7 @@ def _samples(report: Report) -> str:
     return _section("The last updates", [header, *marked, *([f"  {note}"] if note else [])])
 
 
-def _around(report: Report) -> tuple[tuple[Sample, ...], int]:
+def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
     """The last updates; where the onset lies further back, those around it and the very last ones, and how many come
     before the gap between them."""
     samples = report.details.samples
@@ -116,14 +116,14 @@ def _around(report: Report) -> tuple[tuple[Sample, ...], int]:
     return near + samples[-2:], len(near)
 
 
-def _tensors(report: Report) -> str:
+def _tensors(report: IncidentReport) -> str:
     tensors, details = report.details.tensors, report.details
     lines = [f"  {escape(t.kind):9}  {escape(t.name)}: {escape(tensor_line(t))}" for t in tensors[:_MOST_ROWS]]
     left = len(tensors) - len(lines) + details.tensors_omitted
     return _section(f"{tensors_title(report)}, what went first at the top", lines + _left(left))
 
 
-def _changes(report: Report) -> str:
+def _changes(report: IncidentReport) -> str:
     name, details = changes_title(report), report.details
     if name is None:
         return ""
@@ -144,7 +144,7 @@ def _changes(report: Report) -> str:
     return _section(name, [*(lines if rows else []), *left, *note])
 
 
-def _headroom(report: Report) -> str:
+def _headroom(report: IncidentReport) -> str:
     good = report.details.last_good
     if good is None or not good.largest:
         return ""

@@ -6,7 +6,7 @@ import datetime
 import shlex
 
 from ckptguard.formats.dtypes import FP16_LIMIT
-from ckptguard.values.incident import ChangedTensor, Report, SickTensor, Training
+from ckptguard.values.incident import ChangedTensor, IncidentReport, SickTensor, Training
 
 CAUSES = {
     "weights": "Weights or optimizer state are not finite",
@@ -27,13 +27,13 @@ _MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
 NO_SICKNESS = ("storage", "unsaved", "asked")  # training itself is well
 
 
-def title(report: Report) -> str:
+def title(report: IncidentReport) -> str:
     """What happened, in a few words."""
     what = CAUSES.get(report.cause, f"Incident: {report.cause}")
     return f"{what} at step {report.step}" if report.step is not None else what
 
 
-def outcome(report: Report) -> str:
+def outcome(report: IncidentReport) -> str:
     """What became of it, in one sentence."""
     if report.actions:
         return report.actions[-1]
@@ -60,7 +60,7 @@ def when(moment: str) -> str:
         return moment
 
 
-def known_facts(report: Report) -> list[tuple[str, str]]:
+def known_facts(report: IncidentReport) -> list[tuple[str, str]]:
     """How training computed, and what it began from: (name, value), only what is known."""
     known, resumed = report.details.training or Training(), report.details.resumed
     good = report.details.last_good
@@ -88,12 +88,12 @@ def known_facts(report: Report) -> list[tuple[str, str]]:
     return [(name, shown(value)) for name, value in pairs if value not in (None, "")]
 
 
-def onset_words(report: Report) -> str:
+def onset_words(report: IncidentReport) -> str:
     """Where harm began, as far as it is known."""
     return f"{report.onset} to {report.details.onset_through}" if onset_note(report) else shown(report.onset)
 
 
-def onset_note(report: Report) -> str | None:
+def onset_note(report: IncidentReport) -> str | None:
     """Why the onset is a range, where it is one."""
     through = report.details.onset_through
     if through is None or report.onset is None or through <= report.onset:
@@ -101,7 +101,7 @@ def onset_note(report: Report) -> str | None:
     return "the harm was done by any of these updates: nothing that was told in between shows by which"
 
 
-def evidence_pairs(report: Report) -> list[tuple[str, str]]:
+def evidence_pairs(report: IncidentReport) -> list[tuple[str, str]]:
     """What the one who noticed wrote down."""
     return [(str(name).replace("_", " "), shown(value)) for name, value in sorted(report.evidence.items())]
 
@@ -142,7 +142,7 @@ def share_of_fp16(largest: float | None) -> str:
     return "<0.01%" if 0 < share < 1e-4 else f"{share:.2%}"
 
 
-def changes_title(report: Report) -> str | None:
+def changes_title(report: IncidentReport) -> str | None:
     """Which two checkpoints were compared; None where none were."""
     details = report.details
     if not (details.changes or details.changes_note) or details.last_good is None or details.first_bad is None:
@@ -150,7 +150,7 @@ def changes_title(report: Report) -> str | None:
     return f"From {details.last_good.path} to {details.first_bad.path}"
 
 
-def tensors_title(report: Report) -> str:
+def tensors_title(report: IncidentReport) -> str:
     """Where the list of tensors comes from."""
     where = report.details.tensors_from
     if where in (None, "memory"):
@@ -158,13 +158,13 @@ def tensors_title(report: Report) -> str:
     return f"What is wrong in {where}"
 
 
-def loss_note(report: Report) -> str | None:
+def loss_note(report: IncidentReport) -> str | None:
     """What a logged loss of exactly 0 means beside a gradient norm that is not finite."""
     zero = [s for s in report.details.samples if s.loss == 0.0 and isinstance(s.grad_norm, str)]
     return "a loss of exactly 0 beside such a gradient norm stands for NaN: the Trainer prints it so" if zero else None
 
 
-def next_commands(report: Report) -> list[tuple[str, str]]:
+def next_commands(report: IncidentReport) -> list[tuple[str, str]]:
     """What to run next, and what for."""
     run = shlex.quote(report.run)
     commands = [(f"ckptguard status {run}", "am I protected now?")]

@@ -1,7 +1,7 @@
 """Same trouble: a sickness that a guard noticed inside of training, and the poisoned save that a daemon found, are one.
 
-Whoever comes later joins: a bad save becomes evidence of the incident that is there, and an incident that deals with
-the trouble closes those that were opened about its saves.
+A bad save becomes evidence of the incident that is there. An incident that deals with the trouble closes those that
+were opened about its saves.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def close_those_of(run: Run, incident: Incident, *, action: str) -> None:
             and isinstance(series, str)
             and _is_cause(run, incident, parse_id(series, about))
         ):
-            told = f"the same trouble as incident {incident.id}: {action}"
-            update_incident(run, other, state="closed", action=told, known_good=incident.known_good)
+            reason = f"the same trouble as incident {incident.id}: {action}"
+            update_incident(run, other, state="closed", action=reason, known_good=incident.known_good)
 
 
 def _is_cause(run: Run, incident: Incident, id: CheckpointId | None) -> bool:

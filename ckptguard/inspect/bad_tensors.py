@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ckptguard.inspect.tensor_table import Source
+from ckptguard.inspect.tensor_table import TensorSource
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Numbers
@@ -32,7 +32,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_culprits(
-    source: Source | None, path: str, findings: Sequence[Finding], *, work: Work = PLAIN
+    source: TensorSource | None, path: str, findings: Sequence[Finding], *, work: Work = PLAIN
 ) -> tuple[Culprit, ...]:
     """Recorded errors about bytes and structure first, then every tensor that is not finite, in file order.
 
@@ -66,7 +66,7 @@ def _inside(file: str | None, path: str) -> str | None:
     return None if file is None else file.rpartition("/")[2] if file == path else file.removeprefix(path + "/")
 
 
-def _not_finite(source: Source, work: Work) -> list[Culprit]:
+def _not_finite(source: TensorSource, work: Work) -> list[Culprit]:
     """Every tensor that holds NaN or infinity: those of the model first, then as they lie in the files."""
     found = work.scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), work.progress).files
     roles = roles_of(found)

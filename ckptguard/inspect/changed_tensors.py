@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ckptguard.errors import CkptguardError
 from ckptguard.inspect.diff import TensorChange, diff_sources
-from ckptguard.inspect.tensor_table import Source
+from ckptguard.inspect.tensor_table import TensorSource
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.incident import ChangedTensor, worded
 
@@ -15,7 +15,7 @@ MOST_CHANGES = 20
 
 
 def changed_tensors(
-    good: Source, bad: Source, largest: Mapping[str, float], *, work: Work = PLAIN
+    good: TensorSource, bad: TensorSource, largest: Mapping[str, float], *, work: Work = PLAIN
 ) -> tuple[tuple[ChangedTensor, ...], int, str | None]:
     """(What became non-finite, then what changed most; how many more; why they could not be compared, or not wholly).
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import msgspec
 
 from ckptguard.inspect.match_tensors import Matching, match_tensors
-from ckptguard.inspect.tensor_table import Contents, HeldTensor, Source, find_source, read_contents
+from ckptguard.inspect.tensor_table import Contents, HeldTensor, TensorSource, find_source, read_contents
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
 from ckptguard.scan.tensor_difference import Difference
@@ -98,7 +98,7 @@ def diff(a: str, b: str, settings: Settings, *, work: Work = PLAIN) -> Diff:
     return diff_sources(first, second, work=work)
 
 
-def diff_sources(a: Source, b: Source, *, work: Work = PLAIN) -> Diff:
+def diff_sources(a: TensorSource, b: TensorSource, *, work: Work = PLAIN) -> Diff:
     """The same for checkpoints that were found."""
     before = read_contents(a, work=work)
     after = read_contents(b, work=work)
@@ -170,7 +170,7 @@ def _unpaired(matching: Matching) -> Iterable[TensorChange]:
 class _Comparison:
     """Compares paired tensors; keeps one file of each side open, so pairs should come file by file."""
 
-    def __init__(self, a: Source, b: Source, progress: Progress | None) -> None:
+    def __init__(self, a: TensorSource, b: TensorSource, progress: Progress | None) -> None:
         self._sources = (a, b)
         self._progress = progress
         self._open: list[tuple[str, Reader] | None] = [None, None]
@@ -186,11 +186,12 @@ class _Comparison:
         retyped = a.place.dtype != b.place.dtype
         if a.place.span is None or b.place.span is None:
             return TensorChange(change="retyped", **fields) if retyped else None  # type: ignore[arg-type]
-        from ckptguard.scan.compare import NotComparable, Stored, compare
+        from ckptguard.scan.compare import LocatedTensor, NotComparable, compare
 
         try:
             found = compare(
-                Stored(self._reader(0, a.key), a.offset, a.place), Stored(self._reader(1, b.key), b.offset, b.place)
+                LocatedTensor(self._reader(0, a.key), a.offset, a.place),
+                LocatedTensor(self._reader(1, b.key), b.offset, b.place),
             )
         except NotComparable as error:
             kind = "retyped" if retyped else "unknown"

@@ -36,7 +36,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     means: str
 
 
-class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+class StorageDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """All probes of a storage. `outcome`: "good", "limited" (usable, with the restrictions that the probes name),
     "bad" (must not hold checkpoints), "unknown" (a probe could not be made)."""
 
@@ -55,7 +55,7 @@ _NAMES = (
 )
 
 
-def diagnose(url: str, options: StorageOptions = NO_OPTIONS) -> Diagnosis:
+def diagnose(url: str, options: StorageOptions = NO_OPTIONS) -> StorageDiagnosis:
     """Probe the storage at a URL in under 10 seconds, and remove what the probes wrote.
 
     NotFoundError if there is no folder, where folders are things of their own; CouldNotTellError if it is out of
@@ -78,7 +78,7 @@ def diagnose(url: str, options: StorageOptions = NO_OPTIONS) -> Diagnosis:
         raise CouldNotTellError(f"{escape(probing.url or normalise_url(url))}: no answer within {LIMIT:g} seconds")
     late = Probe(name="", answer="unknown", means=f"no answer within {LIMIT:g} seconds")
     probes = tuple(found.get(name) or msgspec.structs.replace(late, name=name) for name in _NAMES)
-    return Diagnosis(
+    return StorageDiagnosis(
         url=probing.url or url, outcome=_outcome(probes), probes=probes, seconds=round(time.monotonic() - begun, 3)
     )
 
@@ -330,7 +330,7 @@ class _Probing:
             )
 
 
-def words(diagnosis: Diagnosis) -> str:
+def words(diagnosis: StorageDiagnosis) -> str:
     """The whole in one sentence."""
     place = escape(diagnosis.url)
     return {

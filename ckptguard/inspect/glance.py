@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ckptguard.decisions.known_good import by_generation, parse_verdict_name
 from ckptguard.errors import ObjectMissingError, RecordsError
-from ckptguard.inspect.state_memo import JudgedAs, Row, SealedAs, SealedFile, StateMemo
+from ckptguard.inspect.state_memo import JudgedAs, MemoRow, RememberedFile, SealedAs, StateMemo
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import latest_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
@@ -34,7 +34,7 @@ class Glance:
         self._memo, self._run = memo, view.run
         self._entries = _listed(view.run)
         self._history = view.history
-        self._rows: dict[CheckpointId, Row] = {}
+        self._rows: dict[CheckpointId, MemoRow] = {}
         self._names: dict[str, dict[CheckpointId, list[str]]] = {}
 
     def sealed(self, id: CheckpointId) -> SealedAs | None:
@@ -58,7 +58,7 @@ class Glance:
         """Have the memo forget what this glance did not look at."""
         self._memo.keep_only(self._rows.keys())
 
-    def _row(self, id: CheckpointId, *, files: bool) -> Row:
+    def _row(self, id: CheckpointId, *, files: bool) -> MemoRow:
         row = self._rows.get(id)
         if row is not None and (row.has_files or not files):
             return row
@@ -71,11 +71,11 @@ class Glance:
         self._rows[id] = row
         return row
 
-    def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> Row:
+    def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> MemoRow:
         # From storage, and not as the history may remember it: that may be older than the stamp.
         manifest = _manifest(self._run, id) if id in self._history.sealed(id.series) else None
         verdict = latest_verdict(self._run, id, self._names_of(id))
-        return Row(
+        return MemoRow(
             series=id.series,
             step=id.step,
             generation=id.generation,
@@ -93,8 +93,8 @@ class Glance:
             names.add(MANIFESTS)
         if not names or names != listed.keys() or not all(map(_is_told_apart, listed.values())):
             return None
-        told = sorted((name, *entry.signature) for name, entry in listed.items())
-        return hashlib.blake2b(repr(told).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        signatures = sorted((name, *entry.signature) for name, entry in listed.items())
+        return hashlib.blake2b(repr(signatures).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
     def _names_of(self, id: CheckpointId) -> list[str]:
         if id.series not in self._names:
@@ -123,7 +123,7 @@ def _is_told_apart(entry: Entry) -> bool:
 
 
 def _sealed_as(manifest: Manifest, files: bool) -> SealedAs:
-    found = (SealedFile(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files if files)
+    found = (RememberedFile(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files if files)
     return SealedAs(path=manifest.path, layout=manifest.layout, bytes=manifest.bytes, files=tuple(found))
 
 

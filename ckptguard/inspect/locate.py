@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ckptguard.errors import NotFoundError, StorageError
 from ckptguard.inspect.list_states import CheckpointState
-from ckptguard.inspect.tensor_table import Source, find_source
+from ckptguard.inspect.tensor_table import TensorSource, find_source
 from ckptguard.records.kept import read_kept
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.records.trash import trash_folder
@@ -14,7 +14,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.values.settings import Settings
 
 
-def locate(view: RunView, state: CheckpointState) -> Source | None:
+def locate(view: RunView, state: CheckpointState) -> TensorSource | None:
     """Where a surveyed checkpoint can be read; None if it is gone."""
     run, id = view.run, state.id
     if state.in_place:
@@ -22,7 +22,9 @@ def locate(view: RunView, state: CheckpointState) -> Source | None:
         if checkpoint is None:
             return None
         sealed = view.history.manifest(id) if id is not None else None
-        return Source(run.usable(state.path), run.storage, checkpoint, id=id, outcome=state.outcome, sealed=sealed)
+        return TensorSource(
+            run.usable(state.path), run.storage, checkpoint, id=id, outcome=state.outcome, sealed=sealed
+        )
     if id is None:
         return None
     mark, copy = read_quarantined(run, id), read_kept(run, id)

@@ -1,7 +1,7 @@
 """What the records said of each checkpoint when they were read last, so that the next look reads only what is new.
 
-A memo is never a truth. What it says of a checkpoint counts only while every record it came from is still there, under
-its name and with its size, time and inode or tag. Without a memo everything is read. It may be deleted at any time.
+A memo is never a truth. What it says of a checkpoint counts only while every record that it came from is unchanged: the
+same name, size, time, and inode or tag. Without a memo everything is read. It may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_RUNS = 64
 _PREFIX, _SUFFIX = "states-", ".memo"
 
 
-class SealedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What storage said of a file when it was sealed."""
 
     path: str
@@ -43,7 +43,7 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     path: str
     layout: str
     bytes: int
-    files: tuple[SealedFile, ...]
+    files: tuple[RememberedFile, ...]
 
 
 class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +56,7 @@ class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class MemoRow(msgspec.Struct, frozen=True, array_like=True):
     """What the records say of one checkpoint. `stamp` is of the records that it came from. `sealed` is None where no
     manifest can be read, `judged` where there is no verdict. Without `has_files` the files were left out."""
 
@@ -77,24 +77,24 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     version: str
     run: str
-    rows: tuple[Row, ...]
+    rows: tuple[MemoRow, ...]
 
 
 class StateMemo:
     """The rows of one run, in memory. Safe from any thread."""
 
-    def __init__(self, rows: Collection[Row] = ()) -> None:
+    def __init__(self, rows: Collection[MemoRow] = ()) -> None:
         self._lock = threading.Lock()
         self._rows = {row.id: row for row in rows}
         self._changed = False
 
-    def row(self, id: CheckpointId, stamp: bytes) -> Row | None:
+    def row(self, id: CheckpointId, stamp: bytes) -> MemoRow | None:
         """What is remembered of a checkpoint, if it came from the records that have this stamp."""
         with self._lock:
             row = self._rows.get(id)
         return row if row is not None and row.stamp == stamp else None
 
-    def put(self, row: Row) -> None:
+    def put(self, row: MemoRow) -> None:
         """Remember what the records say of a checkpoint."""
         with self._lock:
             self._rows[row.id] = row
@@ -107,7 +107,7 @@ class StateMemo:
                 del self._rows[id]
                 self._changed = True
 
-    def news(self) -> tuple[Row, ...] | None:
+    def news(self) -> tuple[MemoRow, ...] | None:
         """All rows, if any changed since this was made; else None."""
         with self._lock:
             return tuple(self._rows.values()) if self._changed else None
@@ -139,7 +139,7 @@ def _path(run: Run) -> str | None:
         return None
 
 
-def _load(path: str, run: Run) -> tuple[Row, ...]:
+def _load(path: str, run: Run) -> tuple[MemoRow, ...]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -6,7 +6,7 @@ import msgspec
 
 from ckptguard.checks.digests import same_content
 from ckptguard.errors import RefusedError
-from ckptguard.inspect.tensor_table import Source, find_source
+from ckptguard.inspect.tensor_table import TensorSource, find_source
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId
@@ -65,7 +65,7 @@ def sums(target: str, settings: Settings, *, work: Work = PLAIN) -> Sums:
     )
 
 
-def _recorded(source: Source, sealed: Manifest, work: Work) -> dict[str, str]:
+def _recorded(source: TensorSource, sealed: Manifest, work: Work) -> dict[str, str]:
     digests = {f.path: f.md5 for f in sealed.files if f.md5 is not None}
     missing = [f for f in sealed.files if f.md5 is None]
     scanned = work.scanner(source.storage, [f.path for f in missing], ScanOptions(md5=True), work.progress).files

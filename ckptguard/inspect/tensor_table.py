@@ -22,7 +22,7 @@ from ckptguard.verify.collect_evidence import roles_of
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """One checkpoint where it lies, with what is recorded of it. `url` can be used as it is."""
 
     url: str
@@ -59,13 +59,13 @@ class Contents:
     """The tensors of a checkpoint in file order. `digests`: "recorded" in the manifest of just these files, or "read"
     from the bytes now."""
 
-    source: Source
+    source: TensorSource
     tensors: tuple[HeldTensor, ...]
     damage: tuple[Damage, ...]
     digests: str
 
 
-def find_source(target: str, settings: Settings) -> Source:
+def find_source(target: str, settings: Settings) -> TensorSource:
     """The one checkpoint that a path or URL means, of a run or stray. NotFoundError for a run."""
     resolved = resolve_target(target, settings)
     checkpoint, view = resolved.checkpoint, resolved.view
@@ -73,9 +73,9 @@ def find_source(target: str, settings: Settings) -> Source:
         raise several_checkpoints(resolved, target)
     id = view.current_if_readable(checkpoint) if view is not None else None
     if view is None or id is None:
-        return Source(resolved.url, resolved.storage, checkpoint)
+        return TensorSource(resolved.url, resolved.storage, checkpoint)
     verdict = view.history.verdict(id)
-    return Source(
+    return TensorSource(
         resolved.url,
         resolved.storage,
         checkpoint,
@@ -85,7 +85,7 @@ def find_source(target: str, settings: Settings) -> Source:
     )
 
 
-def read_contents(source: Source, *, work: Work) -> Contents:
+def read_contents(source: TensorSource, *, work: Work) -> Contents:
     """Read what a checkpoint holds. Files that are, by all that storage says, the sealed ones keep their recorded
     digests; all others are read once.
 
@@ -140,7 +140,7 @@ def _held(checkpoint: Checkpoint, file: ScannedFile, roles: Sequence[str], diges
     return held
 
 
-def _refuse(source: Source, damage: Sequence[Damage]) -> None:
+def _refuse(source: TensorSource, damage: Sequence[Damage]) -> None:
     if damage:
         first = damage[0]
         raise RefusedError(

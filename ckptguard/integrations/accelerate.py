@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from accelerate import Accelerator
 
 from ckptguard.errors import SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, Guarding, Target
+from ckptguard.integrations.guarded_run import GuardedRun, Guarding, ResumeTarget
 from ckptguard.training.guard import TrainingGuard
 from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
 from ckptguard.values.ids import series_of
@@ -111,7 +111,7 @@ class GuardedState:
         self._guarded.protect_beside()
         return str(written)
 
-    def load_state(self, **arguments: Any) -> Target | None:
+    def load_state(self, **arguments: Any) -> ResumeTarget | None:
         """Load the newest known-good; its step (with automatic naming the number of the save) and path, or None if
         nothing was ever good: then nothing was touched."""
         target = self._guarded.newest()

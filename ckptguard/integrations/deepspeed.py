@@ -6,8 +6,8 @@
     for step, batch in guard.steps(loader, total=10_000, save_every=500):
         guard.update(engine(batch).loss)
 
-DeepSpeed skips steps whose gradients are not finite, counts them as steps all the same, and goes on saving: in fp16 it
-ends the run with a bare exception when the loss scale cannot fall any further, in bf16 and fp32 it never ends it.
+DeepSpeed skips steps whose gradients are not finite, counts them as steps all the same, and goes on saving. In fp16 it
+ends the run with a bare exception when the loss scale cannot fall any further. In bf16 and fp32 it never ends it.
 """
 
 from __future__ import annotations

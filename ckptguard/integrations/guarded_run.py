@@ -1,7 +1,7 @@
 """A run whose checkpoints a framework writes and loads: protected as they come, and verified before one is loaded.
 
-The integrations share it. All ranks call everything here in the same order; rank 0 alone touches the run, and what
-it finds, or why it cannot, is the answer of all.
+The integrations share it. All ranks call everything here in the same order. Rank 0 alone touches the run; what it
+finds, or why it cannot, is the answer of all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
-from ckptguard.recover.restore_pending_copies import put_back_pending
+from ckptguard.recover.restore_pending_copies import restore_pending_copies
 from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
@@ -36,7 +36,7 @@ _log = logging.getLogger("ckptguard")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class ResumeTarget:
     """A checkpoint to go on from, verified a moment ago. `path` is usable as it is.
 
     `skip` are the first and the last update whose batches are to be left out; None: every batch is replayed.
@@ -127,12 +127,12 @@ class GuardedRun:
         """What rank 0's `work` returns (a JSON value), on every rank; if it fails, all fail."""
         return together(self.ranks, what, lambda: work() if self.leads else None)[0]
 
-    def newest(self) -> Target | None:
+    def newest(self) -> ResumeTarget | None:
         """The newest known-good to resume from, verified and in place; what is newer was quarantined. None where
         nothing was ever good: training begins anew. CouldNotTellError where that could not be told."""
         return _target(self.on_first("looking for a checkpoint to resume from", self._newest))
 
-    def back(self, diagnosis: Diagnosis, *, save_every: int, details: Details | None = None) -> Target:
+    def back(self, diagnosis: Diagnosis, *, save_every: int, details: Details | None = None) -> ResumeTarget:
         """Go back as the policy says: what is newer is quarantined, and an incident recorded, with its `details`.
 
         RollbackExhausted when the budget is spent, NoKnownGoodError when there is nothing to go back to.
@@ -213,7 +213,7 @@ class GuardedRun:
         verify_pending(view, wanted)
         if newest_candidate(view, wanted) is None:
             # Nothing that is in place is good: what was rotated away before it was verified is put back for that.
-            for place in put_back_pending(view, series=self.series):
+            for place in restore_pending_copies(view, series=self.series):
                 _log.warning("%s was deleted before it was verified: put back for that", place)
             view.forget()
         try:
@@ -246,8 +246,8 @@ def open_guarded(url: str, *, series: str, **guarding: Unpack[Guarding]) -> Guar
         return None
 
 
-def _target(answer: dict[str, Any] | None) -> Target | None:
+def _target(answer: dict[str, Any] | None) -> ResumeTarget | None:
     if answer is None:
         return None
     skip = answer.get("skip")
-    return Target(**{**answer, "skip": tuple(skip) if skip is not None else None})
+    return ResumeTarget(**{**answer, "skip": tuple(skip) if skip is not None else None})

@@ -23,7 +23,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
-from ckptguard.integrations.guarded_run import GuardedRun, Target
+from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.lightning_io import GuardedIO
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
@@ -43,7 +43,7 @@ class GuardCallback(Callback):
     training instead of the next save. `fit` adds it by itself."""
 
     def __init__(self, *, policy: RollbackPolicy | None = None, settings: Settings | None = None) -> None:
-        self.target: Target | None = None
+        self.target: ResumeTarget | None = None
         self.diagnosis: Diagnosis | None = None
         self.left_out: set[tuple[int, int]] = set()  # (epoch, batch)
         self.lr_factor = 1.0

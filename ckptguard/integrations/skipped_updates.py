@@ -1,8 +1,8 @@
 """Updates of Hugging Face's Trainer that are left out, and what each update's loss says about when harm was done.
 
-The Trainer counts its position in the data by its updates. So the batches of a harmful update are drawn and counted
-as ever, but no forward pass, no backward pass and no optimizer step is made for them: all later batches come at the
-same steps as before, also after another resume.
+The Trainer counts its position in the data by its updates. So the batches of a harmful update are drawn and counted as
+ever, but no forward pass, backward pass or optimizer step is made for them. All later batches come at the same steps as
+before, also after another resume.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 
-class LeftOut:
+class SkippedUpdates:
     """Stands around ``trainer.training_step`` while it is entered. `updates` are numbered from 1, as steps are."""
 
     def __init__(self, trainer: Any) -> None:

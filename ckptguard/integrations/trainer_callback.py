@@ -12,7 +12,7 @@ from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, Guarding, checked_guarding, open_guarded
-from ckptguard.integrations.skipped_updates import LeftOut
+from ckptguard.integrations.skipped_updates import SkippedUpdates
 from ckptguard.recover.roll_back import verify_pending
 from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
 from ckptguard.training.client import let_daemon_verify
@@ -53,7 +53,7 @@ class GuardCallback(TrainerCallback):
         settings = guarding.get("settings")
         self.sick: SickTrainingError | None = None
         self.guarded: GuardedRun | None = None
-        self.left_out: LeftOut | None = None
+        self.left_out: SkippedUpdates | None = None
         self.details: Details | None = None  # what was known when it was noticed
         self._url = run
         self._raises = on_sick == "raise"

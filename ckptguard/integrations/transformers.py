@@ -3,9 +3,9 @@
 ``ckptguard.integrations.transformers.train(trainer)`` instead of ``trainer.train()``; or, to be stopped only,
 ``trainer.add_callback(ckptguard.integrations.transformers.GuardCallback())``
 
-The Trainer's own log cannot be trusted: with its default settings it prints a loss of 0 where the loss is NaN, and
-goes on training and saving. The gradient norm is the honest signal, and the weights themselves are looked at before
-each save.
+The Trainer's own log cannot be trusted. With its default settings it prints a loss of 0 where the loss is NaN, and goes
+on training and saving. The gradient norm is the honest signal, and the weights themselves are looked at before each
+save.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from transformers import Trainer, TrainerControl, TrainerState, TrainingArgument
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
-from ckptguard.integrations.guarded_run import GuardedRun, Target
-from ckptguard.integrations.skipped_updates import LeftOut
+from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
+from ckptguard.integrations.skipped_updates import SkippedUpdates
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
 from ckptguard.training.content.training_parts import scale_learning_rate
 from ckptguard.training.signals.scaler import raise_loss_scale
@@ -72,7 +72,7 @@ def train(
             rounds.target = guarded.newest()
         elif path is None:
             guarded.on_first("beginning anew", lambda: _refuse_used(guarded))
-        with _instead_of_other_guards(trainer, rounds), LeftOut(trainer) as rounds.left_out:
+        with _instead_of_other_guards(trainer, rounds), SkippedUpdates(trainer) as rounds.left_out:
             while True:
                 start = rounds.target.path if rounds.target is not None else path
                 output, diagnosis = _one_round(trainer, rounds, start, arguments)
@@ -91,7 +91,7 @@ class _Rounds(GuardCallback):
     def __init__(self, guarded: GuardedRun) -> None:
         super().__init__(settings=guarded.settings, policy=guarded.policy)
         self.guarded = self._rollbacks = guarded
-        self.target: Target | None = None
+        self.target: ResumeTarget | None = None
         self._lr_factor = 1.0
         self._lr_factors: dict[int, float] = {}  # with which factor each step was saved
 

@@ -93,9 +93,9 @@ def _disagreements(prefix: str, models: Sequence[str], structures: Mapping[str, 
             stated[name] = (steps, stated_world(structure))
     first = next(iter(stated.values()), None)
     return [
-        Gap(message=f"it states global_steps {told[0]}, other ranks {first[0]}: they are of two saves", file=prefix + n)
-        for n, told in stated.items()
-        if first is not None and told != first and told[0] is not None
+        Gap(message=f"it states global_steps {this[0]}, other ranks {first[0]}: they are of two saves", file=prefix + n)
+        for n, this in stated.items()
+        if first is not None and this != first and this[0] is not None
     ][:_MOST_NAMED]
 
 

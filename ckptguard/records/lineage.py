@@ -1,7 +1,7 @@
 """Which runs are one and the same training: a run and its replicas hold equal records of it.
 
-A replica is filled only from a run of its own lineage, and helps no other one, so that two trainings never mix: also
-where one was begun anew in the folder of another.
+A replica is filled only from a run of its own lineage, and helps no other one. So two trainings never mix, even where
+one was begun anew in the folder of another.
 """
 
 from __future__ import annotations

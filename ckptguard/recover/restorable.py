@@ -29,7 +29,7 @@ _QUARANTINED, _TRASHED = "quarantine", "trash"
 _NONE_HERE = (NoKnownGoodError, NotFoundError, RefusedError, CouldNotTellError)
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ReadablePlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where the files of a manifest may be read: in `storage`, under `prefix` and their paths."""
 
     view: RunView
@@ -76,7 +76,7 @@ class Restorable:
         found = [own, *(replica.best(refused) for replica in self._replicas())]
         return max((id for id in found if id is not None), key=lambda id: id.order, default=None)
 
-    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, Place]]:
+    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
         """Where it lies now."""
         yield from self._own.places(id)
         for replica in self._replicas():
@@ -129,7 +129,7 @@ class _Places:
             self.failed = error
         return None
 
-    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, Place]]:
+    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
         """Where it lies here."""
         outcome = self._outcome(id) if self.failed is None else None
         if outcome is None:
@@ -141,7 +141,7 @@ class _Places:
             return
         for where, storage, prefix in self._lies(id, manifest):
             choice = Choice(id=id, place=where, source=self._source)
-            place = Place(
+            place = ReadablePlace(
                 view=self._view,
                 id=id,
                 manifest=manifest,
@@ -235,7 +235,7 @@ class _ReplicaPlaces(_Places):
         super().__init__(replica, step, False, work, held)
         self._source, self._run = replica.run.url, own
 
-    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, Place]]:
+    def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
         """Where it lies here; nowhere if that cannot be told."""
         try:
             found = list(super().places(id))

@@ -24,7 +24,7 @@ from ckptguard.errors import (
 from ckptguard.layouts import tops
 from ckptguard.records.run import Run
 from ckptguard.recover.fetch_files import fetch_files
-from ckptguard.recover.restorable import Place, Restorable
+from ckptguard.recover.restorable import ReadablePlace, Restorable
 from ckptguard.runs.candidates import Taken, first_of
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
@@ -89,7 +89,9 @@ def restore(view: RunView, dest: str, *, step: int | None = None, force: bool = 
     with contextlib.ExitStack() as held:
         offers = Restorable(view, step, force=force, work=work, held=held)
         restoring = _Restoring(dest, force, view.settings.on_full == "wait", work)
-        taken: Taken[Place, Restored | CkptguardError] = first_of(offers, restoring.attempt, otherwise=offers.none_left)
+        taken: Taken[ReadablePlace, Restored | CkptguardError] = first_of(
+            offers, restoring.attempt, otherwise=offers.none_left
+        )
     if isinstance(taken.result, CkptguardError):
         raise taken.result
     return taken.result
@@ -105,7 +107,7 @@ class _Restoring:
     work: Work
     _failed: tuple[str, str] | None = None  # what was tried last, and what was wrong with it
 
-    def attempt(self, place: Place) -> Restored | CkptguardError | str:
+    def attempt(self, place: ReadablePlace) -> Restored | CkptguardError | str:
         """What was restored, or what is wrong with this place. Trouble with DEST is an error, and ends it all."""
         if self._failed is not None and self._failed[0] != place.name:
             _log.warning("%s could not be restored: %s; trying %s", *self._failed, place.name)
@@ -122,7 +124,7 @@ class _Restoring:
             self._note(place, done)
         return done
 
-    def _restore_from(self, place: Place) -> Restored | str:
+    def _restore_from(self, place: ReadablePlace) -> Restored | str:
         try:
             with _staging(self.dest) as temporary:
                 _copy(place, temporary, self.work.progress)
@@ -140,7 +142,7 @@ class _Restoring:
         except (ObjectMissingError, ChangedWhileReadError) as error:
             return error.message
 
-    def _note(self, place: Place, wrong: str) -> None:
+    def _note(self, place: ReadablePlace, wrong: str) -> None:
         """What lies in place was not what was sealed: it is read once more, and gets its verdict."""
         self._failed = (place.name, wrong)
         if place.is_in_place:
@@ -189,7 +191,7 @@ def _staging(dest: str) -> Iterator[str]:
                     os.rmdir(empty)
 
 
-def _copy(place: Place, temporary: str, progress: Progress | None) -> None:
+def _copy(place: ReadablePlace, temporary: str, progress: Progress | None) -> None:
     files = place.manifest.files
     wanted = [(place.prefix + file.path, os.path.join(temporary, *file.path.split("/"))) for file in files]
     fetch_files(place.storage, wanted, progress)

@@ -12,7 +12,7 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 
 
-def put_back_pending(view: RunView, *, series: str, before_step: int | None = None) -> list[str]:
+def restore_pending_copies(view: RunView, *, series: str, before_step: int | None = None) -> list[str]:
     """Copy kept copies without a verdict back to their places, where those are empty; returns the places.
 
     For a trainer's rotation may have left nothing else. They are pending there like any other save.

@@ -17,7 +17,7 @@ from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
-from ckptguard.scan.reread import Wrong
+from ckptguard.scan.reread import WrongFile
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict, limit_findings
 from ckptguard.version import __version__
@@ -26,7 +26,7 @@ CHECK = "kept"
 
 
 def record_kept_damage(
-    view: RunView, copy: KeptCopy, manifest: Manifest, wrong: Sequence[Wrong], *, source: str
+    view: RunView, copy: KeptCopy, manifest: Manifest, wrong: Sequence[WrongFile], *, source: str
 ) -> tuple[tuple[Finding, ...], Incident | None]:
     """Set the copy aside, and record what is wrong with it: as warnings where the place still holds the generation,
     else as errors, for then no whole copy is left. Returns the findings, and the incident unless there is one."""
@@ -46,7 +46,7 @@ def record_kept_damage(
     return findings, incident
 
 
-def kept_findings(wrong: Sequence[Wrong], severity: Severity) -> tuple[Finding, ...]:
+def kept_findings(wrong: Sequence[WrongFile], severity: Severity) -> tuple[Finding, ...]:
     """One finding for each tensor that was hit, or for the file where none can be named."""
     return limit_findings(
         [

@@ -6,7 +6,7 @@ from ckptguard.errors import BusyError, CouldNotTellError, ResavingError
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import read_kept, read_set_aside
-from ckptguard.repair.replace_files import LINKED, Damaged, Source, seen_now
+from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, seen_now
 from ckptguard.repair.shared_steps import CHECK, NO_COPY, Repair, ToRepair, close_incidents, put_right
 from ckptguard.runs.results import Checked
 from ckptguard.runs.sealed_content import sealed_outcome
@@ -84,8 +84,8 @@ def _verify(repair: Repair, checkpoint: Checkpoint, how: Verification) -> Checke
         raise BusyError(error.message) from error
 
 
-def _sources(repair: Repair, id: CheckpointId) -> list[Source]:
+def _sources(repair: Repair, id: CheckpointId) -> list[CopySource]:
     """Where whole files of a generation may lie beside its place: its kept copy, also one that was set aside."""
     copy = read_kept(repair.run, id) or read_set_aside(repair.run, id)  # its other files may be whole
     own = repair.run.records
-    return [*repair.staged, *([Source(name="kept copy", storage=own, prefix=copy.folder + "/")] if copy else [])]
+    return [*repair.staged, *([CopySource(name="kept copy", storage=own, prefix=copy.folder + "/")] if copy else [])]

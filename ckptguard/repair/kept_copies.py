@@ -9,7 +9,7 @@ from ckptguard.records.kept import read_kept, read_set_aside, reinstate_kept, se
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.repair.damaged_copy import CHECK as KEPT_CHECK
-from ckptguard.repair.replace_files import Damaged, Source, seen_now
+from ckptguard.repair.replace_files import CopySource, Damaged, seen_now
 from ckptguard.repair.shared_steps import CHECK, Repair, ToRepair, close_incidents, put_right
 from ckptguard.runs.run_view import RunView
 from ckptguard.scan.reread import reread
@@ -34,7 +34,7 @@ def repair_kept(repair: Repair, target: ToRepair) -> None:
         return
     if not repair.dry_run:
         set_aside(run, copy)
-    place = Source(name="place", storage=run.storage, prefix="")
+    place = CopySource(name="place", storage=run.storage, prefix="")
     done = put_right(repair, target, damaged, [place])
     if repair.dry_run or len(done) < len(damaged):
         return

@@ -13,7 +13,7 @@ from ckptguard.records.kept import list_set_aside, read_kept, read_set_aside
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Where
 from ckptguard.repair.in_place import repair_place
 from ckptguard.repair.kept_copies import repair_kept
-from ckptguard.repair.replace_files import Source, cut_short, seen_now
+from ckptguard.repair.replace_files import CopySource, cut_short, seen_now
 from ckptguard.repair.shared_steps import Repair, RepairedFile, ToRepair
 from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.lock import run_lock
@@ -127,7 +127,7 @@ def _finish(one: Repair) -> None:
             if history.current_if_readable(series, id.step, manifest.path) == id:
                 targets.append(ToRepair(manifest=manifest, place=IN_PLACE))
     one.staged = [
-        Source(name="copy that was staged", storage=storage, prefix=folder + "/")
+        CopySource(name="copy that was staged", storage=storage, prefix=folder + "/")
         for storage, folder in folders
         if storage is run.storage
     ]

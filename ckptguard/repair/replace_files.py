@@ -1,8 +1,8 @@
 """Put the right bytes of single files in place of damaged ones: staged, read back, then exchanged by rename.
 
-Nothing is ever written over. The damaged file goes to quarantine, and the staged one takes its name: where the file
-system can, by an exchange of the two; else the name is free for an instant, and killed then, the staged file is found
-by the next repair.
+Nothing is ever written over. The damaged file goes to quarantine, and the staged one takes its name, by an exchange of
+the two where the file system can. Elsewhere the name is free for an instant. After a kill in that instant, the next
+repair finds the staged file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckptguard.records.run import Run
 from ckptguard.runs.stale_temporaries import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
-from ckptguard.storage.local.swap import swap_files
+from ckptguard.storage.local.writes import swap_files
 from ckptguard.values.ids import CheckpointId, is_safe_path
 from ckptguard.values.manifest import File
 
@@ -28,7 +28,7 @@ STAGED_BESIDE, STAGED_INSIDE = "tmp-repair-", ".tmp-repair-"  # in the run, in t
 _BLOCK = 4 << 20
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
+class CopySource(msgspec.Struct, frozen=True, kw_only=True):
     """Somewhere else where a generation's files lie, under `prefix` and their paths in the run. `storage` is that of
     the run or of its records, or of another run."""
 
@@ -62,7 +62,7 @@ def seen_now(storage: Storage, key: str) -> Entry | None:
 LINKED = "the kept copy is a hard link to the damaged file"
 
 
-def whole_source(damaged: Damaged, sources: Sequence[Source]) -> tuple[Source | None, str]:
+def whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopySource | None, str]:
     """The first source that has the right bytes of a file, read now, from the disk; else why none has."""
     reasons = []
     for source in sources:
@@ -103,7 +103,7 @@ def staging(run: Run, storage: Storage) -> Iterator[Staged]:
                 storage.remove(folder)
 
 
-def stage(run: Run, damaged: Damaged, source: Source, prefix: str, *, how: str) -> str | None:
+def stage(run: Run, damaged: Damaged, source: CopySource, prefix: str, *, how: str) -> str | None:
     """Copy a file from its source to the staging place, and read it back; returns what is wrong with it, if anything.
     Never a link: what is done to the one must not reach the other. StorageFullError leaves nothing there."""
     target = prefix + damaged.file.path
@@ -155,7 +155,7 @@ def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
     return files, folders
 
 
-def _copy(run: Run, source: Source, damaged: Damaged, target: str, how: str) -> None:
+def _copy(run: Run, source: CopySource, damaged: Damaged, target: str, how: str) -> None:
     own = (run.storage, run.records)
     if source.storage in own and damaged.storage in own:
         storage, run_prefix, records_prefix = run.shared()

@@ -24,7 +24,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan.paced_reader import Pace
-from ckptguard.scan.reread import ReadingStopped, Wrong, reread
+from ckptguard.scan.reread import ReadingStopped, WrongFile, reread
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome
@@ -72,7 +72,7 @@ class Scrubbed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Watcher:
+class ScrubListener:
     """Who is told of what a scrub does and finds, as a hook is told. `verify` judges what lies in place and differs
     from its manifest, and answers None where somebody else will; without it, it is verified, and an incident opened."""
 
@@ -89,7 +89,7 @@ class _Scrub:
 
     view: RunView
     order: ScrubOrder
-    watcher: Watcher
+    watcher: ScrubListener
     work: Work
     pace: Pace
     known: list[Scrub]
@@ -104,7 +104,7 @@ def scrub(
     order: ScrubOrder = ALL,
     *,
     work: Work = PLAIN,
-    watcher: Watcher | None = None,
+    watcher: ScrubListener | None = None,
     hold: Callable[[], None] = lambda: None,
 ) -> Scrubbed:
     """Read again what has a verdict, what nobody has read for the longest time first, in place and kept copies.
@@ -128,7 +128,7 @@ def scrub(
             raise ReadingStopped
 
     pace = Pace(work.rate, hold_on, work.progress)
-    this = _Scrub(view, order, watcher or Watcher(), work, pace, known)
+    this = _Scrub(view, order, watcher or ScrubListener(), work, pace, known)
     places: list[Reread] = []
     read = 0
     try:
@@ -278,14 +278,14 @@ def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tup
     return Outcome.GOOD, ()
 
 
-def _twice(wrong: Wrong) -> str:
+def _twice(wrong: WrongFile) -> str:
     return (
         f"{wrong.file} was not as it was sealed when it was read first, and is when it was read again: look after the "
         "disk and the memory"
     )
 
 
-def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple[Scrub, Wrong | None]:
+def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple[Scrub, WrongFile | None]:
     """The first file that is not as it was sealed, after which no more is read, and the reading to be recorded. One
     that is stopped is recorded so far, and the next one goes on with the file at hand."""
     run = this.view.run

@@ -11,8 +11,8 @@ from ckptguard.records.incidents import list_incidents, update_incident
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import Where
 from ckptguard.repair.replace_files import (
+    CopySource,
     Damaged,
-    Source,
     aside_folder,
     exchange,
     seen_now,
@@ -71,8 +71,8 @@ class Repair:
     work: Work
     dry_run: bool
     hopeless: dict[Where, float] = field(default_factory=dict)
-    staged: list[Source] = field(default_factory=list)
-    opened: list[Source] | None = None
+    staged: list[CopySource] = field(default_factory=list)
+    opened: list[CopySource] | None = None
     files: list[RepairedFile] = field(default_factory=list)
     checked: list[Checked] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
@@ -82,11 +82,11 @@ class Repair:
         """The run that is repaired."""
         return self.view.run
 
-    def replicas(self) -> list[Source]:
+    def replicas(self) -> list[CopySource]:
         """The replicas as sources, the farthest ones; opened when nothing else helps."""
         if self.opened is None:
             self.opened = [
-                Source(name=f"replica {plain_url(replica.url)}", storage=replica.storage, prefix="", near=False)
+                CopySource(name=f"replica {plain_url(replica.url)}", storage=replica.storage, prefix="", near=False)
                 for replica in (view.run for view in open_replicas(self.view))
             ]
         return self.opened
@@ -113,7 +113,7 @@ class Repair:
 
 
 def put_right(
-    repair: Repair, target: ToRepair, damaged: list[Damaged], sources: list[Source], *, none: str = NO_COPY
+    repair: Repair, target: ToRepair, damaged: list[Damaged], sources: list[CopySource], *, none: str = NO_COPY
 ) -> list[tuple[Damaged, str]]:
     """Stage what has a source, all of it before anything is moved, and exchange it; returns what was put right, and
     from where. In a dry run it is only looked for. `none`: why there may be no source at all beside replicas."""

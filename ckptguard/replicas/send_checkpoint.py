@@ -1,5 +1,5 @@
-"""Send one good checkpoint to another run of the same lineage: files first, its manifest last, and a verdict once
-every byte was read back from there.
+"""Send one good checkpoint to another run of the same lineage: files, then its manifest, then a verdict once every byte
+was read back.
 
 Whatever ends it, doing it again goes on where it ended: a file that is there and whole is not sent again.
 """

@@ -1,5 +1,7 @@
-"""Start from a replica: give a run whose files are lost, or a new one, the replica's known-good checkpoint and all that
-is on record about the training, so that it goes on from there."""
+"""Start a run from a replica: its known-good checkpoint, and all that is on record about the training.
+
+The run is new, or its files are lost. Training goes on from there.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def start_run(
     _refuse_unless_lost(replica, target, step)
     started = bring_back(replica, target, Wanted(step=step), work=work)
     if step is not None:
-        leave_behind(replica, target, step)
+        mark_later_generations(replica, target, step)
     return started
 
 
@@ -177,7 +179,7 @@ def regain_before(view: RunView, wanted: Wanted, *, stop: threading.Event | None
     return None
 
 
-def leave_behind(replica: RunView, target: RunView, step: int) -> None:
+def mark_later_generations(replica: RunView, target: RunView, step: int) -> None:
     """Mark the replica's generations of later steps in `target` as a rollback to `step` does: each counts as moved
     aside, and a good one is SUSPECT. What is saved of those steps from now on is another generation.
 

@@ -22,7 +22,7 @@ _DAMAGED = re.compile(r"(?P<id>.+)\.damaged-[0-9a-f]{8}")
 _REPLACED = re.compile(r"tmp-replaced-[0-9a-f]{8}")
 
 
-def collect_aside(view: RunView, grace: float) -> list[str]:
+def expire_aside(view: RunView, grace: float) -> list[str]:
     """Remove, after `grace` seconds, damaged bytes whose checkpoint was good again all that time, and what was put back
     from the trash when its place was taken again; returns their keys. While a checkpoint is not good its damaged bytes
     stay.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ckptguard.decisions.retention import Decision, Present, decide
+from ckptguard.decisions.retention import Present, RetentionDecision, decide
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.run import Run
 from ckptguard.records.trash import Trashed, list_trashed, read_trash
 from ckptguard.records.who_and_when import this_moment
-from ckptguard.retention.expire_trash import collect_aside
+from ckptguard.retention.expire_trash import expire_aside
 from ckptguard.retention.inventory import Look, Remembered, look, strict_verdict
 from ckptguard.retention.trash import delete_for_good, in_trash_for, settle_trash, throw_away
 from ckptguard.runs.lock import run_lock
@@ -28,8 +28,8 @@ class Pruned(msgspec.Struct, frozen=True, kw_only=True):
 
     dry_run: bool
     policy: Policy
-    decisions: tuple[Decision, ...]
-    removed: tuple[Decision, ...]
+    decisions: tuple[RetentionDecision, ...]
+    removed: tuple[RetentionDecision, ...]
     in_trash: tuple[Trashed, ...]
     emptied: tuple[Trashed, ...]
     could_not_tell: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ def prune(
                 view.forget()
             emptied = [] if troubles else _empty(view, policy, grace, remembered, troubles)
             in_trash = _left_in_trash(view.run, troubles)
-            _collect_aside(view, grace, troubles)
+            _expire_aside(view, grace, troubles)
     return Pruned(
         dry_run=dry_run,
         policy=policy,
@@ -88,7 +88,7 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
             troubles: list[str] = []
             with run_lock(view.run):
                 view.refresh()
-                _collect_aside(view, grace, troubles)
+                _expire_aside(view, grace, troubles)
             return (), tuple(troubles)
         done = prune(view, policy, grace=grace, remembered=remembered)
     except (BusyError, CouldNotTellError) as error:
@@ -96,9 +96,11 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
     return tuple(d.checkpoint.path for d in done.removed), done.could_not_tell
 
 
-def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy) -> tuple[list[Decision], list[str]]:
+def _remove(
+    run: Run, seen: Look, decisions: Sequence[RetentionDecision], policy: Policy
+) -> tuple[list[RetentionDecision], list[str]]:
     """Put into the trash what is not kept, is still what it was, and came not into use meanwhile; trouble ends it."""
-    removed: list[Decision] = []
+    removed: list[RetentionDecision] = []
     floor = _floor(decisions, policy)
     for decision in decisions:
         chosen = decision.checkpoint
@@ -116,7 +118,7 @@ def _remove(run: Run, seen: Look, decisions: Sequence[Decision], policy: Policy)
     return removed, []
 
 
-def _floor(decisions: Sequence[Decision], policy: Policy) -> dict[str, list[Present]]:
+def _floor(decisions: Sequence[RetentionDecision], policy: Policy) -> dict[str, list[Present]]:
     """The newest good ones of each series, because of which others may go."""
     good: dict[str, list[Present]] = {}
     for checkpoint in (decision.checkpoint for decision in decisions):
@@ -135,22 +137,22 @@ def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
 
 def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, troubles: list[str]) -> list[Trashed]:
     """Remove for good what is due, by a look of its own: what was removed just now counts no more."""
-    gone: list[Trashed] = []
+    emptied: list[Trashed] = []
     try:
         if list_trashed(view.run):
             for mark in _due(view, look(view, remembered, keep_good=policy.keep_good), policy, grace):
                 if mark.id in pins_of(view.run):
                     continue  # it came into use meanwhile
                 delete_for_good(view.run, mark)
-                gone.append(mark)
+                emptied.append(mark)
     except CouldNotTellError as error:
         troubles.append(f"the trash could not be emptied: {error.message}")
-    return gone
+    return emptied
 
 
-def _collect_aside(view: RunView, grace: float, troubles: list[str]) -> None:
+def _expire_aside(view: RunView, grace: float, troubles: list[str]) -> None:
     try:
-        collect_aside(view, grace)
+        expire_aside(view, grace)
     except CouldNotTellError as error:
         troubles.append(f"what was put aside could not be collected: {error.message}")
 

@@ -1,8 +1,8 @@
 """Trash: take a checkpoint out of a run so that it can still be restored, until its time of grace is over.
 
 Locally its files are moved by rename. On an object store, where a move is a copy of all bytes, they stay in place and
-are marked. Every step can be killed: the mark comes first, so what was begun is known, and it is finished or undone
-under the run's lock before anything else is removed.
+are marked. Every step can be killed. The mark comes first, so what was begun is known. It is finished or undone under
+the run's lock before anything else is removed.
 """
 
 from __future__ import annotations

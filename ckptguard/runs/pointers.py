@@ -9,8 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ckptguard.errors import CouldNotTellError
-from ckptguard.formats import pointer_file as pointer
-from ckptguard.formats import tensor_suffix
+from ckptguard.formats import pointer_file, tensor_suffix
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
@@ -36,7 +35,7 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
             continue
         if entry.kind == "link" and tensor_suffix(entry.key) and _dangles(run, entry):
             notes.append(f"{escape(entry.key)} is a link to nothing")
-        if entry.kind != "file" or not pointer.matches(entry.key, b""):
+        if entry.kind != "file" or not pointer_file.matches(entry.key, b""):
             continue
         name = _named(run, entry)
         if name is None:
@@ -55,7 +54,7 @@ def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
     be read."""
     found = {}
     for entry in entries:
-        if entry.kind == "file" and pointer.matches(entry.key, b""):
+        if entry.kind == "file" and pointer_file.matches(entry.key, b""):
             name = _read_name(run, entry)
             if name is not None:
                 found[f"{entry.key.rpartition('/')[0]}/{name}".lstrip("/")] = entry.key
@@ -75,7 +74,7 @@ def _named(run: Run, entry: Entry) -> str | None:
 
 def _read_name(run: Run, entry: Entry) -> str | None:
     with run.storage.open(entry.key) as reader:
-        name = pointer.read(reader, entry.key).metadata.get("points_to")
+        name = pointer_file.read(reader, entry.key).metadata.get("points_to")
     if name is not None and entry.name == _TRACKER and name.isdigit():
         return f"iter_{int(name):07d}"
     return name

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
-from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint
-from ckptguard.layouts import single_file as single
+from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint, single_file
 from ckptguard.layouts.discovery import MAX_DEPTH
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.records.run import has_records
@@ -67,7 +66,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
     if entry.kind == "file":
         lone = Checkpoint(
             path=name,
-            layout=single.LAYOUT.name,
+            layout=single_file.LAYOUT.name,
             series=series_of(name),
             step=step_from_name(name),
             entries=(entry,),
@@ -134,7 +133,7 @@ def _in_hub(url: str, place: HubPlace) -> Target:
     except ObjectMissingError as error:
         raise NotFoundError(f"there is nothing at {escape(url)}") from error
     if len(found) == 1 and place.path.count("/") > 1:
-        kind = "file" if found[0].layout == single.LAYOUT.name else "checkpoint"
+        kind = "file" if found[0].layout == single_file.LAYOUT.name else "checkpoint"
         return Target(url=url, kind=kind, storage=place.storage, checkpoint=found[0])
     base = place.path.partition("/")[0]
     unread = tuple(linked_repositories(place))
@@ -149,7 +148,9 @@ def _is_run(storage: Storage, below: Sequence[Entry], patterns: tuple[Pattern, .
     except StorageError:
         pass
     children = find_checkpoints(below, patterns)
-    return any("/" in c.path or c.layout != single.LAYOUT.name or c.step is not None for c in children if c.path != ".")
+    return any(
+        "/" in c.path or c.layout != single_file.LAYOUT.name or c.step is not None for c in children if c.path != "."
+    )
 
 
 def _inside_run(url: str, settings: Settings) -> Target | None:
@@ -169,6 +170,6 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
         # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
         found = next((c for c in view.checkpoints if path == c.path or path in c.files), None)
         if found is not None:
-            kind = "file" if found.layout == single.LAYOUT.name else "checkpoint"
+            kind = "file" if found.layout == single_file.LAYOUT.name else "checkpoint"
             return Target(url=run.usable(found.path), kind=kind, storage=run.storage, checkpoint=found, view=view)
     return None

@@ -24,7 +24,7 @@ _LARGEST_GATHERED = 64 << 20  # bytes of a tensor whose elements must be put in 
 _TINY = 1e-280  # squares below this have lost digits
 
 
-class Stored(NamedTuple):
+class LocatedTensor(NamedTuple):
     """A tensor's place: `span_offset` is where its span begins in the file that `reader` reads."""
 
     reader: Reader
@@ -36,7 +36,7 @@ class NotComparable(ValueError):
     """The elements cannot be put side by side; the message says why."""
 
 
-def compare(a: Stored, b: Stored) -> Difference:
+def compare(a: LocatedTensor, b: LocatedTensor) -> Difference:
     """Compare two tensors of one shape element by element. NotComparable where that means nothing or would take all
     of a large tensor into memory; else raises only what the readers raise."""
     readings = [Decoder(s.place.dtype, s.place.byte_order) if s.place.dtype in DTYPES else None for s in (a, b)]
@@ -195,7 +195,7 @@ def _in_stored_order(a: TensorPlace, b: TensorPlace) -> bool:
     return True
 
 
-def _blocks(stored: Stored, decoder: Decoder, in_order: bool) -> Iterator[Raw]:
+def _blocks(stored: LocatedTensor, decoder: Decoder, in_order: bool) -> Iterator[Raw]:
     """The elements as bytes, block by block: in the stored order, or in that of the indices."""
     place = stored.place
     count = math.prod(place.shape)
@@ -212,7 +212,7 @@ def _blocks(stored: Stored, decoder: Decoder, in_order: bool) -> Iterator[Raw]:
         yield block
 
 
-def _gathered(stored: Stored, size: int, count: int) -> Raw:
+def _gathered(stored: LocatedTensor, size: int, count: int) -> Raw:
     """All elements in the order of the indices."""
     place = stored.place
     length = place.stop - place.start

@@ -1,7 +1,7 @@
 """Counting NaN and infinities, and finding the largest magnitude, by integers alone.
 
-A float's bits without the sign, as an integer, order as magnitudes do. So one maximum over a block says whether all
-of it is finite and how large it is, in every float type, also in those that numpy does not know.
+A float's bits without the sign, as an integer, order as magnitudes do. So one maximum over a block says whether all of
+it is finite and how large it is. This holds in every float type, also in those that numpy does not know.
 
 Views that leave elements out are read a second time, in part, where what they span is not all finite.
 """

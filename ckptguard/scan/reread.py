@@ -20,7 +20,7 @@ class ReadingStopped(Exception):
     """Whoever sets the pace wants no more to be read. It says nothing about the bytes."""
 
 
-class Wrong(msgspec.Struct, frozen=True, kw_only=True):
+class WrongFile(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with one file; `tensors` are names of those whose bytes are not as they were sealed."""
 
     file: str
@@ -28,7 +28,9 @@ class Wrong(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[str, ...] = ()
 
 
-def reread(storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False) -> Wrong | None:
+def reread(
+    storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False
+) -> WrongFile | None:
     """What is wrong with the file under `key`; None if every byte is as it was sealed. BLAKE3 alone, or MD5 too, where
     one is on record.
 
@@ -37,13 +39,15 @@ def reread(storage: Storage, key: str, sealed: File, pace: Pace | None = None, *
     try:
         entry = storage.stat(key)
     except ObjectMissingError:
-        return Wrong(file=sealed.path, message="it is not there")
+        return WrongFile(file=sealed.path, message="it is not there")
     if entry.kind != "file":
-        return Wrong(file=sealed.path, message="it is no regular file")
+        return WrongFile(file=sealed.path, message="it is no regular file")
     return read_back(storage, key, sealed, pace, md5=md5)
 
 
-def read_back(storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False) -> Wrong | None:
+def read_back(
+    storage: Storage, key: str, sealed: File, pace: Pace | None = None, *, md5: bool = False
+) -> WrongFile | None:
     """The same of a file that is there; else ObjectMissingError, and DeniedError for what is no regular file."""
     # Not above: a daemon that reads nothing again needs none of it.
     from ckptguard.scan.sealed_stream import SealedStream
@@ -52,7 +56,7 @@ def read_back(storage: Storage, key: str, sealed: File, pace: Pace | None = None
     with storage.open(key) as reader:
         size = reader.entry.size
         if size != sealed.size:
-            return Wrong(file=sealed.path, message=f"it has {size} bytes, and {sealed.size} were sealed")
+            return WrongFile(file=sealed.path, message=f"it has {size} bytes, and {sealed.size} were sealed")
         reader.done_with(0, size)  # what is in the page cache says nothing about the disk
         stream, whole = SealedStream(sealed), hashlib.md5(usedforsecurity=False) if md5 and sealed.md5 else None
         looked = time.monotonic()
@@ -72,7 +76,7 @@ def read_back(storage: Storage, key: str, sealed: File, pace: Pace | None = None
     if stream.wrong() is not None:
         hit = set(stream.wrong_spans)
         tensors = tuple(t.name for t in sealed.tensors if t.span in hit)
-        return Wrong(file=sealed.path, message="its bytes are not those that were sealed", tensors=tensors)
+        return WrongFile(file=sealed.path, message="its bytes are not those that were sealed", tensors=tensors)
     if whole is not None and whole.hexdigest() != sealed.md5:
         raise RecordsError(f"the MD5 on record of {sealed.path} is not that of its bytes, although BLAKE3 agrees")
     return None

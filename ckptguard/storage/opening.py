@@ -38,14 +38,14 @@ def open_remote(url: str, retries: Retries | None = None, options: StorageOption
     return RemoteStorage(url, functools.partial(_connect, url, options), retries)
 
 
-def _connect(url: str, told: StorageOptions) -> tuple[Any, str]:
+def _connect(url: str, given: StorageOptions) -> tuple[Any, str]:
     import fsspec
 
     def make() -> tuple[Any, str]:
         found: tuple[Any, str] = fsspec.core.url_to_fs(url, **_ALWAYS, **options)
         return found
 
-    options = _told(url, told)
+    options = _options_for(url, given)
     if "::" in url:
         return _opened(url, make)
     try:
@@ -55,9 +55,9 @@ def _connect(url: str, told: StorageOptions) -> tuple[Any, str]:
     return _one_of_its_kind(url, options, lambda: _tried_once(make()[0])), root
 
 
-def _told(url: str, told: StorageOptions) -> dict[str, Any]:
+def _options_for(url: str, given: StorageOptions) -> dict[str, Any]:
     """The options for a URL; from now on, no message has their secrets."""
-    options = told.for_url(url)
+    options = given.for_url(url)
     keep_out(secrets_in(options))
     return options
 
@@ -69,7 +69,7 @@ def _tried_once(file_system: Any) -> Any:
     return file_system
 
 
-def _connect_sftp(url: str, told: StorageOptions, fresh: bool = False) -> tuple[Any, str]:
+def _connect_sftp(url: str, given: StorageOptions, fresh: bool = False) -> tuple[Any, str]:
     # By its class: fsspec's own file system of this name cannot write exclusively.
     try:
         import fsspec
@@ -84,7 +84,7 @@ def _connect_sftp(url: str, told: StorageOptions, fresh: bool = False) -> tuple[
         "sftp_client_kwargs": {"path_errors": "surrogateescape"},
         "login_timeout": _LOGIN_SECONDS,
         **configured,
-        **_told(url, told),
+        **_options_for(url, given),
         **SSHFileSystem._get_kwargs_from_urls(_place_in(url)),
     }
     make = functools.partial(SSHFileSystem, skip_instance_cache=True, **options)

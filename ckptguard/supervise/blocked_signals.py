@@ -70,9 +70,9 @@ class HeldSignals:
         self._caught.append(number)
 
 
-def means_it(told: Sequence[float], now: float, from_terminal: bool) -> bool:
+def means_it(asked: Sequence[float], now: float, from_terminal: bool) -> bool:
     """Whether one more word means that patience is over: of the keys of a terminal the second in a row, because to a
     debugger Ctrl-C is no end; of others any but what comes with the first (`timeout` tells us, and then our group)."""
     if from_terminal:
-        return bool(told) and now - told[-1] < _KEYS_IN_A_ROW
-    return bool(told) and now - told[0] > _AT_ONCE
+        return bool(asked) and now - asked[-1] < _KEYS_IN_A_ROW
+    return bool(asked) and now - asked[0] > _AT_ONCE

@@ -1,7 +1,7 @@
 """Who supervises a run on this machine: a locked note beside the daemon's sockets, and what it says after a kill.
 
-The kernel frees the lock when its holder ends, however it ends. The note is removed at an orderly end, so one that is
-found by whoever gets the lock next is that of a supervise that was killed. It is not in the records: a folder of ours
+The kernel frees the lock when its holder ends, however it ends. The note is removed at an orderly end. So a note that
+is found by the next holder of the lock is from a supervise that was killed. It is not in the records. A folder of ours
 in a run without saves keeps some trainers from starting, and process ids mean nothing elsewhere.
 """
 

@@ -1,7 +1,7 @@
 """What supervise does about a run's saves while and after the command runs: look, judge, and go back.
 
-Everything here runs in one thread beside the one that looks after the command, and nothing of it ends the command by
-failing: trouble is told, and the command runs on.
+Everything here runs in one thread beside the one that looks after the command. No failure here ends the command:
+trouble is told, and the command runs on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
     incidents: frozenset[str] = frozenset()
 
 
-class Since(msgspec.Struct, frozen=True, kw_only=True):
+class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
     """What came since then: whether anything was `saved`, finished or not, and anything `good`; whether a guard inside
     the command `gave_up`."""
 
@@ -120,10 +120,10 @@ class SaveWatch:
             good=self._good(), lying=self._signatures(), incidents=frozenset(i.id for i in self._incidents())
         )
 
-    def since(self, before: StateBefore) -> Since:
+    def since(self, before: StateBefore) -> SavesSince:
         """What came since then."""
         given_up = [i for i in self._incidents() if i.actions and i.actions[-1].startswith(GAVE_UP)]
-        return Since(
+        return SavesSince(
             saved=not self._signatures() <= before.lying,
             good=not self._good() <= before.good,
             gave_up=any(i.id not in before.incidents and i.source not in _OURS for i in given_up),

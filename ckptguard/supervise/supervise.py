@@ -1,7 +1,7 @@
 """Supervise: run a training command, and when its saves turn sick or it dies, go back to known-good and start it again.
 
-Two threads: this one looks after the command and the signals, so that nothing that hangs in storage can hold up either;
-the other one (`SaveWatch`, `Recovery`) looks after the saves, and is waited for by `SignalWatch`.
+There are two threads. This one looks after the command and the signals, so that nothing that hangs in storage can hold
+up either. The other one (`SaveWatch`, `Recovery`) looks after the saves, and `SignalWatch` waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 
 import msgspec
 
-from ckptguard.decisions.restarts import Ended, Then, decide
+from ckptguard.decisions.restarts import CommandEnd, NextAction, decide
 from ckptguard.errors import (
     BusyError,
     CkptguardError,
@@ -33,7 +33,7 @@ from ckptguard.supervise.lock_file import MARK, Note, Supervision
 from ckptguard.supervise.orphaned_command import end_left_running, left_running
 from ckptguard.supervise.process_tree import become_subreaper
 from ckptguard.supervise.recover_run import Recovery
-from ckptguard.supervise.save_watch import SaveWatch, Since, StateBefore
+from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore
 from ckptguard.supervise.sick_saves import SickSave
 from ckptguard.supervise.wait_for_command import SignalWatch, WaitAbandoned, wake_waiting
 from ckptguard.values.settings import Settings
@@ -156,11 +156,11 @@ class _Supervisor:
                 self._to_mend = True
                 message = "the command could not be stopped: some of its processes survive being killed"
                 return Supervised(status=status or 1, error=BusyError(message))
-            sick, since = found, Since(saved=True, good=True, gave_up=False)
+            sick, since = found, SavesSince(saved=True, good=True, gave_up=False)
             if self._watch.asked is None:
                 sick = self._watch.look_at(self._saves.last_look, []) or found
                 since = self._watch.beside(partial(self._saves.since, before), since)
-            ended = Ended(
+            ended = CommandEnd(
                 status=status,
                 asked=self._watch.asked is not None,
                 stopped=bool(found),
@@ -232,14 +232,14 @@ class _Supervisor:
             self._watch.command_runs = False
             until.set()
 
-    def _follow(self, ended: Ended, sick: list[SickSave]) -> Supervised | None:
+    def _follow(self, ended: CommandEnd, sick: list[SickSave]) -> Supervised | None:
         """Do what follows the end of the command; None if it is to be started again."""
         then, why = decide(ended, restarts=self._restarts, most=self._most)
-        if then is Then.END:
+        if then is NextAction.END:
             if not ended.asked and ended.status:
                 self._tell(f"the command {why}; it is not started again")
             return Supervised(status=ended.status)
-        if then is Then.SPENT:
+        if then is NextAction.SPENT:
             return self._give_up(sick, f"the command {why}", ended.status)
         error = self._go_back(sick, f"the command {why}", ended.status)
         if error is not None and not sick:  # it would have ended like this without us
@@ -247,7 +247,7 @@ class _Supervisor:
             return Supervised(status=ended.status)
         if error is not None:
             return Supervised(status=ended.status, error=error)
-        if then is Then.GO_BACK:
+        if then is NextAction.GO_BACK:
             self._tell("the command is not started again")
             return Supervised(status=ended.status, sick_end=ended.status == 0)
         if self._watch.asked is None:

@@ -33,7 +33,7 @@ class SignalWatch:
         self._signals, self._command, self._background, self._tell = signals, command, background, tell
         self.asked: int | None = None  # the first signal by which we were told to end
         self.command_runs = False  # as far as it was waited for
-        self._told: list[float] = []  # when we were told to end, each time
+        self._asked_at: list[float] = []  # when we were told to end, each time
         self._only_looking = False
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
@@ -75,9 +75,9 @@ class SignalWatch:
         running, is_firm = not self._command.has_ended(), False
         if number in ENDING:
             now = time.monotonic()
-            is_firm = means_it(self._told, now, from_terminal)
+            is_firm = means_it(self._asked_at, now, from_terminal)
             self.asked = self.asked or number
-            self._told.append(now)
+            self._asked_at.append(now)
             if not running and not self.command_runs and (is_firm or self._only_looking):
                 raise WaitAbandoned
         if is_firm and running:

@@ -73,7 +73,7 @@ class TrainingGuard:
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
         from ckptguard.training.saving.saving import Saves
         from ckptguard.training.signals.monitor import TrainingMonitor
-        from ckptguard.training.single_guard import OnlyGuard
+        from ckptguard.training.single_guard import SingleGuard
         from ckptguard.training.state.progress import Progress
 
         policy = policy if policy is not None else RollbackPolicy()
@@ -82,7 +82,7 @@ class TrainingGuard:
         self._run = begin_run(run, settings)
         self._parts = parts_of(given)
         self._store = store_for(self._run, settings, self._parts, self._ranks, given)
-        self._only = OnlyGuard(self._run, self._store.series, self._ranks)
+        self._only = SingleGuard(self._run, self._store.series, self._ranks)
         self._progress = Progress(self._parts, self._ranks.size)
         self._monitor = TrainingMonitor(self._parts, policy, allow=settings.allow_nonfinite)
         self._saving = Saves(self._store, self._tell_failed_save, self._ranks)

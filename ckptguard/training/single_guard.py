@@ -12,7 +12,7 @@ from ckptguard.training.ranks import Ranks, together
 _log = logging.getLogger("ckptguard")
 
 
-class OnlyGuard:
+class SingleGuard:
     """From `begin` to `end`, or to the end of the process, others can see that this guard trains into a series."""
 
     def __init__(self, run: Run, series: str, ranks: Ranks) -> None:

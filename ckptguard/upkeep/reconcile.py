@@ -26,7 +26,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.protect import protect
-from ckptguard.upkeep.samples import NotYet, Sample, not_yet, stands
+from ckptguard.upkeep.samples import CheckpointSample, NotYet, not_yet, stands
 from ckptguard.upkeep.settle_kept import settle_kept
 from ckptguard.upkeep.start import Start, start_of
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
@@ -60,7 +60,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
 class PassNotes:
     """Notes about one run between passes. They only save work: losing them loses nothing."""
 
-    samples: dict[str, Sample] = field(default_factory=dict)
+    samples: dict[str, CheckpointSample] = field(default_factory=dict)
     collect_at: float = 0.0  # monotonic: when leftovers of killed processes are looked for
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and until when to wait
     prune_at: float = 0.0  # monotonic: when pruning is due although nothing new was verified
@@ -154,7 +154,7 @@ class _Pass:
     def look(self, *, assume_quiet: bool) -> list[Checkpoint]:
         """Find what can be verified now, and protect what is finished and has no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
-        self._gone = _forget_gone(self.notes, checkpoints)
+        self._gone = _forget_missing(self.notes, checkpoints)
         ready: list[Checkpoint] = []
         finished: list[Checkpoint] = []
         for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
@@ -205,22 +205,22 @@ class _Pass:
         self._delays += [] if waits.seconds is None else [waits.seconds]
 
 
-def _sample(notes: PassNotes, checkpoint: Checkpoint) -> Sample:
+def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
     sample = notes.samples.get(checkpoint.path)
     if sample is None or sample.signature != checkpoint.signature:
-        sample = Sample(signature=checkpoint.signature, since=time.monotonic())
+        sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic())
         notes.samples[checkpoint.path] = sample
     return sample
 
 
-def _forget_gone(notes: PassNotes, checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
-    gone = sorted(set(notes.samples) - {c.path for c in checkpoints})
-    for path in gone:
+def _forget_missing(notes: PassNotes, checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
+    missing = sorted(set(notes.samples) - {c.path for c in checkpoints})
+    for path in missing:
         del notes.samples[path]
-    return tuple(gone)
+    return tuple(missing)
 
 
-def _verify(view: RunView, checkpoint: Checkpoint, sample: Sample, work: Work) -> Checked | str:
+def _verify(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work) -> Checked | str:
     """The verdict that was given; or why there is none, and `sample` says when to try again."""
     left = view.settings.unfinished_limit - sample.stable_for(checkpoint)
     how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP)

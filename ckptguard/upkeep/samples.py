@@ -20,7 +20,7 @@ _LONGEST_PAUSE = 3600.0  # seconds between two tries to read what cannot be read
 
 
 @dataclass
-class Sample:
+class CheckpointSample:
     """A checkpoint as storage showed it, since when, and what was found out about it since."""
 
     signature: Signature
@@ -68,7 +68,9 @@ def stands(view: RunView, checkpoint: Checkpoint) -> bool:
     return verdict is not None and looks_unchanged(checkpoint, manifest, verdict)
 
 
-def not_yet(view: RunView, checkpoint: Checkpoint, sample: Sample, work: Work, *, assume_quiet: bool) -> NotYet | None:
+def not_yet(
+    view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, assume_quiet: bool
+) -> NotYet | None:
     """Why a checkpoint cannot be verified yet; None when it can. CouldNotTellError if that cannot be told."""
     now = time.monotonic()
     if sample.retry_at > now:

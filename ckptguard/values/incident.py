@@ -142,7 +142,7 @@ class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     causes: tuple[LikelyCause, ...] = ()
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class IncidentReport(msgspec.Struct, frozen=True, kw_only=True):
     """An incident with everything that is known about it; the fields of its record, then `details`."""
 
     run: str

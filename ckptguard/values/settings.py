@@ -52,10 +52,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_best: tuple[str, ...] = ()  # METRIC:min or METRIC:max, and :N for more than one
     prune_failed: bool = False  # bad, incomplete and suspect ones go too, once `keep_good` newer ones are good
     trash_grace: float | str = 86400.0  # so long what was pruned can be restored: seconds, or "1d"
-    replica_keep_last: int | None = None  # the same for a replica
-    replica_keep_every: int | None = None
-    replica_keep_within: float | str | None = None
-    replica_keep_best: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()  # where good checkpoints are to lie too; {run} stands for the run's own name
     replica_rate: float | None = None  # bytes a second that are read and sent at most to replicate
     # What fsspec's file systems are told besides a URL, by protocol or by the beginning of a URL; shows no secrets.
@@ -98,7 +94,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise SettingsError("webhook must be an http or https URL")
         self.retention()
-        self.retention(replica=True)
         try:
             parse_span(self.trash_grace)
         except SettingsError as error:
@@ -119,16 +114,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         except SettingsError as error:
             raise SettingsError(f"scrub_every: {error.message}", hint=error.hint) from error
 
-    def retention(self, *, replica: bool = False) -> Policy:
-        """The rules by which checkpoints stay in the run, or in a replica of it. SettingsError."""
-        prefix = "replica_" if replica else ""
-        within = getattr(self, f"{prefix}keep_within")
+    def retention(self) -> Policy:
+        """The rules by which checkpoints stay in the run. SettingsError."""
         try:
             return Policy(
-                keep_last=getattr(self, f"{prefix}keep_last"),
-                keep_every=getattr(self, f"{prefix}keep_every"),
-                keep_within=None if within is None else parse_span(within),
-                keep_best=tuple(parse_best(text) for text in getattr(self, f"{prefix}keep_best")),
+                keep_last=self.keep_last,
+                keep_every=self.keep_every,
+                keep_within=None if self.keep_within is None else parse_span(self.keep_within),
+                keep_best=tuple(parse_best(text) for text in self.keep_best),
                 keep_good=self.keep_good,
                 drop_failed=self.prune_failed,
             )

@@ -26,9 +26,9 @@ from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
-from ckptguard.verify.collect_evidence import Known, collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.verify.collect_evidence import KnownFacts, collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.verify.compare_copy import copy_differs
-from ckptguard.verify.damage_or_resave import Change, Past, classify_change
+from ckptguard.verify.damage_or_resave import Change, KnownBefore, classify_change
 from ckptguard.verify.seal import seal_observed
 from ckptguard.version import __version__
 
@@ -160,11 +160,11 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
 def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> Change:
     """How what was read differs from what was sealed."""
     history, layout = view.history, LAYOUTS[checkpoint.layout]
-    gaps = collect_evidence(view.run.storage, checkpoint, scan, Known(sealed=sealed)).gaps
+    gaps = collect_evidence(view.run.storage, checkpoint, scan, KnownFacts(sealed=sealed)).gaps
     return classify_change(
         sealed,
         {f.entry.key: f for f in scan.files},
-        Past(
+        KnownBefore(
             ever_good=history.was_good(sealed.id),
             facts=_facts(history, sealed.id),
             other_contents=lambda: _other_contents(history, sealed.id),
@@ -175,11 +175,11 @@ def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest)
     )
 
 
-def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> Known:
+def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> KnownFacts:
     """What the run's records and settings say of a checkpoint."""
     history, settings = view.history, view.settings
     manifest, verdict = (reference, None) if reference is not None else history.reference(id) or (None, None)
-    return Known(
+    return KnownFacts(
         sealed=sealed,
         reference=(manifest, verdict.facts if verdict is not None else None) if manifest is not None else None,
         previous=history.previous(id.series, id.step),

@@ -79,7 +79,7 @@ def misplaced_digests(
     return placed
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a checkpoint besides its bytes. `reference` and `previous` come with the facts of their
     verdicts, `expected_sums` are (algorithm, checksum) by file."""
 
@@ -92,9 +92,9 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     expected_sums: Mapping[str, tuple[str, str]] = {}
 
 
-def collect_evidence(storage: Storage, checkpoint: Checkpoint, scan: Scan, known: Known | None = None) -> Evidence:
+def collect_evidence(storage: Storage, checkpoint: Checkpoint, scan: Scan, known: KnownFacts | None = None) -> Evidence:
     """Everything the checks need, gathered once."""
-    known = known or Known()
+    known = known or KnownFacts()
     found = {f.entry.key: f for f in scan.files}
     reference, reference_facts = known.reference or (None, None)
     previous, previous_facts = known.previous or (None, None)

@@ -20,7 +20,7 @@ _ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what
 _GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
+class KnownBefore(msgspec.Struct, frozen=True, kw_only=True):
     """What was known of a generation before its files differed: whether it was ever GOOD, the facts of its verdict, and
     the manifests of other steps, which are read only when they are asked for."""
 
@@ -41,7 +41,7 @@ class Change(enum.Enum):
 def classify_change(
     sealed: Manifest,
     found: Mapping[str, ScannedFile],
-    past: Past,
+    past: KnownBefore,
     *,
     whole: bool,
     last_written: str,

@@ -30,7 +30,7 @@ from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import judge
 from ckptguard.verify.checksum_files import CheckSums
-from ckptguard.verify.collect_evidence import Known, collect_evidence, scan_checkpoint
+from ckptguard.verify.collect_evidence import KnownFacts, collect_evidence, scan_checkpoint
 
 
 class Blob(NamedTuple):
@@ -46,7 +46,7 @@ ScannedBlobs = dict[Blob, ScannedFile]
 _EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # not by their own bytes alone
 
 
-class Against(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedWith(msgspec.Struct, frozen=True, kw_only=True):
     """What a stray checkpoint is held against, if anything: stated checksums, and the schema of another one."""
 
     sums: CheckSums | None = None
@@ -57,7 +57,7 @@ def verify_strays(
     target: Target,
     checkpoints: Sequence[Checkpoint],
     settings: Settings,
-    against: Against,
+    against: ComparedWith,
     *,
     wait: float,
     work: Work = PLAIN,
@@ -103,7 +103,7 @@ def _judged(
     checkpoint: Checkpoint,
     settings: Settings,
     blobs: ScannedBlobs,
-    against: Against,
+    against: ComparedWith,
     work: Work,
 ) -> Checked:
     started = time.monotonic()
@@ -122,7 +122,7 @@ def _judged(
         scan = scan_checkpoint(target.storage, checkpoint, options, work)
         if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE:
             raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
-    known = Known(
+    known = KnownFacts(
         sealed=_sealed_in(target.view, checkpoint) if target.view is not None else None,
         reference=(against.reference, None) if against.reference is not None else None,
         in_run=target.view is not None,

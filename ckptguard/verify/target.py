@@ -17,7 +17,7 @@ from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.verify.selection import Selection
-from ckptguard.verify.stray import Against, verify_strays
+from ckptguard.verify.stray import ComparedWith, verify_strays
 
 ALL = Selection()
 
@@ -36,7 +36,7 @@ def verify_target(target: str, settings: Settings, what: Selection = ALL, *, wor
     schema = read_reference(what.reference, settings, work) if what.reference else None
     if resolved.view is None or sums is not None:
         strays = _strays(resolved, what, target)
-        against = Against(sums=sums, reference=schema)
+        against = ComparedWith(sums=sums, reference=schema)
         return verify_strays(resolved, strays, settings, against, wait=what.wait, work=work)
     from ckptguard.verify.in_run import verify_in_run  # records, copies and pins: a stray file needs none of them
 

@@ -29,7 +29,7 @@ from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, is_safe_path
 from ckptguard_daemon import documents
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.waiting import Passes
@@ -64,7 +64,7 @@ class Answers:
 
     def __init__(
         self,
-        runs: Sequence[GuardedRun],
+        runs: Sequence[WatchedRun],
         loop: Loop,
         passes: Passes,
         hooks: Hooks,
@@ -168,7 +168,7 @@ class Answers:
         return _json(documents.verify_document(guarded, path), status=202)
 
     def _best_and_pending(
-        self, guarded: GuardedRun, before: int | None, series: str | None, certain: bool
+        self, guarded: WatchedRun, before: int | None, series: str | None, certain: bool
     ) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
         """The answer as of now, and the newer checkpoints without a verdict that could change it: as of now too if that
         must be `certain`, else as of the last pass if nothing hinted at a change since."""
@@ -195,7 +195,7 @@ class Answers:
         wanted = (w for w in pending if series in (None, w.series))
         return answer, [w.path for w in wanted if w.step is not None and newest < w.step < below]
 
-    def _guarded(self, request: Request) -> GuardedRun:
+    def _guarded(self, request: Request) -> WatchedRun:
         guarded = self._runs.get(request.path_params["run"])
         if guarded is None:
             raise NotFoundError(

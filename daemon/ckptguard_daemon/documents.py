@@ -21,7 +21,7 @@ from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import Incident
 from ckptguard.runs.find_known_good import KnownGood
 from ckptguard.version import __version__
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 
 _STATUS: tuple[tuple[type[CkptguardError], int], ...] = (
     (SettingsError, 400),
@@ -51,27 +51,27 @@ def health_document(presence: DaemonRecord, runs: int, *, alive: bool) -> Docume
     return document("healthz", status=status, version=__version__, **fields(presence, "healthz"), runs=runs)
 
 
-def runs_document(runs: Sequence[GuardedRun]) -> Document:
+def runs_document(runs: Sequence[WatchedRun]) -> Document:
     """`GET /v1/runs`."""
     return document("runs", runs=[fields(run) for run in runs])
 
 
-def checkpoints_document(run: GuardedRun, states: Sequence[CheckpointState]) -> Document:
+def checkpoints_document(run: WatchedRun, states: Sequence[CheckpointState]) -> Document:
     """`GET /v1/runs/{run}/checkpoints`."""
     return document("checkpoints", run=run.run_id, target=run.url, checkpoints=states)
 
 
-def known_good_document(run: GuardedRun, known_good: KnownGood, *, waited: bool, pending: Sequence[str]) -> Document:
+def known_good_document(run: WatchedRun, known_good: KnownGood, *, waited: bool, pending: Sequence[str]) -> Document:
     """`GET /v1/runs/{run}/known-good`. `pending`: newer checkpoints that may still turn out good."""
     answer = fields(known_good, "known-good of the daemon")
     return document("known-good", run=run.run_id, **answer, waited=waited, pending=pending)
 
 
-def incident_document(run: GuardedRun, incident: Incident) -> Document:
+def incident_document(run: WatchedRun, incident: Incident) -> Document:
     """`POST /v1/runs/{run}/incidents`."""
     return document("incident", run=run.run_id, incident=incident)
 
 
-def verify_document(run: GuardedRun, path: str | None) -> Document:
+def verify_document(run: WatchedRun, path: str | None) -> Document:
     """`POST /v1/runs/{run}/verify`."""
     return document("verify", run=run.run_id, path=path, accepted=True)

@@ -31,7 +31,7 @@ _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
 
 
-class GuardedRun:
+class WatchedRun:
     """Makes passes over one run. Only the loop's thread calls `step`; other threads read its public attributes, and
     open it."""
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ckptguard.scan import Scanner
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 
 _GAP = 0.5  # seconds between two passes over a run that is being written to all the time
 _LONGEST_SLEEP = 60.0
@@ -21,7 +21,7 @@ class Loop:
     """Makes passes until it is stopped. `wake` may be called from any thread, as often as it likes."""
 
     def __init__(
-        self, runs: Sequence[GuardedRun], scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]
+        self, runs: Sequence[WatchedRun], scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]
     ) -> None:
         self._runs = runs
         self._scanner = scanner
@@ -59,7 +59,7 @@ class Loop:
             self._last[due.run_id] = time.monotonic()
             self._after_pass()
 
-    def _next(self) -> GuardedRun | None:
+    def _next(self) -> WatchedRun | None:
         """The run whose pass is due, or None after sleeping until something may be."""
         with self._changed:
             now = time.monotonic()
@@ -72,7 +72,7 @@ class Loop:
             self._under_way = first.run_id
             return first
 
-    def _wait(self, run: GuardedRun, now: float) -> float:
+    def _wait(self, run: WatchedRun, now: float) -> float:
         if run.run_id in self._woken:
             return self._last.get(run.run_id, 0.0) + _GAP - now
         return run.due - now

@@ -14,15 +14,13 @@ from ckptguard.documents.build import fields
 from ckptguard.errors import CkptguardError, StoppedError
 from ckptguard.incidents.events import replica_event
 from ckptguard.incidents.notify import Hooks
-from ckptguard.replicas.replicate import Replica, open_replica, replica_urls, replicate
-from ckptguard.retention.prune import prune
+from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
-from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.retention_policy import parse_span
 from ckptguard.values.settings import Settings
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 
 _LOWEST = 19
@@ -46,7 +44,7 @@ class Replicating:
 
     def __init__(
         self,
-        runs: Sequence[GuardedRun],
+        runs: Sequence[WatchedRun],
         settings: Settings,
         hooks: Hooks,
         idle: threading.Event | None,
@@ -83,11 +81,11 @@ class Replicating:
     def _run(self) -> None:
         if self._settings.niceness and sys.platform == "linux":
             with contextlib.suppress(OSError):
-                stand_back(_LOWEST)
+                lower_priority(_LOWEST)
         while not self._stop.wait(_TICK):
             self.once()
 
-    def _bring_up_to_date(self, guarded: GuardedRun) -> None:
+    def _bring_up_to_date(self, guarded: WatchedRun) -> None:
         verdicts, now = guarded.verdicts, time.monotonic()
         for url in self._urls(guarded):
             place = self._places.setdefault((guarded.run_id, url), _Place())
@@ -102,31 +100,19 @@ class Replicating:
             place.verdicts = verdicts
             self._tell(guarded, view, place, done)
 
-    def _urls(self, guarded: GuardedRun) -> tuple[str, ...]:
+    def _urls(self, guarded: WatchedRun) -> tuple[str, ...]:
         return replica_urls(guarded.url, self._settings)
 
     def _replicate(self, view: RunView, url: str, place: _Place) -> Replica:
-        settings = self._settings
-        work = Work(rate=settings.replica_rate, stop=self._stop)
+        work = Work(rate=self._settings.replica_rate, stop=self._stop)
         try:
             done = replicate(view, url, work=work, hold=self._hold, arrived=place.arrived)
-            if done.trouble is None and settings.retention(replica=True).has_rules:
-                self._prune(view, url)
         except CkptguardError as error:
             done = Replica(url=url, behind=None, last_good=None, trouble=error.message)
         failed = next((c.message for c in done.checkpoints if c.done == "failed"), None)
         return msgspec.structs.replace(done, trouble=done.trouble or failed)
 
-    def _prune(self, view: RunView, url: str) -> None:
-        settings = self._settings
-        replica = open_replica(view, url)
-        pruned = prune(replica, settings.retention(replica=True), grace=parse_span(settings.trash_grace))
-        for decision in pruned.removed:
-            log("pruned", run=replica.run.url, path=decision.checkpoint.path)
-        for sentence in pruned.could_not_tell:
-            log("could_not_tell", level="warning", run=replica.run.url, reason=sentence)
-
-    def _tell(self, guarded: GuardedRun, view: RunView, place: _Place, done: Replica) -> None:
+    def _tell(self, guarded: WatchedRun, view: RunView, place: _Place, done: Replica) -> None:
         url = done.url
         known = {replica.url: replica for replica in (*guarded.replicas, done)}
         guarded.replicas = tuple(known[u] for u in self._urls(guarded) if u in known)

@@ -16,13 +16,13 @@ from ckptguard.errors import CkptguardError
 from ckptguard.incidents.notify import Hooks
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
-from ckptguard.repair.scrub import Reread, Scrubbed, ScrubOrder, Watcher, scrub
+from ckptguard.repair.scrub import Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.repair.scrub_plan import Due
 from ckptguard.runs.work import Work
-from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.reread import ReadingStopped
 from ckptguard.values.settings import Settings
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.scrub_state import PlaceAt, ScrubState
 
@@ -38,7 +38,7 @@ class Scrubbing:
 
     def __init__(
         self,
-        runs: Sequence[GuardedRun],
+        runs: Sequence[WatchedRun],
         settings: Settings,
         hooks: Hooks,
         idle: threading.Event,
@@ -64,13 +64,13 @@ class Scrubbing:
         thread.start()
         return thread
 
-    def _every(self, run: GuardedRun) -> float:
+    def _every(self, run: WatchedRun) -> float:
         return self._settings.scrub_seconds(local=os.path.isabs(run.url)) or 0.0
 
     def _run(self) -> None:
         if self._settings.niceness and sys.platform == "linux":
             with contextlib.suppress(OSError):
-                stand_back(_LOWEST)
+                lower_priority(_LOWEST)
         while not self._stop.wait(_TICK):
             for run in self._runs:
                 now = time.monotonic()
@@ -88,7 +88,7 @@ class Scrubbing:
                     pause = _LATEST
                 self._due[run.run_id] = time.monotonic() + pause
 
-    def _scrub(self, run: GuardedRun) -> float:
+    def _scrub(self, run: WatchedRun) -> float:
         """Read what is due; returns the seconds until the next look."""
         left_out = self._left_out.setdefault(run.run_id, {})
         for where in [where for where, until in left_out.items() if time.monotonic() >= until]:
@@ -115,7 +115,7 @@ class Scrubbing:
             run.look(),
             ScrubOrder(max_age=every, leave_out=dict(left_out)),
             hold=self._hold,
-            watcher=Watcher(verify=verify, tell=self._hooks.tell, begin=begin, end=end, source="daemon"),
+            watcher=ScrubListener(verify=verify, tell=self._hooks.tell, begin=begin, end=end, source="daemon"),
             work=Work(rate=self._settings.scrub_rate),
         )
         for sentence in done.could_not_tell:

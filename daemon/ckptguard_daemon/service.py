@@ -20,7 +20,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.rendezvous import listen
@@ -57,7 +57,7 @@ def serve(
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
     hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
-    runs = [GuardedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
+    runs = [WatchedRun(url, run_id_of(url), settings, hooks, presence) for url in urls]
     passes = Passes()
     watchers: list[Watcher] = []
 
@@ -117,11 +117,11 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
         open_run(url, settings)
     hooks = Hooks(settings, log)
     scanner = _scanner(settings, stop)
-    told = True
+    all_read = True
     try:
         for url in urls:
-            run = GuardedRun(url, run_id_of(url), settings, hooks, None)
-            told = _settled_pass(run, settings, scanner, stop) and told
+            run = WatchedRun(url, run_id_of(url), settings, hooks, None)
+            all_read = _settled_pass(run, settings, scanner, stop) and all_read
             Replicating([run], settings, hooks, None, lambda run_id: None, stop).once()
     finally:
         scanner.close()
@@ -132,18 +132,18 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
             states = survey(open_view(url, settings))
         except CkptguardError as error:
             log("could_not_tell", level="error", run=url, reason=error.message)
-            told = False
+            all_read = False
             continue
         outcomes += [state.outcome for state in states if state.in_place]
-    return exit_code(outcomes, told=told)
+    return exit_code(outcomes, all_read=all_read)
 
 
-def exit_code(outcomes: Iterable[Outcome], *, told: bool) -> int:
+def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
     """First that applies: something is bad, could not tell, something (or everything) is undecided, all good."""
     found = set(outcomes)
     if Outcome.BAD in found:
         return BAD
-    if not told:
+    if not all_read:
         return FAILED
     return GOOD if found == {Outcome.GOOD} else UNDECIDED
 
@@ -159,8 +159,8 @@ def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
     )
 
 
-def _settled_pass(run: GuardedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
-    """Passes until nothing is merely settling; whether everything could be told."""
+def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
+    """Passes until nothing is merely settling; whether everything could be read."""
     patience = _LONGEST_SETTLING + 10 * settings.settle
     while True:
         done = run.step(scanner, stop)

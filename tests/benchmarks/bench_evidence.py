@@ -9,7 +9,7 @@ import torch
 
 from ckptguard.decisions.health import Signal
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.sample_buffer import SampleBuffer
 from ckptguard.training.signals.sick_tensors import sick_tensors
 from ckptguard.training.signals.weights import first_non_finite
 
@@ -30,7 +30,7 @@ def main():
     model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(64)))  # 256 MiB
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parts = TrainingParts(model=model, optimizer=optimizer)
-    recent, signal = Recent(parts.optimizer), Signal(step=1, loss=1.0, grad_norm=1.0)
+    recent, signal = SampleBuffer(parts.optimizer), Signal(step=1, loss=1.0, grad_norm=1.0)
     remember = seconds(lambda: recent.append(signal), 100_000)
     print(f"remembering an update: {remember * 1e6:.2f} us, {remember / 0.010:.4%} of a 10 ms step")
     look = seconds(lambda: first_non_finite(model), 3)

@@ -13,14 +13,13 @@ import pytest
 from support.tiny_run import SERIES, TINY, inline, name_of, save
 from support.views import look
 
-from ckptguard.records import leases
-from ckptguard.records import who_and_when as moments
+from ckptguard.records import leases, who_and_when
 from ckptguard.records.leases import NOBODY, Lease
 from ckptguard.records.pins import IN_USE, LONGEST_USE, pin_checkpoint, pinned_generations
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.repair.replace_files import cut_short
-from ckptguard.retention import expire_trash as collect_aside
+from ckptguard.retention import expire_trash
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.listing import select_checkpoint
@@ -167,9 +166,9 @@ def elsewhere(monkeypatch):
 
     def do(work, *arguments, **options):
         with monkeypatch.context() as there:
-            for module in (moments, collect_aside):
+            for module in (who_and_when, expire_trash):
                 there.setattr(module, "this_host", lambda: ("another", "another start"))
-            there.setattr(moments, "_uptime", lambda: 400 * DAY)
+            there.setattr(who_and_when, "_uptime", lambda: 400 * DAY)
             return work(*arguments, **options)
 
     return do
@@ -178,10 +177,10 @@ def elsewhere(monkeypatch):
 @pytest.fixture
 def days(monkeypatch):
     """Have days pass by the machine's own clock."""
-    real = moments._uptime
+    real = who_and_when._uptime
 
     def passed(count):
-        monkeypatch.setattr(moments, "_uptime", lambda: real() + count * DAY)
+        monkeypatch.setattr(who_and_when, "_uptime", lambda: real() + count * DAY)
 
     return passed
 
@@ -261,5 +260,5 @@ def test_the_clocks_are_wrong(clock, wrong):
     now = time.time()
     long_ago = "2000-01-01T00:00:00Z"
     assert leases.is_past(run, Lease(token="", owner=NOBODY, since=long_ago, until=long_ago)) is True
-    assert abs(moments.this_moment().wall - now) < 60
+    assert abs(who_and_when.this_moment().wall - now) < 60
     assert now == time.time() if clock.offset is None else abs(now - before) > YEAR / 2

@@ -14,7 +14,7 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.rollback.lead_and_follow import Loaded
-from ckptguard.training.rollback.retry_unrecorded import Owed
+from ckptguard.training.rollback.retry_unrecorded import Unrecorded
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
@@ -87,7 +87,7 @@ def test_without_space_nothing_is_lost(train, tmp_path):
 
 def test_what_is_owed_is_tried_ever_more_rarely(tmp_path, monkeypatch):
     """After 1, 2, 4 updates and so on, then at every 64th; at once when it matters."""
-    owed = Owed(open_run(str(tmp_path)), QUICK, "step-#")
+    owed = Unrecorded(open_run(str(tmp_path)), QUICK, "step-#")
     tries = []
 
     def pay(debt):

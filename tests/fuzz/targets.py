@@ -29,9 +29,8 @@ from ckptguard.formats.numpy import npy, npz
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.torch import bare_pickle
+from ckptguard.formats.torch import bare_pickle, zip_file
 from ckptguard.formats.torch import legacy_file as torch_legacy
-from ckptguard.formats.torch import zip_file as torch_zip
 from ckptguard.formats.zip.archive import read_archive
 from ckptguard.formats.zip.crc import crc32_of
 from ckptguard.records.incidents import Incident
@@ -79,7 +78,7 @@ def fuzz_pickle(data: bytes) -> None:
 def fuzz_zip(data: bytes) -> None:
     """Any archive ends in a structure; in one that we accept, zipfile finds the same records and bytes."""
     reader = MemoryReader("f.pt", data)
-    check_structure(torch_zip.read(reader, "f.pt"), len(data))
+    check_structure(zip_file.read(reader, "f.pt"), len(data))
     archive = read_archive(reader)
     if archive.problems:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ckptguard.repair import replace_files as repair_files
+from ckptguard.repair import replace_files
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 
@@ -51,5 +51,5 @@ def _raise_at(
         for storage in (LocalStorage, RemoteStorage):
             for name in names:
                 patched.setattr(storage, name, counted(getattr(storage, name)))
-        patched.setattr(repair_files, "swap_files", counted(repair_files.swap_files))
+        patched.setattr(replace_files, "swap_files", counted(replace_files.swap_files))
         yield

@@ -26,7 +26,7 @@ from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.repair import repair
-from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.repair.scrub import ScrubListener, scrub
 from ckptguard.replicas.replicate import replicate
 from ckptguard.retention import inventory
 from ckptguard.retention.pin import pin, unpin
@@ -276,13 +276,13 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
                 here = files_below(self.replica, name_of(key[0]))  # by its name and sizes: whoever loads it verifies it
                 assert here in self.contents(key[0]), f"{key} in the replica"
 
-    def watcher(self) -> Watcher:
+    def watcher(self) -> ScrubListener:
         """What a scrub does about what it finds in place: verify it."""
 
         def verify(checkpoint: Any) -> Any:
             return verify_checkpoint(look(self.run_of(), TINY), checkpoint, work=Work(scanner=inline))
 
-        return Watcher(verify=verify)
+        return ScrubListener(verify=verify)
 
     @contextlib.contextmanager
     def known(self, whole: set[Key]) -> Iterator[None]:

@@ -10,7 +10,7 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.repair import repair
-from ckptguard.repair.scrub import Watcher, scrub
+from ckptguard.repair.scrub import ScrubListener, scrub
 from ckptguard.replicas.replicate import replicate
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
@@ -93,7 +93,7 @@ def _put_back(run: Run, stage: Stage) -> None:
 def _scrub(run: Run, stage: Stage) -> None:
     scrub(
         look(run, TINY),
-        watcher=Watcher(lambda c: verify_checkpoint(look(run, TINY), c, work=Work(scanner=inline))),
+        watcher=ScrubListener(lambda c: verify_checkpoint(look(run, TINY), c, work=Work(scanner=inline))),
         work=Work(scanner=inline),
     )
 

@@ -24,7 +24,6 @@ class Options(Shared):
     keep_within: str | None
     keep_best: tuple[str, ...]
     failed: bool
-    replica: bool
     dry_run: bool
 
 
@@ -35,7 +34,6 @@ class Options(Shared):
 @click.option("--keep-within", metavar="SPAN", help="Keep those sealed within SPAN (2d, 12h) before the newest.")
 @click.option("--keep-best", metavar="METRIC:min|max[:N]", multiple=True, help="Keep the N best by a saved metric.")
 @click.option("--failed", is_flag=True, help="Also remove bad, incomplete and suspect ones that are old enough.")
-@click.option("--replica", is_flag=True, help="RUN is a replica: the settings replica_keep_... apply.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option
 @settings_options
@@ -53,11 +51,10 @@ def command(run: str, **options: Unpack[Options]) -> None:
     from ckptguard.runs.target import open_named_run
     from ckptguard.values.retention_policy import parse_span
 
-    prefix = "replica_" if options["replica"] else ""
-    given = {prefix + name: value for name, value in options.items() if name.startswith("keep_")}
+    given = {name: value for name, value in options.items() if name.startswith("keep_")}
     settings = settings_from(options["config"], options["records"], prune_failed=options["failed"] or None, **given)
     view = open_named_run(run, settings)
-    policy = settings.retention(replica=options["replica"])
+    policy = settings.retention()
     done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=options["dry_run"])
     if options["as_json"]:
         emit(document("prune", target=view.run.url, **fields(done)))

@@ -39,7 +39,7 @@ def command(
     """Send RUN's good checkpoints to its replicas, the newest first, and read each back from there.
 
     A replica is a run: verify, known-good and restore work on it without the original. What is there already is not
-    sent again; what was cut short goes on. How many it holds is said by replica_keep_... in the settings.
+    sent again; what was cut short goes on. Nothing is removed from it: `ckptguard prune REPLICA` does that.
     """
     from ckptguard.documents.build import document
     from ckptguard.replicas.replicate import replica_urls, replicate

@@ -49,7 +49,7 @@ def command(run: str, **options: Unpack[Options]) -> None:
     """
     from ckptguard.documents.build import document, fields
     from ckptguard.incidents.notify import Hooks
-    from ckptguard.repair.scrub import ScrubOrder, Watcher, scrub
+    from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
     from ckptguard.repair.scrub_plan import parse_subset
     from ckptguard.runs.target import open_named_run
     from ckptguard.runs.work import Work
@@ -72,7 +72,7 @@ def command(run: str, **options: Unpack[Options]) -> None:
     try:
         with progress_bar("scrubbing") as advance, scanner_of(settings) as scanner:
             work = Work(scanner=scanner, progress=advance, rate=rate)
-            done = scrub(view, order, watcher=Watcher(tell=hooks.tell), work=work)
+            done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
     finally:
         hooks.close(patience=_HOOK_SECONDS)
     if options["as_json"]:

@@ -12,7 +12,7 @@ import re
 from msgspec import structs
 
 from ckptguard.formats.dcp.chunks import chunk_name
-from ckptguard.formats.dcp.identical_headers import AlikeArchives
+from ckptguard.formats.dcp.identical_headers import IdenticalHeaders
 from ckptguard.formats.pickle.machine import BUDGET
 from ckptguard.formats.structure import (
     Beside,
@@ -23,9 +23,9 @@ from ckptguard.formats.structure import (
     Structure,
     TensorPlace,
 )
-from ckptguard.formats.torch import zip_file as torch_zip
+from ckptguard.formats.torch import zip_file
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD
-from ckptguard.formats.zip.subrange import Windows
+from ckptguard.formats.zip.subrange import Subranges
 from ckptguard.storage.protocol import Reader
 
 NAME = "distcp"
@@ -67,7 +67,7 @@ class _Reading:
     """What has been found so far, range by range."""
 
     def __init__(self, count: int) -> None:
-        self.room = torch_zip.Room(BUDGET + count * _ROOM_EACH)
+        self.room = zip_file.ReadingBudget(BUDGET + count * _ROOM_EACH)
         self.room.nodes += count * 100
         self.spans: list[SpanPlace] = []
         self.tensors: list[TensorPlace] = []
@@ -79,7 +79,7 @@ class _Reading:
         self.truncated = False
 
     def take(self, reader: Reader, chunks: tuple[ChunkPlace, ...]) -> None:
-        windows, alike, size = Windows(reader), AlikeArchives(self.room), reader.entry.size
+        windows, alike, size = Subranges(reader), IdenticalHeaders(self.room), reader.entry.size
         for chunk in chunks:
             name = chunk_name(chunk)
             if chunk.offset + chunk.length > size:

@@ -12,10 +12,10 @@ from msgspec import structs
 
 from ckptguard.formats.dcp import switch
 from ckptguard.formats.structure import SpanPlace, Structure
-from ckptguard.formats.torch import zip_file as torch_zip
+from ckptguard.formats.torch import zip_file
 from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.formats.zip.directory import CRC_IN_ENTRY, CRC_IN_HEADER, HAS_DESCRIPTOR, find_tail, read_directory
-from ckptguard.formats.zip.subrange import Window
+from ckptguard.formats.zip.subrange import Subrange
 
 _KEY = 256  # bytes: nearly always they hold the pickle, which says what tensors there are
 _MOST = 1024  # kinds of archives, each of at most _LARGEST bytes beside tensors
@@ -41,19 +41,19 @@ class _Kind(NamedTuple):
     nodes: int
 
 
-class AlikeArchives:
+class IdenticalHeaders:
     """Reads archives one after the other, within one room."""
 
-    def __init__(self, room: torch_zip.Room) -> None:
+    def __init__(self, room: zip_file.ReadingBudget) -> None:
         self._room = room
         self._kinds: dict[tuple[int, bytes], _Kind] = {}
         self._crc32 = crc32_function()
 
-    def read(self, window: Window) -> Structure:
+    def read(self, window: Subrange) -> Structure:
         """What `torch_zip.read_within` finds in the archive, in all cases."""
         raw = window.whole
         if raw is None or not switch.BY_HEART:
-            return torch_zip.read_within(window, self._room)
+            return zip_file.read_within(window, self._room)
         key = (len(raw), raw[:_KEY])
         kind = self._kinds.get(key)
         if kind is not None:
@@ -61,7 +61,7 @@ class AlikeArchives:
             if structure is not None:
                 return structure
         budget, nodes = self._room.budget, self._room.nodes
-        structure = torch_zip.read_within(window, self._room)
+        structure = zip_file.read_within(window, self._room)
         if not structure.problems and kind is None and len(self._kinds) < _MOST:
             kind = _kind_of(window, raw, structure, budget - self._room.budget, nodes - self._room.nodes)
             if kind is not None:
@@ -91,7 +91,7 @@ class AlikeArchives:
         return structs.replace(structure, spans=spans)
 
 
-def _kind_of(window: Window, raw: bytes, structure: Structure, cost: int, nodes: int) -> _Kind | None:
+def _kind_of(window: Subrange, raw: bytes, structure: Structure, cost: int, nodes: int) -> _Kind | None:
     """The kind of an archive that was read without any problem; None where too much of it is no tensor."""
     tail = find_tail(window)
     spans = {span.offset: number for number, span in enumerate(structure.spans)}

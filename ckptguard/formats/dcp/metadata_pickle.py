@@ -12,7 +12,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ckptguard.formats.dcp import switch
-from ckptguard.formats.dcp.repeated_entries import ELSEWHERE, KEY, LONGEST, MAX_HITS, MOST, Before, Repeat, settled
+from ckptguard.formats.dcp.repeated_entries import (
+    KEY,
+    LONGEST,
+    MAX_HITS,
+    MOST,
+    UNRESOLVED,
+    EarlierMemo,
+    Repeat,
+    immutable,
+)
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence
 from ckptguard.formats.pickle.machine import Machine, Pickled, read_pickle, run_machine
@@ -213,7 +222,7 @@ class _FoldingMachine(Machine):
             return False
         own = range(self.memoized, self.memoized + len(known.memos))
         fetched = [] if self.wanted.isdisjoint(own) else [i for i in own if i in self.wanted]
-        if any(known.memos[i - self.memoized] is ELSEWHERE for i in fetched):
+        if any(known.memos[i - self.memoized] is UNRESOLVED for i in fetched):
             return False
         for index in fetched:
             self.keep(index, known.memos[index - self.memoized])
@@ -232,13 +241,13 @@ class _FoldingMachine(Machine):
         if full or (depth, marks) != place or not KEY <= end - start <= LONGEST:
             return
         raw = self.data[start:end]
-        alone = _AloneMachine(raw + b".", Before(self.memo, memoized))
+        alone = _AloneMachine(raw + b".", EarlierMemo(self.memo, memoized))
         try:
             pickled = run_machine(alone, 0, _ROOM_ALONE)
         except PickleProblem:
             return
         if pickled.end == len(raw) + 1 and pickled.value == value and not pickled.persistent:
-            self.repeats[raw[:KEY]] = Repeat(raw, value, tuple(map(settled, alone.values)))
+            self.repeats[raw[:KEY]] = Repeat(raw, value, tuple(map(immutable, alone.values)))
 
     def build(self, p: int) -> int:
         p = super().build(p)
@@ -265,7 +274,7 @@ class _AloneMachine(_FoldingMachine):
 
     __slots__ = ("values",)
 
-    def __init__(self, data: bytes, memo: Before) -> None:
+    def __init__(self, data: bytes, memo: EarlierMemo) -> None:
         super().__init__(data)
         self.memo = memo
         self.values: list[object] = []

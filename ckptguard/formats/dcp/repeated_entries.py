@@ -1,7 +1,7 @@
 """Tensors that a ``.metadata`` pickle describes with the same bytes again and again.
 
-After a name, such bytes are read once more as soon as they come; then it is known that they neither need nor change
-anything but what they leave behind, and where they come again, that is put there.
+The first time, such bytes are also read alone. That shows that they need and change nothing but the value that they
+leave behind. Where the same bytes come again, that value is put there.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _MAX_DIMENSIONS = 64
 
 class Repeat(NamedTuple):
     """Bytes of the pickle and the value that they make. `memos` are the values put into the memo meanwhile, in order;
-    Elsewhere for those that something may still change."""
+    Unresolved for those that something may still change."""
 
     raw: bytes
     value: object
     memos: tuple[object, ...]
 
 
-class Elsewhere:
+class Unresolved:
     """Stands for what came before and may still change: whatever looks into it finds nothing."""
 
 
-ELSEWHERE = Elsewhere()
+UNRESOLVED = Unresolved()
 
 
-class Before(dict[int, object]):
+class EarlierMemo(dict[int, object]):
     """The memo as it was before the bytes, for reading them alone."""
 
     def __init__(self, memo: dict[int, object], end: int) -> None:
@@ -43,14 +43,14 @@ class Before(dict[int, object]):
 
     def __missing__(self, index: int) -> object:
         # Their own values come under other numbers the next time, and those under these numbers are then others' own.
-        return settled(self._memo[index]) if index < self._end else ELSEWHERE
+        return immutable(self._memo[index]) if index < self._end else UNRESOLVED
 
 
-def settled(value: object) -> object:
+def immutable(value: object) -> object:
     """The value if nothing can change it any more."""
     kind = type(value)
     if kind is str or kind is int or kind is Global or value is None:
         return value
     if isinstance(value, tuple) and len(value) <= _MAX_DIMENSIONS and all(type(n) is int for n in value):
         return value
-    return ELSEWHERE
+    return UNRESOLVED

@@ -16,7 +16,7 @@ from ckptguard.formats.torch.state_tree import walk
 _MAX_ITEM = 1 << 20
 
 
-class Inside(NamedTuple):
+class UnshownData(NamedTuple):
     """What was found in data that no span shows."""
 
     leaves: tuple[Leaf, ...] = ()
@@ -46,7 +46,7 @@ def _strides(header: Header) -> tuple[int, ...]:
     return tuple(math.prod(header.shape[:i]) for i in range(len(header.shape)))
 
 
-def look_inside(name: str, header: Header, blocks: Iterable[bytes]) -> Inside:
+def look_inside(name: str, header: Header, blocks: Iterable[bytes]) -> UnshownData:
     """One number of each field that is not finite, if there is one; of objects what their pickle holds.
 
     All blocks are taken, also those that there is nothing to see in.
@@ -66,7 +66,7 @@ def look_inside(name: str, header: Header, blocks: Iterable[bytes]) -> Inside:
                 if bad is not None:
                     found[field.name] = bad
     leaves = tuple(Leaf(_path(name, f), found[f.name], True) for f in floats if f.name in found)
-    return Inside(leaves, unread)
+    return UnshownData(leaves, unread)
 
 
 def _path(name: str, field: Field) -> str:
@@ -100,7 +100,7 @@ def _column(block: bytes, item: int, field: Field) -> bytes | bytearray:
     return column
 
 
-def _unpickled(name: str, blocks: Iterable[bytes]) -> Inside:
+def _unpickled(name: str, blocks: Iterable[bytes]) -> UnshownData:
     parts: list[bytes] = []
     size = 0
     for block in blocks:
@@ -110,13 +110,13 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Inside:
     if size > MAX_STREAM:
         # What loading it would call cannot be told, and that must not pass.
         message = f"{name!r} is a pickle of {size} bytes, which is more than we would read"
-        return Inside(problems=(Problem(message=message, tensor=name),))
+        return UnshownData(problems=(Problem(message=message, tensor=name),))
     data = b"".join(parts)
     parts.clear()
     try:
         pickled = read_pickle(data)
     except PickleProblem as error:
-        return Inside(
+        return UnshownData(
             problems=(Problem(message=f"{name!r} cannot be read: {error}", tensor=name),), globals=error.globals
         )
     found = walk(pickled.value)
@@ -126,7 +126,7 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Inside:
     problems += [Problem(message=f"{name!r} refers to a storage outside", tensor=name) for _ in found.tensors[:1]]
     leaves = tuple(Leaf(_below(name, leaf.name), leaf.value, leaf.of_array) for leaf in found.leaves)
     unread = tuple(_below(name, inner) for inner in found.unread)
-    return Inside(leaves, unread, tuple(problems), pickled.globals)
+    return UnshownData(leaves, unread, tuple(problems), pickled.globals)
 
 
 def _below(name: str, inner: str) -> str:

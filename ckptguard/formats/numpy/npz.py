@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from ckptguard.formats.numpy.npy import blocks_of, header_at
-from ckptguard.formats.numpy.npy_data import Inside, is_plain, look_inside, place_of
+from ckptguard.formats.numpy.npy_data import UnshownData, is_plain, look_inside, place_of
 from ckptguard.formats.numpy.npy_header import MAGIC, MAX_HEADER, Header, HeaderProblem, read_header
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Problem, SpanPlace, Structure, TensorPlace
@@ -24,7 +24,7 @@ _ROOM, _ROOM_TIMES = 256 << 20, 20
 class _Found(NamedTuple):
     """One record: its span and tensor, where it is an array, and what was found inside."""
 
-    inside: Inside = Inside()
+    inside: UnshownData = UnshownData()
     span: SpanPlace | None = None
     tensor: TensorPlace | None = None
 
@@ -39,7 +39,7 @@ def read(reader: Reader, path: str) -> Structure:
     problems = list(archive.problems)
     spans: list[SpanPlace] = []
     tensors: list[TensorPlace] = []
-    found: list[Inside] = []
+    found: list[UnshownData] = []
     room = _ROOM + _ROOM_TIMES * reader.entry.size
     for record in sorted(archive.records.values(), key=lambda r: r.offset):
         name = printable(record.name.removesuffix(".npy"))
@@ -83,7 +83,7 @@ def _with_span(tensor: TensorPlace, span: int) -> TensorPlace:
 def _stored(reader: Reader, record: Record, name: str) -> _Found:
     """An array whose elements the scan can look at where they lie, unless they are mixed or pickled."""
     if not record.name.endswith(".npy") and reader.read(record.offset, min(record.size, len(MAGIC))) != MAGIC:
-        return _Found(Inside(problems=_wrong_sum(reader, record, name)))
+        return _Found(UnshownData(problems=_wrong_sum(reader, record, name)))
     header = header_at(reader, record.offset, record.size)
     begin, length = record.offset + header.length, record.size - header.length
     if header.pickled:
@@ -92,7 +92,7 @@ def _stored(reader: Reader, record: Record, name: str) -> _Found:
     _check_size(header, length)
     if not length:
         return _Found(
-            Inside(problems=_wrong_sum(reader, record, name)), None, place_of(name, header, None, as_stored=True)
+            UnshownData(problems=_wrong_sum(reader, record, name)), None, place_of(name, header, None, as_stored=True)
         )
     # The archive's sum is of header and elements together; that of the elements alone follows from it.
     first = crc32_function()(reader.read(record.offset, header.length), 0)
@@ -124,7 +124,7 @@ def _not_unpacked(reader: Reader, record: Record, name: str) -> _Found:
     head = _head_of(unpacked(reader, record))
     if _is_array(record, head) and read_header(head).pickled:
         raise UnpackProblem("it is a pickle, and larger than we would unpack")
-    return _Found(Inside(unread=(name,)))
+    return _Found(UnshownData(unread=(name,)))
 
 
 def _head_of(blocks: Iterable[bytes]) -> bytes:

@@ -10,7 +10,7 @@ from ckptguard.formats.recognition import LEGACY_MAGIC
 from ckptguard.formats.structure import Problem, SpanPlace, Structure
 from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_storage, is_class_source
 from ckptguard.formats.torch.state_tree import walk
-from ckptguard.formats.torch.tensor_places import Stored, place_tensors
+from ckptguard.formats.torch.tensor_places import StorageSpan, place_tensors
 from ckptguard.storage.protocol import Reader
 
 NAME = "torch_legacy"
@@ -72,7 +72,7 @@ def _pickles(data: bytes) -> list[Pickled] | PickleProblem:
 
 def _storages(
     reader: Reader, state: Pickled, keys: Pickled, problems: list[Problem]
-) -> tuple[list[SpanPlace], dict[str, Stored], bool]:
+) -> tuple[list[SpanPlace], dict[str, StorageSpan], bool]:
     """Spans, storages by key, and whether the file ends too early."""
     items = {}  # key -> (bytes of one element, bytes in all)
     for reference in state.persistent:
@@ -85,7 +85,7 @@ def _storages(
             continue
         items[storage.key] = (DTYPES[dtype].size, storage.length)
     spans: list[SpanPlace] = []
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StorageSpan] = {}
     position, size = keys.end, reader.entry.size
     for key in keys.value.items if type(keys.value) is Sequence else []:
         if type(key) is not str or key not in items or key in stored:
@@ -99,7 +99,7 @@ def _storages(
         if count * element != length:
             problems.append(Problem(message="a storage has another size than the pickle says"))
             return spans, stored, False
-        stored[key] = Stored(len(spans) if length else None, length)
+        stored[key] = StorageSpan(len(spans) if length else None, length)
         if length:
             spans.append(SpanPlace(position + 8, length))
         position += 8 + length

@@ -41,7 +41,7 @@ _WITHOUT_NUMBERS = (
 _ELEMENTS = "_local_tensor"  # where a distributed tensor keeps its elements
 
 
-class Found(NamedTuple):
+class TreeContents(NamedTuple):
     """What a tree holds: tensors as what rebuilds them, in the order of the file.
 
     `containers` and `unread` are those of a Structure; `visited` is how many values were looked at.
@@ -55,7 +55,7 @@ class Found(NamedTuple):
     visited: int = 0
 
 
-NOTHING = Found([], (), ())
+NOTHING = TreeContents([], (), ())
 
 
 class _Parents(NamedTuple):
@@ -66,7 +66,7 @@ class _Parents(NamedTuple):
     depth: int
 
 
-def walk(root: object, room: int = MAX_NODES) -> Found:
+def walk(root: object, room: int = MAX_NODES) -> TreeContents:
     """Everything that a pickle's value holds, by name. A value that stands alone is called "value"."""
     return _Walk().run(root, room)
 
@@ -80,7 +80,7 @@ class _Walk:
         self.visits: dict[int, int] = {}
         self.unread: dict[str, None] = {}
 
-    def run(self, root: object, most: int) -> Found:
+    def run(self, root: object, most: int) -> TreeContents:
         waiting: list[tuple[Iterator[tuple[str, object]], _Parents | None]] = [(iter((("", root),)), None)]
         room = most
         while waiting and room and len(self.tensors) <= MAX_TENSORS:
@@ -105,7 +105,9 @@ class _Walk:
         if waiting:
             self.problem("it holds more values than we would read")
         problems = tuple(self.problems.values())
-        return Found(self.tensors, tuple(self.leaves), problems, _containers(root), tuple(self.unread), most - room)
+        return TreeContents(
+            self.tensors, tuple(self.leaves), problems, _containers(root), tuple(self.unread), most - room
+        )
 
     def tensor(self, name: str, value: Call | PersistentId) -> list[tuple[str, object]]:
         """Note a tensor; what is set on it besides its elements."""

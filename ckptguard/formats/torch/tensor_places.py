@@ -10,7 +10,7 @@ from ckptguard.formats.structure import Problem, TensorPlace
 from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_tensor
 
 
-class Stored(NamedTuple):
+class StorageSpan(NamedTuple):
     """A storage that the file holds: its span (None: it is empty) and its length in bytes."""
 
     span: int | None
@@ -19,7 +19,7 @@ class Stored(NamedTuple):
 
 def place_tensors(
     found: Iterable[tuple[str, Call | PersistentId]],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StorageSpan],
     byte_order: str,
     problems: list[Problem],
 ) -> list[TensorPlace]:
@@ -35,7 +35,7 @@ def place_tensors(
 
 
 def _place(
-    name: str, call: Call | PersistentId, stored: Mapping[str, Stored], byte_order: str
+    name: str, call: Call | PersistentId, stored: Mapping[str, StorageSpan], byte_order: str
 ) -> TensorPlace | Problem:
     try:
         tensor = as_tensor(call)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
 from ckptguard.formats.structure import Problem, SpanPlace, Structure
-from ckptguard.formats.torch.state_tree import MAX_NODES, NOTHING, Found, walk
-from ckptguard.formats.torch.tensor_places import Stored, place_tensors
+from ckptguard.formats.torch.state_tree import MAX_NODES, NOTHING, TreeContents, walk
+from ckptguard.formats.torch.tensor_places import StorageSpan, place_tensors
 from ckptguard.formats.zip.archive import Archive, Record, read_archive
 from ckptguard.formats.zip.crc import crc32_of
 from ckptguard.storage.protocol import Reader
@@ -18,7 +18,7 @@ _ROOM_EACH = 1700
 _MOST_ROOM = 500_000
 
 
-class Room:
+class ReadingBudget:
     """What reading pickles may still cost, over all archives that are read with it; `each` more for each storage that
     is really there, because tensors of their own storages take about as much."""
 
@@ -30,10 +30,10 @@ class Room:
 
 def read(reader: Reader, path: str) -> Structure:
     """The structure of a torch archive; each storage is a span, with the CRC-32 that the archive states."""
-    return read_within(reader, Room(each=_ROOM_EACH))
+    return read_within(reader, ReadingBudget(each=_ROOM_EACH))
 
 
-def read_within(reader: Reader, room: Room) -> Structure:
+def read_within(reader: Reader, room: ReadingBudget) -> Structure:
     """Like `read`, for one of many archives."""
     archive = read_archive(reader)
     if "constants.pkl" in archive.records:  # torch.save writes no such record
@@ -42,16 +42,16 @@ def read_within(reader: Reader, room: Room) -> Structure:
         return Structure(format=NAME, problems=(Problem(message=message),), globals=names)
     problems = list(archive.problems)
     spans: list[SpanPlace] = []
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StorageSpan] = {}
     others: list[Record] = []
     for name, record in archive.records.items():  # in the order of the file
         if not name.startswith(_DATA):
             others.append(record)
         elif record.size:
-            stored[name[len(_DATA) :]] = Stored(len(spans), record.size)
+            stored[name[len(_DATA) :]] = StorageSpan(len(spans), record.size)
             spans.append(SpanPlace(record.offset, record.size, record.crc32))
         else:
-            stored[name[len(_DATA) :]] = Stored(None, 0)
+            stored[name[len(_DATA) :]] = StorageSpan(None, 0)
             others.append(record)
     room.budget += room.each * min(len(spans), _MOST_ROOM)
     problems += _wrong_sums(reader, others)
@@ -73,7 +73,9 @@ def read_within(reader: Reader, room: Room) -> Structure:
     )
 
 
-def _read_state(reader: Reader, archive: Archive, room: Room, problems: list[Problem]) -> tuple[Found, tuple[str, ...]]:
+def _read_state(
+    reader: Reader, archive: Archive, room: ReadingBudget, problems: list[Problem]
+) -> tuple[TreeContents, tuple[str, ...]]:
     record = archive.records.get("data.pkl")
     if record is None:
         if archive.records or not archive.problems:

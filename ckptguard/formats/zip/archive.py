@@ -1,7 +1,7 @@
 """Strict reading of zip archives: one reading that every reader must agree with.
 
-The usual readers disagree about duplicates, about bytes before and behind the archive, and about local headers that
-contradict the directory; here each of these is a problem. Nothing is unpacked.
+The usual readers disagree about duplicates, bytes before and behind the archive, and local headers that contradict the
+directory. Here each of these is a problem. Nothing is unpacked.
 """
 
 from __future__ import annotations

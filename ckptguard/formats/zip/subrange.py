@@ -10,7 +10,7 @@ _AHEAD = 1 << 18
 _EDGE = 1 << 13
 
 
-class Windows:
+class Subranges:
     """Hands out windows in the order of the file; small neighbours are fetched together."""
 
     def __init__(self, reader: Reader) -> None:
@@ -18,19 +18,19 @@ class Windows:
         self.start = 0
         self.block = b""
 
-    def window(self, offset: int, length: int) -> Window:
+    def window(self, offset: int, length: int) -> Subrange:
         """The range as a reader; it must lie inside the file."""
         if length > _AHEAD:
             head = self.reader.read(offset, _EDGE)
-            return Window(self.reader, offset, length, head, self.reader.read(offset + length - _EDGE, _EDGE))
+            return Subrange(self.reader, offset, length, head, self.reader.read(offset + length - _EDGE, _EDGE))
         if not self.start <= offset <= offset + length <= self.start + len(self.block):
             self.start = offset
             self.block = self.reader.read(offset, min(_AHEAD, self.reader.entry.size - offset))
         begin = offset - self.start
-        return Window(self.reader, offset, length, self.block[begin : begin + length], b"")
+        return Subrange(self.reader, offset, length, self.block[begin : begin + length], b"")
 
 
-class Window:
+class Subrange:
     """A `Reader` of `length` bytes from `offset`; its first and last bytes are in memory already."""
 
     def __init__(self, reader: Reader, offset: int, length: int, head: bytes, tail: bytes) -> None:

@@ -12,7 +12,7 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IO_LOWEST = 2 << 13 | 7  # best effort, last in line
 
 
-def stand_back(niceness: int) -> None:
+def lower_priority(niceness: int) -> None:
     """Have the calling thread, and what it starts, stand back by so much."""
     # Not os.nice: the thread that started us may stand back already.
     os.setpriority(os.PRIO_PROCESS, 0, max(niceness, os.getpriority(os.PRIO_PROCESS, 0)))

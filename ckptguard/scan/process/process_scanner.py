@@ -16,7 +16,7 @@ from ckptguard.scan import scan_files
 from ckptguard.scan.executors import executor_of
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.process.messages import Request
-from ckptguard.scan.process.worker_process import Limits, WorkerProcess
+from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
 
@@ -37,7 +37,7 @@ class ProcessScanner:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: WorkerLimits,
         *,
         processes: int = 1,
         workers: int = 2,

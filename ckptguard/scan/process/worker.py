@@ -1,7 +1,7 @@
 """The scanning process: ``python -m ckptguard.scan.process.worker MEMORY IDLE PARENT NICENESS``.
 
-It parses files that may be hostile, so it holds no secrets, is limited in memory and time, yields to training, and
-dies with the process that started it. It serves one request at a time and ends after being idle for a while.
+It parses files that may be hostile, so it holds no secrets and is limited in memory and time. It yields to training,
+and dies with the process that started it. It serves one request at a time and ends after being idle for a while.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.scan.files import scan_files
-from ckptguard.scan.process.low_priority import stand_back
+from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.process.messages import PREFIX, Answer, Request, frame
 from ckptguard.scan.result import Scan
 from ckptguard.storage import open_storage
@@ -36,7 +36,7 @@ def main() -> None:
     _die_with(parent)
     _limit(memory)
     if niceness:
-        stand_back(niceness)
+        lower_priority(niceness)
     while select.select([0], [], [], idle)[0]:
         body = _read_request()
         if body is None:

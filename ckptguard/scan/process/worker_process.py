@@ -25,7 +25,7 @@ _TICK = 0.1  # how soon a stop is noticed
 _PASSED_ON = ("PATH", "LANG", "LANGUAGE", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one scanning process may take: `memory` bytes of address space, `seconds` for a scan. It ends after `idle`
     seconds without one. With a `niceness` it also stands back from others that compute and that read."""
 
@@ -35,9 +35,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     niceness: int = 10
 
 
-def limits_of(settings: Settings) -> Limits:
+def limits_of(settings: Settings) -> WorkerLimits:
     """The limits that the settings state."""
-    return Limits(memory=settings.worker_memory, seconds=settings.worker_seconds, niceness=settings.niceness)
+    return WorkerLimits(memory=settings.worker_memory, seconds=settings.worker_seconds, niceness=settings.niceness)
 
 
 class WorkerProcess:
@@ -46,7 +46,7 @@ class WorkerProcess:
     Call `start` from a thread that lives as long as this: the system ends the process with the thread that started it.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WorkerLimits) -> None:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ckptguard.errors import DeniedError, TransientError
 from ckptguard.storage.failures import storage_error
-from ckptguard.storage.remote.multipart import Parts, parts_for
+from ckptguard.storage.remote.multipart import MultipartUpload, parts_for
 from ckptguard.storage.remote.root import RemoteRoot
 
 
@@ -37,7 +37,7 @@ class ConditionalPuts:
         if self._of_parts is None:
             with self._probe() as probe:
                 self._root.fs.pipe_file(probe, b"1")
-                parts: Parts | None = None
+                parts: MultipartUpload | None = None
                 try:
                     parts = parts_for(self._root.traits, self._root.fs, probe, exclusive=True)
                     parts.put(0, b"2")

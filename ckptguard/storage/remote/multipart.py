@@ -15,7 +15,7 @@ from ckptguard.storage.remote.multipart_s3 import S3Parts
 from ckptguard.storage.traits import StoreTraits
 
 
-class Parts(Protocol):
+class MultipartUpload(Protocol):
     """One object on its way. `put` may be called from several threads where `parallel` is more than 1."""
 
     parallel: int
@@ -30,11 +30,11 @@ class Parts(Protocol):
         """Forget the parts."""
 
 
-def parts_for(traits: StoreTraits, file_system: Any, path: str, *, exclusive: bool) -> Parts:
+def parts_for(traits: StoreTraits, file_system: Any, path: str, *, exclusive: bool) -> MultipartUpload:
     """The way for this kind of store; `exclusive`: the object must be new."""
     if traits.multipart == "held":
         return HeldParts(file_system, path, exclusive=exclusive)
-    ways: dict[str, Callable[[Any, str], Parts]]
+    ways: dict[str, Callable[[Any, str], MultipartUpload]]
     ways = {"parts": S3Parts, "blocks": AzureParts, "joined": JoinedParts, "moved": MovedParts}
     return ways[traits.multipart](file_system, path)
 

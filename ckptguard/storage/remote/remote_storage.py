@@ -1,8 +1,8 @@
 """Any fsspec file system as a `Storage`: object stores, ``memory://``, and whatever else has a plug-in.
 
-Nothing here relies on renames, folders, modification times or cached listings, which an object store does not
-offer or gets wrong. The one guarantee that must come from the store is the conditional put; a store that ignores
-the condition is found by a probe, and then only one writer at a time is safe.
+Nothing here relies on renames, folders, modification times or cached listings, which an object store does not offer or
+gets wrong. The one guarantee that must come from the store is the conditional put. A probe finds a store that ignores
+the condition; then only one writer at a time is safe.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ckptguard.storage.failures import translated
 from ckptguard.storage.keys import parts_of
 from ckptguard.storage.protocol import Capabilities, Entry
 from ckptguard.storage.remote.conditional_put import ConditionalPuts
-from ckptguard.storage.remote.entries import entry_of
-from ckptguard.storage.remote.listing import RemoteListing
+from ckptguard.storage.remote.listing import RemoteListing, entry_of
 from ckptguard.storage.remote.multipart import parts_for
 from ckptguard.storage.remote.reader import RemoteReader
 from ckptguard.storage.remote.root import RemoteRoot

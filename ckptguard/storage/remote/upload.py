@@ -9,7 +9,7 @@ from typing import Self, TypeVar
 
 from ckptguard.errors import StorageError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.remote.multipart import Parts
+from ckptguard.storage.remote.multipart import MultipartUpload
 from ckptguard.storage.retries import Retries
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class RemoteUpload:
         self,
         key: str,
         where: str,
-        begin: Callable[[], Parts],
+        begin: Callable[[], MultipartUpload],
         put_whole: Callable[[bytes], None],
         refuse_taken: Callable[[], None],
         *,
@@ -40,7 +40,7 @@ class RemoteUpload:
         self._key, self._where, self._replace, self._retries = key, where, replace, retries
         self._begin, self._put_whole, self._refuse_taken = begin, put_whole, refuse_taken
         self._buffer = bytearray()
-        self._parts: Parts | None = None
+        self._parts: MultipartUpload | None = None
         self._count = 0
         self._threads: ThreadPoolExecutor | None = None
         self._under_way: set[Future[None]] = set()
@@ -122,7 +122,7 @@ class RemoteUpload:
             except RuntimeError:  # the interpreter is ending: executors take no more work, but a save may be under way
                 self._put(self._parts, number, data)
 
-    def _put(self, parts: Parts, number: int, data: bytes) -> None:
+    def _put(self, parts: MultipartUpload, number: int, data: bytes) -> None:
         # A file that is held open takes its bytes once; a part under a number may be put again.
         if parts.parallel == 1:
             parts.put(number, data)

@@ -1,7 +1,7 @@
 """safetensors files of torch tensors: hashed from memory while they are written, verified while they are loaded.
 
-Names lie in a fixed order (largest elements first, so that all are aligned), a tensor that has several names is
-stored once, and the other names are stated in the header's metadata (alias -> stored name).
+Names lie in a fixed order: largest elements first, so that all are aligned. A tensor that has several names is stored
+once. The header's metadata states its other names (alias -> stored name).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
 _NOT_ALIASES = ("format", "unread")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class FilePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Which names are stored, in file order, and the header that says so."""
 
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     header: bytes
 
 
-def plan_file(tensors: Mapping[str, Any]) -> Plan:
+def plan_file(tensors: Mapping[str, Any]) -> FilePlan:
     """Lay out a file; StateError names a tensor that cannot be stored. Reads no elements."""
     words = {name: dtype_word(tensor, name) for name, tensor in tensors.items()}
     kept: dict[tuple[object, ...], str] = {}
@@ -60,7 +60,7 @@ def plan_file(tensors: Mapping[str, Any]) -> Plan:
         entries[name] = {"dtype": words[name], "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
     text = json.dumps(entries, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
-    return Plan(names=tuple(names), aliases=aliases, header=len(text).to_bytes(8, "little") + text)
+    return FilePlan(names=tuple(names), aliases=aliases, header=len(text).to_bytes(8, "little") + text)
 
 
 class Stream(Protocol):

@@ -25,7 +25,7 @@ class Captured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class NameMismatch:
     """Names of the model's state that were `missing` in what was loaded, and that it held and the model does not."""
 
     missing: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class TrainingParts:
     scheduler: Any = None
     scaler: Any = None
     strict: bool = True
-    fit: Fit = field(default_factory=Fit)
+    fit: NameMismatch = field(default_factory=NameMismatch)
 
     def capture(self) -> Captured:
         """The state now; StateError if a part of it cannot be saved exactly."""
@@ -126,7 +126,7 @@ class TrainingParts:
         """Take down which of the model's names a checkpoint lacks, and which of its names the model does not have;
         StateError if there are any and `strict`."""
         first, second = sorted(missing), sorted(unexpected)
-        self.fit = Fit(missing=tuple(first), unexpected=tuple(second))
+        self.fit = NameMismatch(missing=tuple(first), unexpected=tuple(second))
         if first or second:
             what = f"{first[0]} is missing in it" if first else f"{second[0]} is not in the model"
             counts = f"({len(first)} missing, {len(second)} unexpected)"

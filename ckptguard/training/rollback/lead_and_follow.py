@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from ckptguard.decisions.rollback import Decision
+from ckptguard.decisions.rollback import RollbackDecision
 from ckptguard.errors import CkptguardError, NoKnownGoodError, RanksError, RollbackExhausted
 from ckptguard.training.ranks import Ranks
 from ckptguard.values.ids import CheckpointId
@@ -37,7 +37,7 @@ class Rollback:
     """What was loaded, and why. The updates from `onset` to `last` may have done the harm."""
 
     loaded: Loaded
-    decision: Decision
+    decision: RollbackDecision
     onset: int
     last: int
 

@@ -34,7 +34,7 @@ class _Debt:
     known_good: CheckpointId
 
 
-class Owed:
+class Unrecorded:
     """The debts of one guard; nothing here raises."""
 
     def __init__(self, run: Run, settings: Settings, series: str) -> None:

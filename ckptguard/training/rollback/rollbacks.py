@@ -13,7 +13,7 @@ import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.restarts import GAVE_UP
-from ckptguard.decisions.rollback import Decision, PastRollback, RollbackPolicy, choose_target, decide
+from ckptguard.decisions.rollback import PastRollback, RollbackDecision, RollbackPolicy, choose_target, decide
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, RollbackExhausted
 from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Wanted
@@ -22,7 +22,7 @@ from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import OneRank, Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, go_back_together
-from ckptguard.training.rollback.retry_unrecorded import Owed
+from ckptguard.training.rollback.retry_unrecorded import Unrecorded
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
@@ -62,7 +62,7 @@ class Rollbacks:
         self._ranks = ranks if ranks is not None else OneRank()
         self.evidence: Callable[[int | None, str], Details] | None = None
         self._past: list[PastRollback] = []
-        self._owed = Owed(run, settings, store.series)
+        self._owed = Unrecorded(run, settings, store.series)
         self._unmarked = False  # whether the last one left newer checkpoints as they were
 
     def settle(self, *, now: bool = False) -> None:
@@ -144,7 +144,7 @@ class Rollbacks:
         )
         return Rollback(loaded=loaded, decision=decision, onset=onset, last=last)
 
-    def _find_or_read(self, decision: Decision, onset: int, reason: str) -> Loaded:
+    def _find_or_read(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
         # What a rollback needs is loaded when there is one.
         from ckptguard.training.rollback.load_known_good import go_back, load_unrecorded
 
@@ -186,7 +186,7 @@ class Rollbacks:
             _log.warning("%s has no good checkpoint left; %s came from %s", self._run.url, back.id, back.source)
         return back is not None
 
-    def _find_and_load(self, decision: Decision, onset: int, reason: str) -> Loaded:
+    def _find_and_load(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
         from ckptguard.training.rollback.load_known_good import go_back, newest_good_step
 
         before = decision.before_step

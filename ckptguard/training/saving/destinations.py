@@ -57,9 +57,9 @@ class Destination(Protocol):
         already is moved aside first. SaveAbandoned if nobody waits for it any more; `settle` must come after it."""
 
 
-def destination(view: RunView, step: int, gate: Gate) -> LocalFolder | Elsewhere:
+def destination(view: RunView, step: int, gate: Gate) -> LocalFolder | RemoteObjects:
     """Where the checkpoint of a step goes."""
-    return LocalFolder(view, step, gate) if view.run.storage.root is not None else Elsewhere(view, step, gate)
+    return LocalFolder(view, step, gate) if view.run.storage.root is not None else RemoteObjects(view, step, gate)
 
 
 class LocalFolder:
@@ -132,7 +132,7 @@ class LocalFolder:
             raise
 
 
-class Elsewhere:
+class RemoteObjects:
     """See `Destination`: objects under their final names, written by whoever holds the claim of the path. BusyError if
     another writer is at it. Killed, it leaves a claim, by which the next look at the run finds what else it left."""
 

@@ -1,7 +1,8 @@
 """Checkpoints of several ranks: every rank writes and hashes its shards, rank 0 seals once all have.
 
-Our own layout's folder, with the files of torch.distributed.checkpoint in it: DDP, FSDP2 and whatever else its
-state-dict functions know, loaded onto any number of ranks.
+Our own layout's folder, with the files of torch.distributed.checkpoint in it.
+
+They hold DDP, FSDP2 and whatever else its state-dict functions know, and load onto any number of ranks.
 """
 
 from __future__ import annotations

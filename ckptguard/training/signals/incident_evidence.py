@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.autocast_probe import AutocastProbe
-from ckptguard.training.signals.sample_buffer import Recent, learning_rate
+from ckptguard.training.signals.sample_buffer import SampleBuffer, learning_rate
 from ckptguard.training.signals.sick_tensors import sick_tensors
 from ckptguard.values.incident import Details, Resumed, SickTensor, Training
 
@@ -22,11 +22,11 @@ _NOTHING: tuple[tuple[SickTensor, ...], int] = ((), 0)
 _T = TypeVar("_T")
 
 
-class Evidence:
+class IncidentEvidence:
     """Gathers what is known, when it is asked. `recent` are the last updates, `resumed` is what training began from;
     `allow` are patterns of tensors that may be infinite."""
 
-    def __init__(self, parts: TrainingParts, recent: Recent, *, allow: Iterable[str] = ()) -> None:
+    def __init__(self, parts: TrainingParts, recent: SampleBuffer, *, allow: Iterable[str] = ()) -> None:
         self._parts, self._allow = parts, tuple(allow)
         self.recent = recent
         self.resumed: Resumed | None = None

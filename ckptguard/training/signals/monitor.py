@@ -12,8 +12,8 @@ from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal, overdu
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.device_signals import DeviceSignals, on_device
-from ckptguard.training.signals.incident_evidence import Evidence
-from ckptguard.training.signals.sample_buffer import Recent
+from ckptguard.training.signals.incident_evidence import IncidentEvidence
+from ckptguard.training.signals.sample_buffer import SampleBuffer
 from ckptguard.training.signals.scaler import loss_scale
 from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
 from ckptguard.values.incident import Details, Resumed
@@ -42,15 +42,15 @@ class TrainingMonitor:
         self.share: Callable[[str | None], str | None] = lambda name: name
         self.health = Health()
         self.sick: Diagnosis | None = None
-        self.recent = Recent(parts.optimizer)
-        self._evidence = Evidence(parts, self.recent, allow=allow)
+        self.recent = SampleBuffer(parts.optimizer)
+        self._evidence = IncidentEvidence(parts, self.recent, allow=allow)
 
     def follow(self, parts: TrainingParts, step: int) -> None:
         """Training goes on after update `step` with these objects, and with what was normal before."""
         self.close()
         self._parts = parts
         self.recent.follow(parts.optimizer)
-        self._evidence = Evidence(parts, self.recent, allow=self.allow)
+        self._evidence = IncidentEvidence(parts, self.recent, allow=self.allow)
         self.restart(step)
         self.begin()
         self.resumed(Resumed(step=step) if step else None)

@@ -27,7 +27,7 @@ class UpdateSignals(Protocol):
     def scale(self) -> float | None: ...
 
 
-class Recent:
+class SampleBuffer:
     """The last 256 updates, and every 16th of the 4096 before them. All that is put in must be plain numbers."""
 
     def __init__(self, optimizer: Any = None) -> None:

@@ -1,8 +1,8 @@
 """Where training is in its data, so that it can be put back there: for a DataLoader or anything re-iterable.
 
 A draw is what one ``next`` of the loader's iterator gives. The position is the epoch and the number of draws taken in
-it. To come back, the generators are set as they were when the epoch began, the iterator is made anew, and the draws
-that were taken are drawn again and dropped; a loader that keeps its own state (torchdata's StatefulDataLoader) is set
+it. To come back, the generators are set as they were when the epoch began, and the iterator is made anew. The draws
+that were taken are drawn again and dropped. A loader that keeps its own state (torchdata's StatefulDataLoader) is set
 to it instead, and draws nothing again. Draws in `skipped` are dropped whenever they come up.
 """
 

@@ -9,7 +9,7 @@ from ckptguard.training.content.training_parts import TrainingParts, scale_learn
 from ckptguard.training.signals.scaler import raise_loss_scale
 from ckptguard.training.state.check_state_json import wrong_with
 from ckptguard.training.state.data_position import DataPosition, Draw
-from ckptguard.training.state.resume_gaps import Gap, gap, saved_for_resume
+from ckptguard.training.state.resume_gaps import ResumeGaps, gap, saved_for_resume
 from ckptguard.training.state.rng import capture_rng, restore_rng
 
 _REMEMBERED_DRAWS = 10_000
@@ -28,7 +28,7 @@ class Progress:
         self.position: DataPosition | None = None
         self._waiting: dict[str, Any] | None = None  # loaded before the loader was known
         self._draws: dict[int, Draw] = {}
-        self.gap = Gap()
+        self.gap = ResumeGaps()
 
     @property
     def current(self) -> int:

@@ -13,7 +13,7 @@ _MOST_NAMES = 100  # of the same, in a record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap:
+class ResumeGaps:
     """What a resume lacks. `anew`: parts that begin anew; `missing` and `unexpected`: names of the model's state that
     only one side has; `world_size`: of the save, if it is known; `sentences` say everything for people, and are empty
     if training goes on as if nothing had happened."""
@@ -42,7 +42,7 @@ def saved_for_resume(parts: TrainingParts, world_size: int) -> dict[str, object]
     return {"parts": _names(parts), "world_size": world_size}
 
 
-def gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> Gap:
+def gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> ResumeGaps:
     """What a resume from a save with this `extra` lacks. What an older save does not say is not held against it."""
     about = extra.get("saved")
     about = about if isinstance(about, dict) else {}
@@ -66,7 +66,7 @@ def gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> Gap:
     known = isinstance(size, int)
     if known and size != world_size:
         sentences.append(f"it was saved by {size} ranks, and there are {world_size} now")
-    return Gap(
+    return ResumeGaps(
         anew=tuple(anew),
         missing=fit.missing,
         unexpected=fit.unexpected,

@@ -37,13 +37,10 @@ def test_flags_say_what_stays(document, four):
 
 
 def test_settings_say_what_stays_and_flags_come_first(document, four, tmp_path):
-    """Rules come from ckptguard.toml too; a replica has its own."""
-    (tmp_path / "ckptguard.toml").write_text("keep_last = 3\nkeep_good = 1\nreplica_keep_every = 300\n")
+    """Rules come from ckptguard.toml too."""
+    (tmp_path / "ckptguard.toml").write_text("keep_last = 3\nkeep_good = 1\n")
     assert steps(document("prune", four, "--dry-run")[1]["removed"]) == [100]
     assert steps(document("prune", four, "--dry-run", "--keep-last", "1")[1]["removed"]) == [100, 200, 300]
-    code, found = document("prune", four, "--dry-run", "--replica")
-    assert (code, steps(found["removed"])) == (0, [200])
-    assert found["policy"]["keep_every"] == 300
 
 
 def test_without_a_rule_nothing_is_removed(invoke, four):

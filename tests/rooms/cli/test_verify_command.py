@@ -11,7 +11,7 @@ import torch
 from support.runs import save_file, state_dict, write_safetensors, write_torch
 
 from ckptguard.errors import DeniedError, StorageError
-from ckptguard.verify import checkpoint as verify
+from ckptguard.verify import checkpoint as checkpoint_module
 from ckptguard.verify import in_run
 
 CONTRACT = ["path", "series", "layout", "step", "id", "outcome", "digest_origin", "bytes", "seconds", "findings"]
@@ -192,7 +192,7 @@ def test_a_run_without_write_access_is_answered_with_a_warning(invoke, three, mo
     def denied(run, verdict):
         raise DeniedError("read-only", key="ledger")
 
-    monkeypatch.setattr(verify, "append_verdict", denied)
+    monkeypatch.setattr(checkpoint_module, "append_verdict", denied)
     result = invoke("verify", three)
     assert result.exit_code == 0
     assert "3 good" in result.stdout

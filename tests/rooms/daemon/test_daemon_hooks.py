@@ -19,7 +19,7 @@ from support.daemon_process import PATIENCE, Starter, flip_bit, save, until
 from support.daemon_readme import assert_like, example
 from support.hook_commands import command, told, toml
 
-from ckptguard.incidents import notify as hooks
+from ckptguard.incidents import notify
 from ckptguard.incidents.notify import Hooks
 from ckptguard.values.settings import Settings
 
@@ -119,7 +119,7 @@ def test_a_command_past_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
     def log(event: str, /, **fields: object) -> None:
         lines.append((event, fields.get("exit_code")))
 
-    monkeypatch.setattr(hooks, "COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr(notify, "COMMAND_SECONDS", 0.3)
     telling = Hooks(Settings(on_incident=("sleep", "1000")), log)
     telling.tell({"step": 1})
     telling.tell({"step": 2})

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.bench_known_good import counted
 from ckptguard_daemon import answers as answers_module
 from ckptguard_daemon.answers import Answers
-from ckptguard_daemon.guarded import GuardedRun
+from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
 from ckptguard_daemon.loop import Loop
 from ckptguard_daemon.service import run_id_of
@@ -70,7 +70,7 @@ class Guarded:
 
     def __init__(self, folder: Path) -> None:
         settings = Settings(settle=0.0, keep="none")
-        self.run = GuardedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
+        self.run = WatchedRun(str(folder), run_id_of(str(folder)), settings, Hooks(settings, log), None)
         self.loop = Loop([self.run], scan_files, threading.Event(), lambda: None)
         presence = DaemonRecord(address="", host="", boot_id="", pid=0, started_at="")
         passes, hooks = Passes(), cast(Hooks, None)

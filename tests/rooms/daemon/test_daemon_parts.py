@@ -235,7 +235,7 @@ def test_log_lines_are_json_whatever_they_hold(tmp_path: Path, monkeypatch: pyte
 )
 def test_exit_codes(outcomes: list[Outcome], told: bool, code: int) -> None:
     """Bad outweighs could not tell, that outweighs undecided, and nothing checked is undecided."""
-    assert exit_code(outcomes, told=told) == code
+    assert exit_code(outcomes, all_read=told) == code
 
 
 def test_the_socket_can_be_served(short_folder: Path) -> None:

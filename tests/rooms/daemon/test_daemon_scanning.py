@@ -22,7 +22,7 @@ from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.scan.process import worker, worker_process
 from ckptguard.scan.process.messages import PREFIX, Answer
 from ckptguard.scan.process.process_scanner import ProcessScanner
-from ckptguard.scan.process.worker_process import Limits, scrubbed
+from ckptguard.scan.process.worker_process import WorkerLimits, scrubbed
 from ckptguard.scan.result import Scan
 from ckptguard.storage import Storage, open_storage
 
@@ -44,7 +44,7 @@ def process_scanner(
     stop: threading.Event, *, memory: int = 4 * 2**30, seconds: float = 250.0, idle: float = 250.0
 ) -> ProcessScanner:
     """One scanning process."""
-    return ProcessScanner(Limits(memory=memory, seconds=seconds, idle=idle), stop=stop)
+    return ProcessScanner(WorkerLimits(memory=memory, seconds=seconds, idle=idle), stop=stop)
 
 
 def the_pid(scanner: ProcessScanner) -> int | None:

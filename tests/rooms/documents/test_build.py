@@ -42,7 +42,7 @@ def test_every_form_is_that_of_a_class_and_of_what_it_has(name):
         key, _, attribute = word.partition(">")[0].partition("=")
         first = (attribute or key).partition(".")[0]
         known = key in FORMS[name].made or first == "*" or first in own or hasattr(kind, first)
-        assert known or (first in ("series", "step") and "id" in own) or kind.__name__ == "GuardedRun", first
+        assert known or (first in ("series", "step") and "id" in own) or kind.__name__ == "WatchedRun", first
 
 
 class Colour(enum.Enum):

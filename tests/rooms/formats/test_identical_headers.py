@@ -10,10 +10,10 @@ import pytest
 import torch
 from support.memory_reader import MemoryReader
 
-from ckptguard.formats.dcp.identical_headers import AlikeArchives
+from ckptguard.formats.dcp.identical_headers import IdenticalHeaders
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.torch import zip_file as torch_zip
-from ckptguard.formats.zip.subrange import Windows
+from ckptguard.formats.torch import zip_file
+from ckptguard.formats.zip.subrange import Subranges
 
 
 def torch_archive(value: object) -> bytes:
@@ -32,11 +32,11 @@ def plain_archive(value: object) -> bytes:
     return stream.getvalue()
 
 
-def read_alike(first: bytes, others: list[bytes], room: torch_zip.Room) -> list[Structure]:
+def read_alike(first: bytes, others: list[bytes], room: zip_file.ReadingBudget) -> list[Structure]:
     """The others, each read after the first."""
-    alike = AlikeArchives(room)
+    alike = IdenticalHeaders(room)
     whole = b"".join((first, *others))
-    windows = Windows(MemoryReader("__0_0.distcp", whole))
+    windows = Subranges(MemoryReader("__0_0.distcp", whole))
     found, position = [], 0
     for raw in (first, *others):
         found.append(alike.read(windows.window(position, len(raw))))
@@ -46,7 +46,7 @@ def read_alike(first: bytes, others: list[bytes], room: torch_zip.Room) -> list[
 
 def read_in_full(raw: bytes) -> Structure:
     """One by itself."""
-    return torch_zip.read(MemoryReader("x.pt", raw), "x.pt")
+    return zip_file.read(MemoryReader("x.pt", raw), "x.pt")
 
 
 def damaged(raw: bytes) -> Iterator[bytes]:
@@ -69,12 +69,12 @@ VALUES = {
 def test_reads_what_differs_only_in_elements(write, what):
     """The second archive is read as if it were alone, and takes as much of the room."""
     first, second = (write(value) for value in VALUES[what])
-    room, alone = torch_zip.Room(), torch_zip.Room()
+    room, alone = zip_file.ReadingBudget(), zip_file.ReadingBudget()
     (found,) = read_alike(first, [second], room)
     assert found == read_in_full(second)
     assert not found.problems
     for raw in (first, second):
-        torch_zip.read_within(MemoryReader("x.pt", raw), alone)
+        zip_file.read_within(MemoryReader("x.pt", raw), alone)
     assert (room.budget, room.nodes) == (alone.budget, alone.nodes)
 
 
@@ -83,7 +83,7 @@ def test_sees_every_damage(write):
     """Whatever byte changes, the answer is that of a full reading."""
     first, second = (write(value) for value in VALUES["a tensor"])
     cases = list(damaged(second))
-    room = torch_zip.Room(torch_zip.BUDGET * 10)
+    room = zip_file.ReadingBudget(zip_file.BUDGET * 10)
     for raw, found in zip(cases, read_alike(first, cases, room), strict=True):
         assert found == read_in_full(raw)
 
@@ -91,10 +91,10 @@ def test_sees_every_damage(write):
 def test_reads_no_more_than_the_room_allows():
     """Being alike saves time, not room."""
     raw = torch_archive(torch.arange(8.0))
-    alone = torch_zip.Room()
-    torch_zip.read_within(MemoryReader("x.pt", raw), alone)
-    cost = torch_zip.BUDGET - alone.budget
-    found = read_alike(raw, [raw] * 4, torch_zip.Room(3 * cost + cost // 2))
+    alone = zip_file.ReadingBudget()
+    zip_file.read_within(MemoryReader("x.pt", raw), alone)
+    cost = zip_file.BUDGET - alone.budget
+    found = read_alike(raw, [raw] * 4, zip_file.ReadingBudget(3 * cost + cost // 2))
     assert [bool(s.problems) for s in found] == [False, False, True, True]
     assert "more values than we would read" in found[-1].problems[0].message
 
@@ -103,5 +103,5 @@ def test_other_shapes_are_others():
     """Archives of one length, of tensors that only their pickles tell apart."""
     tensors = [torch.zeros(shape) for shape in ((4, 8), (8, 4), (32,), (2, 16), (4, 8))]
     archives = [torch_archive(t) for t in tensors]
-    found = read_alike(archives[0], archives[1:], torch_zip.Room())
+    found = read_alike(archives[0], archives[1:], zip_file.ReadingBudget())
     assert [s.tensors[0].shape for s in found] == [tuple(t.shape) for t in tensors[1:]]

@@ -14,7 +14,7 @@ from support.format_files import scan_of, structure_of, torch_bytes
 from support.memory_reader import MemoryReader
 
 from ckptguard.formats import read_structure
-from ckptguard.formats.torch import zip_file as torch_zip
+from ckptguard.formats.torch import zip_file
 from ckptguard.storage import open_storage
 from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
 
@@ -146,5 +146,5 @@ def test_room_grows_with_the_storages_that_are_there() -> None:
     shared = torch.zeros(2)
     long = torch_bytes({f"w{i}": shared.view(2) for i in range(300)})
     for data, each, refused in ((own, 0, True), (own, 3000, False), (long, 3000, True)):
-        structure = torch_zip.read_within(MemoryReader("m.pt", data), torch_zip.Room(100_000, each=each))
+        structure = zip_file.read_within(MemoryReader("m.pt", data), zip_file.ReadingBudget(100_000, each=each))
         assert any("more values than we would read" in p.message for p in structure.problems) == refused

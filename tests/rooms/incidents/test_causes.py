@@ -8,9 +8,9 @@ from ckptguard.incidents.evidence_queries import Clues, growth
 from ckptguard.values.incident import (
     CheckpointFacts,
     Details,
+    IncidentReport,
     LikelyCause,
     Magnitude,
-    Report,
     Resumed,
     Sample,
     SickTensor,
@@ -32,7 +32,7 @@ def calm(count=60, *, first=1000, norm=0.7, scale=None, rate=1e-3):
 def report(cause="grad_norm", *, step=1060, evidence=None, **details):
     """An incident noticed at `step`; its onset is that step unless said."""
     details.setdefault("onset", step)
-    return Report(
+    return IncidentReport(
         run="/runs/a",
         id="20260131T120000-0a1b2c3d",
         opened_at="2026-01-31T12:00:00Z",
@@ -48,12 +48,12 @@ def report(cause="grad_norm", *, step=1060, evidence=None, **details):
     )
 
 
-def names(found: Report) -> list[str]:
+def names(found: IncidentReport) -> list[str]:
     """The causes in order."""
     return [c.name for c in likely_causes(found)]
 
 
-def one(found: Report, name: str) -> LikelyCause:
+def one(found: IncidentReport, name: str) -> LikelyCause:
     """That cause, which must be among them."""
     return next(c for c in likely_causes(found) if c.name == name)
 

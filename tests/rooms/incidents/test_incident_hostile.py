@@ -12,9 +12,9 @@ from ckptguard.values.incident import (
     ChangedTensor,
     CheckpointFacts,
     Details,
+    IncidentReport,
     LikelyCause,
     Magnitude,
-    Report,
     Resumed,
     Sample,
     SickTensor,
@@ -93,7 +93,7 @@ VALUE = st.recursive(
     st.none() | st.booleans() | st.floats() | TEXT | st.integers(), lambda of: st.lists(of, max_size=2)
 )
 REPORTS = st.builds(
-    Report,
+    IncidentReport,
     run=TEXT,
     id=TEXT,
     opened_at=TEXT,

@@ -15,8 +15,8 @@ from ckptguard.values.incident import (
     ChangedTensor,
     CheckpointFacts,
     Details,
+    IncidentReport,
     Magnitude,
-    Report,
     Resumed,
     Sample,
     SickTensor,
@@ -41,7 +41,7 @@ def report(name="layer.weight", **changed):
         outcome="good",
         largest=tuple(Magnitude(f"{name}{n}", 10.0**n, "F16") for n in range(-6, 14)),
     )
-    full = Report(
+    full = IncidentReport(
         run=name,
         id="20260131T120000-0a1b2c3d",
         opened_at="2026-01-31T12:00:00Z",
@@ -138,7 +138,7 @@ def test_an_onset_long_ago_is_shown_with_its_neighbours():
 
 def test_an_empty_report_is_a_page_too():
     """What an incident knows at least is enough."""
-    bare = Report(
+    bare = IncidentReport(
         run="r",
         id="i",
         opened_at="?",

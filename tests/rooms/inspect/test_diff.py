@@ -11,7 +11,7 @@ from ckptguard.errors import CouldNotTellError, NotFoundError, RefusedError
 from ckptguard.inspect import diff as diff_module
 from ckptguard.inspect.diff import diff
 from ckptguard.runs.work import Work
-from ckptguard.scan import compare as values
+from ckptguard.scan import compare as compare_module
 from ckptguard.scan import scan_files
 from ckptguard.verify.target import verify_target
 
@@ -99,7 +99,7 @@ def test_equal_spans_are_not_read_for_values(tmp_path, run, root, monkeypatch):
         scans.append(options.structure_only)
         return scan_files(storage, keys, options, progress)
 
-    monkeypatch.delattr(values, "compare")
+    monkeypatch.delattr(compare_module, "compare")
     found = compare(root / "net-100.pt", root / "net-200.pt", work=Work(scanner=scanner))
     assert (found.same, found.changes) == (18, ())
     assert (found.a.digests, found.b.digests, str(found.a.id)) == ("recorded", "recorded", "100.1")

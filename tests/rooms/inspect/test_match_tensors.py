@@ -4,7 +4,7 @@ import pytest
 
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.inspect.match_tensors import match_tensors
-from ckptguard.inspect.tensor_table import Contents, HeldTensor, Source
+from ckptguard.inspect.tensor_table import Contents, HeldTensor, TensorSource
 from ckptguard.layouts import Checkpoint
 from ckptguard.storage import open_storage
 
@@ -20,7 +20,7 @@ def contents(tmp_path):
             name, role, file, shape = (*given, *("model", "f", (2,))[len(given) - 1 :])
             held.append(HeldTensor(name, role, file, file, TensorPlace(name, "float32", shape, 0), 0, 8, ""))
         checkpoint = Checkpoint(path="c", layout="folder", series="c", step=step, entries=())
-        return Contents(Source("c", open_storage(tmp_path), checkpoint), tuple(held), (), "read")
+        return Contents(TensorSource("c", open_storage(tmp_path), checkpoint), tuple(held), (), "read")
 
     return make
 

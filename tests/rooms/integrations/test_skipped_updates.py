@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptguard.integrations.skipped_updates import LeftOut  # noqa: E402
+from ckptguard.integrations.skipped_updates import SkippedUpdates  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +28,7 @@ class Loop:
         self.scaler.scale(loss).backward()
         return loss.detach()
 
-    def update(self, left_out: LeftOut) -> None:
+    def update(self, left_out: SkippedUpdates) -> None:
         batch = torch.randn(2, 4, generator=torch.Generator().manual_seed(self.state.global_step))
         self.training_step(self.model, batch)
         self.scaler.step(self.optimizer)
@@ -42,7 +42,7 @@ class Loop:
 def test_an_update_left_out_changes_nothing_at_all(scaled):
     """Weights, moments, their step counts and the loss scale are as they were."""
     loop = Loop(scaled=scaled)
-    with LeftOut(loop) as left_out:
+    with SkippedUpdates(loop) as left_out:
         left_out.updates = {3, 4}
         for _ in range(2):
             loop.update(left_out)
@@ -61,7 +61,7 @@ def test_an_update_left_out_changes_nothing_at_all(scaled):
 def test_the_first_loss_that_was_not_finite_is_remembered():
     """However late it is asked for, and not for updates that are known to be healthy."""
     loop = Loop(scaled=False)
-    with LeftOut(loop) as left_out:
+    with SkippedUpdates(loop) as left_out:
         for update in range(1, 6):
             if update == 3:
                 with torch.no_grad():

@@ -8,7 +8,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ckptguard.errors import StorageFullError, TransientError
-from ckptguard.recover import fetch_files as fetch
+from ckptguard.recover import fetch_files as fetch_module
 from ckptguard.recover.fetch_files import fetch_files
 from ckptguard.storage import open_storage
 from ckptguard.storage.remote.reader import RemoteReader
@@ -41,8 +41,8 @@ class Held:
 @pytest.fixture(params=["memory", "local"])
 def stored(request, tmp_path, monkeypatch):
     """A storage that holds the data under "a", read in small chunks."""
-    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
-    monkeypatch.setattr(fetch, "_BLOCK", CHUNK)
+    monkeypatch.setattr(fetch_module, "CHUNK", CHUNK)
+    monkeypatch.setattr(fetch_module, "_BLOCK", CHUNK)
     if request.param == "memory":
         MemoryFileSystem().pipe_file("/fetched/a", DATA)
         return open_storage("memory://fetched")
@@ -61,16 +61,16 @@ def test_the_copy_has_every_byte_and_progress_counts_them(stored, tmp_path):
 
 def test_few_chunks_are_in_memory(tmp_path, monkeypatch):
     """As many as there are requests at once."""
-    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    monkeypatch.setattr(fetch_module, "CHUNK", CHUNK)
     MemoryFileSystem().pipe_file("/fetched/a", DATA)
     held = Held(monkeypatch)
     fetch_files(open_storage("memory://fetched"), [("a", str(tmp_path / "b"))], held.written)
-    assert held.most <= fetch.IN_FLIGHT * CHUNK
+    assert held.most <= fetch_module.IN_FLIGHT * CHUNK
 
 
 def test_a_read_that_fails_ends_it(tmp_path, monkeypatch):
     """The error is the storage's; nobody reads on."""
-    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    monkeypatch.setattr(fetch_module, "CHUNK", CHUNK)
     MemoryFileSystem().pipe_file("/fetched/a", DATA)
     storage = open_storage("memory://fetched").inner
     read, real = [], RemoteReader.read
@@ -100,7 +100,7 @@ def test_a_full_disk_is_told_by_its_name(stored, tmp_path, monkeypatch):
 
 def test_several_come_at_once_and_share_what_is_in_memory(tmp_path, monkeypatch):
     """Files of many chunks, of one, and empty ones: each is whole, and no more chunks are held than for one file."""
-    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    monkeypatch.setattr(fetch_module, "CHUNK", CHUNK)
     sizes = {f"f{n}": size for n, size in enumerate([5 * CHUNK, 0, 1, CHUNK, 7 * CHUNK + 3, 3 * CHUNK])}
     for name, size in sizes.items():
         MemoryFileSystem().pipe_file(f"/several/{name}", DATA[:size])
@@ -108,12 +108,12 @@ def test_several_come_at_once_and_share_what_is_in_memory(tmp_path, monkeypatch)
     wanted = [(name, str(tmp_path / "out" / name)) for name in sizes]
     fetch_files(open_storage("memory://several"), wanted, held.written)
     assert {n: (tmp_path / "out" / n).read_bytes() for n in sizes} == {n: DATA[:size] for n, size in sizes.items()}
-    assert held.most <= fetch.IN_FLIGHT * CHUNK
+    assert held.most <= fetch_module.IN_FLIGHT * CHUNK
 
 
 def test_one_that_fails_ends_the_others(tmp_path, monkeypatch):
     """However many wait: the failure is what is told, and nobody reads on."""
-    monkeypatch.setattr(fetch, "CHUNK", CHUNK)
+    monkeypatch.setattr(fetch_module, "CHUNK", CHUNK)
     for number in range(50):
         MemoryFileSystem().pipe_file(f"/ends/{number:02d}", DATA[:CHUNK])
     storage = open_storage("memory://ends").inner

@@ -13,7 +13,7 @@ from support.views import look
 from ckptguard.errors import DeniedError, NoKnownGoodError, NotFoundError, RefusedError, SettingsError, StorageFullError
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.records.trash import list_trashed
-from ckptguard.recover import restorable as places
+from ckptguard.recover import restorable
 from ckptguard.recover import restore as module
 from ckptguard.recover.restore import restore
 from ckptguard.retention import prune as prune_module
@@ -157,12 +157,12 @@ def test_what_a_prune_takes_before_it_is_pinned_comes_from_the_trash(three, tmp_
     """It was chosen where it lay, and lies in the trash by the time it is pinned."""
     reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
 
-    class Late(places.InUse):
+    class Late(restorable.InUse):
         def pin(self, id):
             prune(look(three), Policy(keep_last=1, keep_good=1), grace=3600.0)
             super().pin(id)
 
-    monkeypatch.setattr(places, "InUse", Late)
+    monkeypatch.setattr(restorable, "InUse", Late)
     assert str(restore(look(three), str(tmp_path / "out"), step=100).id) == "100.1"
 
 
@@ -170,13 +170,13 @@ def test_what_is_quarantined_before_it_is_pinned_comes_from_there(three, tmp_pat
     """A rollback came between: where it lies is looked up after it was pinned."""
     reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
 
-    class Late(places.InUse):
+    class Late(restorable.InUse):
         def pin(self, id):
             if look(three).checkpoint("net-100.pt") is not None:
                 quarantine(look(three), "net-100.pt", reason="a rollback")
             super().pin(id)
 
-    monkeypatch.setattr(places, "InUse", Late)
+    monkeypatch.setattr(restorable, "InUse", Late)
     assert str(restore(look(three), str(tmp_path / "out"), step=100).id) == "100.1"
 
 
@@ -185,7 +185,7 @@ def test_what_a_prune_takes_after_it_was_found_comes_from_the_trash(root, three,
     before = (root / "net-100.pt").read_bytes()
     reconcile(look(three, QUICK.changed(keep="none")), PassNotes())
     looked, seen = threading.Event(), threading.Event()
-    real_throw, real_lies = prune_module.throw_away, places._Places._lies
+    real_throw, real_lies = prune_module.throw_away, restorable._Places._lies
 
     def throw_away(*arguments):
         looked.set()
@@ -199,7 +199,7 @@ def test_what_a_prune_takes_after_it_was_found_comes_from_the_trash(root, three,
         return found
 
     monkeypatch.setattr(prune_module, "throw_away", throw_away)
-    monkeypatch.setattr(places._Places, "_lies", lies)
+    monkeypatch.setattr(restorable._Places, "_lies", lies)
     policy = Policy(keep_last=2, keep_good=1)
     pruning = threading.Thread(target=prune, args=(look(three), policy), kwargs={"grace": 3600.0})
     pruning.start()

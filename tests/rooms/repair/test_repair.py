@@ -27,7 +27,7 @@ from ckptguard.keep.copies import trim_kept
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.run import open_run
-from ckptguard.repair import replace_files as repair_files
+from ckptguard.repair import replace_files
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
 from ckptguard.replicas.replicate import replicate
@@ -249,13 +249,13 @@ def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
     rot(root / SECOND)
     scrub(look(run))
     harmed = contents(root)
-    real = repair_files._copy
+    real = replace_files._copy
 
     def rotten(run, source, damaged, target, how):
         real(run, source, damaged, target, how)
         rot(root / target)
 
-    monkeypatch.setattr(repair_files, "_copy", rotten)
+    monkeypatch.setattr(replace_files, "_copy", rotten)
     [file] = repair(look(run)).files
     assert not file.repaired
     assert "was not copied right" in file.reason

@@ -7,7 +7,7 @@ from support.kept_runs import SECOND, contents, guarded, in_quarantine, leftover
 from support.views import look
 
 from ckptguard.errors import BusyError
-from ckptguard.repair import replace_files as repair_files
+from ckptguard.repair import replace_files
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
 
@@ -19,7 +19,7 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
     rot(root / SECOND)
     scrub(look(run))
     new = b"saved again by the trainer"
-    real = repair_files._to_records
+    real = replace_files._to_records
 
     def raced(run, damaged, target):
         if moment == "before the move":
@@ -28,8 +28,8 @@ def test_a_save_that_comes_between_wins(root, monkeypatch, moment):
         real(run, damaged, target)
         (root / SECOND).write_bytes(new)
 
-    monkeypatch.setattr(repair_files, "swap_files", lambda *_: False)
-    monkeypatch.setattr(repair_files, "_to_records", raced)
+    monkeypatch.setattr(replace_files, "swap_files", lambda *_: False)
+    monkeypatch.setattr(replace_files, "_to_records", raced)
     with pytest.raises(BusyError):
         repair(look(run), "sharded-200")
     assert (root / SECOND).read_bytes() == new
@@ -42,15 +42,15 @@ def test_a_save_that_comes_before_the_exchange_wins(root, monkeypatch):
     run = guarded(root)
     rot(root / SECOND)
     scrub(look(run))
-    new, real = b"saved again by the trainer", repair_files.swap_files
+    new, real = b"saved again by the trainer", replace_files.swap_files
 
     def raced(*where):
-        monkeypatch.setattr(repair_files, "swap_files", real)
+        monkeypatch.setattr(replace_files, "swap_files", real)
         (root / "new").write_bytes(new)
         os.replace(root / "new", root / SECOND)
         return real(*where)
 
-    monkeypatch.setattr(repair_files, "swap_files", raced)
+    monkeypatch.setattr(replace_files, "swap_files", raced)
     with pytest.raises(BusyError):
         repair(look(run), "sharded-200")
     assert (root / SECOND).read_bytes() == new
@@ -64,7 +64,7 @@ def test_the_name_is_never_free(root, monkeypatch):
     rot(root / SECOND)
     harmed = (root / SECOND).read_bytes()
     scrub(look(run))
-    seen, real = [], repair_files.swap_files
+    seen, real = [], replace_files.swap_files
 
     def watched(*where):
         seen.append((root / SECOND).read_bytes() == harmed)
@@ -76,7 +76,7 @@ def test_the_name_is_never_free(root, monkeypatch):
     (root / "b").write_bytes(b"2")
     can = real(str(root), "a", "b")
     assert ((root / "a").read_bytes(), (root / "b").read_bytes()) == ((b"2", b"1") if can else (b"1", b"2"))
-    monkeypatch.setattr(repair_files, "swap_files", watched)
+    monkeypatch.setattr(replace_files, "swap_files", watched)
     repair(look(run))
     assert contents(root) == whole
     assert in_quarantine(root) == [harmed]

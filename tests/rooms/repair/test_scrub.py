@@ -15,7 +15,7 @@ from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import read_scrubs
-from ckptguard.repair.scrub import ScrubOrder, Watcher, scrub
+from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
 from ckptguard.repair.scrub_plan import parse_subset
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
@@ -54,7 +54,7 @@ def test_damage_in_place_is_bad_at_once(root, kind):
     hit = damage.KINDS[kind](root, manifest, random.Random(4))
     damage.set_times(root, manifest, "kept")
     events = []
-    done = scrub(look(run), watcher=Watcher(tell=events.append))
+    done = scrub(look(run), watcher=ScrubListener(tell=events.append))
     [bad] = [one for one in done.places if one.outcome is Outcome.BAD]
     assert (str(bad.id), bad.place) == ("200.1", "place")
     assert hit.file in {f.file for f in bad.findings}
@@ -64,7 +64,7 @@ def test_damage_in_place_is_bad_at_once(root, kind):
     [incident] = list_incidents(run)
     assert (incident.cause, incident.state, incident.evidence["checkpoint"]) == ("damage", "open", "200.1")
     assert [event["step"] for event in events] == [200]
-    scrub(look(run), watcher=Watcher(tell=events.append))
+    scrub(look(run), watcher=ScrubListener(tell=events.append))
     assert (len(list_incidents(run)), len(events)) == (1, 1)
     assert find_known_good(run).kept
 
@@ -90,7 +90,7 @@ def test_a_damaged_kept_copy_counts_no_more(root):
     [file] = (root / "_ckptguard" / copy.folder).rglob("model-00002*")
     rot(file)
     events = []
-    done = scrub(look(run), watcher=Watcher(tell=events.append))
+    done = scrub(look(run), watcher=ScrubListener(tell=events.append))
     assert [one for one in told(done) if one[2] != "good"] == [("200.1", "kept", "bad")]
     verdict = load_history(run).verdict(ID_200)
     assert verdict.outcome is Outcome.GOOD
@@ -221,7 +221,7 @@ def test_what_differs_only_once_is_no_damage(root, monkeypatch):
     def reread(storage, key, sealed, *args, **kwargs):
         if key in lies or (key.startswith("kept/") and lies and lies.pop()):
             lies.discard(key)
-            return module.Wrong(file=sealed.path, message="no", tensors=())
+            return module.WrongFile(file=sealed.path, message="no", tensors=())
         return real(storage, key, sealed, *args, **kwargs)
 
     monkeypatch.setattr(module, "reread", reread)

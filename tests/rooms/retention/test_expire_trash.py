@@ -9,11 +9,11 @@ from support.kept_runs import guarded
 from support.views import look
 
 from ckptguard.keep.quarantine import mark_suspect
-from ckptguard.records import who_and_when as moments
+from ckptguard.records import who_and_when
 from ckptguard.records.run import list_records
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
-from ckptguard.retention.expire_trash import collect_aside
+from ckptguard.retention.expire_trash import expire_aside
 from ckptguard.retention.prune import prune_by_settings
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
@@ -29,8 +29,8 @@ def machine(monkeypatch):
     class Machine:
         days = 0.0
 
-    real = moments._uptime
-    monkeypatch.setattr(moments, "_uptime", lambda: real() + Machine.days * DAY)
+    real = who_and_when._uptime
+    monkeypatch.setattr(who_and_when, "_uptime", lambda: real() + Machine.days * DAY)
     return Machine
 
 
@@ -70,18 +70,18 @@ def test_damaged_bytes_stay_while_their_checkpoint_is_not_good(root, machine):
     run = guarded(root)
     hurt(root, run)
     repair(look(run))
-    collect_aside(look(run), DAY)
+    expire_aside(look(run), DAY)
     machine.days = 0.9
     hurt(root, run)
-    assert collect_aside(look(run), DAY) == []
+    assert expire_aside(look(run), DAY) == []
     assert list_records(run, "seen") == []
     machine.days = 400.0
-    assert collect_aside(look(run), DAY) == []
+    assert expire_aside(look(run), DAY) == []
     repair(look(run))
     assert len(damaged_bytes(root)) == 2
-    assert collect_aside(look(run), DAY) == []
+    assert expire_aside(look(run), DAY) == []
     machine.days = 401.1
-    assert len(collect_aside(look(run), DAY)) == 2
+    assert len(expire_aside(look(run), DAY)) == 2
 
 
 def test_damaged_bytes_of_what_is_sick_stay(root, machine):
@@ -90,9 +90,9 @@ def test_damaged_bytes_of_what_is_sick_stay(root, machine):
     hurt(root, run)
     repair(look(run))
     mark_suspect(look(run), CheckpointId("sharded-#", 200, 1), "training was sick")
-    collect_aside(look(run), DAY)
+    expire_aside(look(run), DAY)
     machine.days = 400.0
-    assert collect_aside(look(run), DAY) == []
+    assert expire_aside(look(run), DAY) == []
     assert len(damaged_bytes(root)) == 1
 
 
@@ -101,11 +101,11 @@ def test_damaged_bytes_go_although_their_checkpoint_was_rotated_away(root, machi
     run = guarded(root)
     hurt(root, run)
     repair(look(run))
-    collect_aside(look(run), DAY)
+    expire_aside(look(run), DAY)
     run.storage.remove("sharded-200")
     run.records.remove("kept")
     machine.days = 1.1
-    assert len(collect_aside(look(run), DAY)) == 1
+    assert len(expire_aside(look(run), DAY)) == 1
 
 
 def test_what_lay_in_the_way_of_a_save_goes_too(root, run, machine):

@@ -12,7 +12,7 @@ from support.views import entry_name, look
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StorageError
 from ckptguard.inspect.list_states import survey
-from ckptguard.records import who_and_when as moments
+from ckptguard.records import who_and_when
 from ckptguard.records.pins import pin_checkpoint, release_pin
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
@@ -225,10 +225,10 @@ def test_the_trash_is_emptied_after_its_time_of_grace(five, root, monkeypatch):
     prune(look(five), LAST, grace=DAY)
     for off in (YEAR, -YEAR, 0.0):
         with monkeypatch.context() as patched:
-            patched.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
+            patched.setattr(who_and_when.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
             assert prune(look(five), LAST, grace=DAY).emptied == ()
-    uptime = moments._uptime()
-    monkeypatch.setattr(moments, "_uptime", lambda: uptime + DAY + 60)
+    uptime = who_and_when._uptime()
+    monkeypatch.setattr(who_and_when, "_uptime", lambda: uptime + DAY + 60)
     assert [m.step for m in prune(look(five), LAST, grace=DAY).emptied] == [100, 200, 300]
     assert list_trashed(five) == []
     assert not list((root / "_ckptguard" / "trash").rglob("net-[0-9]*.pt"))
@@ -289,7 +289,7 @@ def test_a_wrong_clock_removes_nothing_early(five, root, monkeypatch):
     """Within an hour, all of them were saved just now, whatever this machine's clock says; and if the newest were
     saved by a clock a year ahead, the others did not grow old."""
     for off in (YEAR, -YEAR):
-        monkeypatch.setattr(moments.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
+        monkeypatch.setattr(who_and_when.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
         assert removed(prune(look(five), Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
         monkeypatch.setattr("ckptguard.verify.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
         write_torch(root, 600 if off > 0 else 700, seed=int(off))

@@ -10,7 +10,7 @@ from support.runs import QUICK, save_file, state_dict, write_safetensors, write_
 from support.views import look
 
 from ckptguard.inspect.list_states import survey
-from ckptguard.records import who_and_when as moments
+from ckptguard.records import who_and_when
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
@@ -91,8 +91,8 @@ def test_elsewhere_the_trash_is_a_mark(remote, monkeypatch, tmp_path):
     again = prune(look(remote), LAST, grace=DAY)
     assert (removed(again), [d.checkpoint.id.step for d in again.decisions]) == ([], [400, 500])
     assert restore(look(remote), str(tmp_path / "out"), step=200).step == 200
-    uptime = moments._uptime()
-    monkeypatch.setattr(moments, "_uptime", lambda: uptime + DAY + 60)
+    uptime = who_and_when._uptime()
+    monkeypatch.setattr(who_and_when, "_uptime", lambda: uptime + DAY + 60)
     store = fsspec.filesystem("memory").store
     before = dict(store)
     for number in range(1, 100):

@@ -9,8 +9,8 @@ from support.format_files import safetensors_bytes, torch_bytes
 
 from ckptguard.formats import read_structure
 from ckptguard.formats.structure import TensorPlace
-from ckptguard.scan import compare as values
-from ckptguard.scan.compare import NotComparable, Stored, compare
+from ckptguard.scan import compare as compare_module
+from ckptguard.scan.compare import LocatedTensor, NotComparable, compare
 from ckptguard.scan.decode import Decoder
 from ckptguard.storage import open_storage
 
@@ -31,7 +31,7 @@ def stored(tmp_path):
         structure = read_structure(reader, name)
         assert structure.problems == ()
         [found] = structure.tensors
-        return Stored(reader, structure.spans[found.span].offset, found)
+        return LocatedTensor(reader, structure.spans[found.span].offset, found)
 
     yield place
     for reader in readers:
@@ -47,7 +47,7 @@ def raw(tmp_path):
         name = f"raw{next(count)}"
         (tmp_path / name).write_bytes(data)
         defaults = {"name": "t", "span": 0, "start": 0}
-        return Stored(open_storage(tmp_path).open(name), 0, TensorPlace(**defaults | fields))
+        return LocatedTensor(open_storage(tmp_path).open(name), 0, TensorPlace(**defaults | fields))
 
     return place
 
@@ -76,7 +76,7 @@ def test_every_float_type_is_decoded_as_torch_does(dtype):
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_distances_are_those_of_the_values(stored, monkeypatch, dtype, block):
     """Relative L2, largest change and its index agree with torch in float64, whatever the block."""
-    monkeypatch.setattr(values, "_BLOCK", block)
+    monkeypatch.setattr(compare_module, "_BLOCK", block)
     a, b = random((6, 11), dtype, 1), random((6, 11), dtype, 2)
     found = compare(stored(a), stored(b))
     x, y = a.double(), b.double()
@@ -101,7 +101,7 @@ def test_complex_elements_are_one_each(stored):
 
 def test_numbers_that_are_not_finite_are_counted_apart(stored, monkeypatch):
     """NaN and infinity spoil no distance; what became non-finite has its first index."""
-    monkeypatch.setattr(values, "_BLOCK", 5)
+    monkeypatch.setattr(compare_module, "_BLOCK", 5)
     a = random((4, 5), torch.bfloat16, 1)
     b = a.clone()
     a[0, 1] = b[0, 1] = math.nan
@@ -213,7 +213,7 @@ def test_what_cannot_be_put_side_by_side_says_so(raw, fields):
 
 def test_large_tensors_in_another_order_are_not_gathered(stored, monkeypatch):
     """Putting elements in order takes all of them into memory, so it has a limit."""
-    monkeypatch.setattr(values, "_LARGEST_GATHERED", 64)
+    monkeypatch.setattr(compare_module, "_LARGEST_GATHERED", 64)
     a = random((5, 7), torch.float32, 1)
     with pytest.raises(NotComparable, match="another order"):
         compare(stored(a), stored(a.t().contiguous().t()))

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from ckptguard.formats.dtypes import DTYPES
-from ckptguard.scan import numbers
-from ckptguard.scan import rms_sample as squares
+from ckptguard.scan import numbers, rms_sample
 from ckptguard.scan.numbers import Reading, Tally, merge
 from ckptguard.scan.result import Numbers
 
@@ -47,7 +46,7 @@ def test_few_and_many_and_pieces_are_the_same(dtype: str, order: str, monkeypatc
         found = []
         for few in (16, 0):
             monkeypatch.setattr(numbers, "FEW", few)
-            monkeypatch.setattr(squares, "FEW", few)
+            monkeypatch.setattr(rms_sample, "FEW", few)
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 whole, joined, apart = Tally(reading), Tally(reading), [Tally(reading) for _ in pieces]

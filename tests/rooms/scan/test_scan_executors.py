@@ -25,7 +25,7 @@ from ckptguard.scan.numbers import Reading, Tally, merge
 from ckptguard.scan.one_file import Structures
 from ckptguard.scan.plan import Region, parts_of
 from ckptguard.scan.process.process_scanner import ProcessScanner
-from ckptguard.scan.process.worker_process import Limits
+from ckptguard.scan.process.worker_process import WorkerLimits
 from ckptguard.scan.scanners import scanner_of
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
@@ -216,7 +216,7 @@ def kill_when_asked(pid: int) -> None:
 def test_one_killed_process_of_several_could_not_tell(folder: Path) -> None:
     """WorkerError and never a result; the others are not waited for, and the next scan has new processes."""
     storage, keys = open_storage(folder), ["large.pt", "large.safetensors"]
-    with ProcessScanner(Limits(memory=2**32, seconds=60), processes=2) as scanner:
+    with ProcessScanner(WorkerLimits(memory=2**32, seconds=60), processes=2) as scanner:
         scanner(storage, keys)
         pids = scanner.pids
         for pid in pids:
@@ -245,7 +245,7 @@ def test_a_process_keeps_to_its_memory(tmp_path: Path) -> None:
 def test_a_process_keeps_to_its_time(folder: Path) -> None:
     """A scan past its time is WorkerError."""
     scanner: Scanner
-    with ProcessScanner(Limits(memory=2**32, seconds=0.001), processes=2) as scanner, pytest.raises(WorkerError):
+    with ProcessScanner(WorkerLimits(memory=2**32, seconds=0.001), processes=2) as scanner, pytest.raises(WorkerError):
         scanner(open_storage(folder), ["large.pt", "large.safetensors"], ScanOptions(), None)
 
 

@@ -12,7 +12,7 @@ from ckptguard.errors import WorkerError
 from ckptguard.scan import ScanOptions, one_file, scan_files
 from ckptguard.scan.paced_reader import CATCH_UP, Rate
 from ckptguard.scan.process.process_scanner import ProcessScanner
-from ckptguard.scan.process.worker_process import Limits, WorkerProcess
+from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 
@@ -108,7 +108,7 @@ def test_who_waits_for_its_turn_hears_that_it_is_not_wanted(folder):
 
 def scanning(*, niceness=10, **options):
     """A scanning process for a few files."""
-    return ProcessScanner(Limits(memory=2**32, seconds=60.0, niceness=niceness), **options)
+    return ProcessScanner(WorkerLimits(memory=2**32, seconds=60.0, niceness=niceness), **options)
 
 
 @pytest.mark.parametrize("is_local", [True, False])

@@ -10,8 +10,7 @@ from support.runs import QUICK
 import ckptguard
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals import device_signals, weights
-from ckptguard.training.signals import monitor as watch
+from ckptguard.training.signals import device_signals, monitor, weights
 from ckptguard.training.signals.device_signals import DeviceSignals
 from ckptguard.training.signals.monitor import TrainingMonitor
 
@@ -20,7 +19,7 @@ from ckptguard.training.signals.monitor import TrainingMonitor
 def device(monkeypatch):
     """A device that is busy until a test says otherwise."""
     made = Device()
-    monkeypatch.setattr(watch, "DeviceSignals", lambda: DeviceSignals(every=4, mark=made.mark))
+    monkeypatch.setattr(monitor, "DeviceSignals", lambda: DeviceSignals(every=4, mark=made.mark))
     monkeypatch.setattr(weights.PendingLook.__init__, "__kwdefaults__", {"mark": made.mark})
     return made
 

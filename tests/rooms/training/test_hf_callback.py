@@ -126,12 +126,12 @@ def test_a_healthy_run_is_left_alone(tmp_path):
 def test_trouble_of_ours_never_ends_training(tmp_path, monkeypatch, caplog):
     """Nothing can be recorded: a warning, and training goes on to its end."""
     from ckptguard.errors import DeniedError
-    from ckptguard.keep import copies as keep
+    from ckptguard.keep import copies
 
     def denied(run, copy):
         raise DeniedError("permission denied", key="kept")
 
-    monkeypatch.setattr(keep, "commit_kept", denied)
+    monkeypatch.setattr(copies, "commit_kept", denied)
     guarded = trainer(tmp_path / "out", max_steps=4)
     guarded.add_callback(ckptguard.integrations.transformers.GuardCallback(settings=QUICK, daemon="off"))
     guarded.train()

@@ -18,8 +18,8 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.autocast_probe import AutocastProbe
-from ckptguard.training.signals.incident_evidence import Evidence, describe_training
-from ckptguard.training.signals.sample_buffer import Recent, learning_rate
+from ckptguard.training.signals.incident_evidence import IncidentEvidence, describe_training
+from ckptguard.training.signals.sample_buffer import SampleBuffer, learning_rate
 from ckptguard.training.signals.sick_tensors import MOST, sick_tensors
 from ckptguard.values.incident import Sample
 
@@ -43,7 +43,7 @@ def stepped(model, optimizer):
 
 def test_the_last_updates_are_remembered_one_by_one_and_earlier_ones_thinly():
     """256 of them, and every 16th of those before; never more, whatever the length of training."""
-    recent = Recent()
+    recent = SampleBuffer()
     for step in range(1, 20_001):
         recent.add(step, loss=float(step))
     steps = [s.step for s in recent.samples()]
@@ -55,7 +55,7 @@ def test_the_last_updates_are_remembered_one_by_one_and_earlier_ones_thinly():
 
 def test_what_a_rollback_undid_is_forgotten():
     """After going back to step 7 the curve ends there, and goes on from there."""
-    recent = Recent()
+    recent = SampleBuffer()
     for step in range(1, 12):
         recent.add(step, loss=1.0)
     recent.restart(7)
@@ -188,7 +188,7 @@ def test_evidence_of_odd_objects_is_less_and_never_an_error():
         def __getattr__(self, name):
             raise RuntimeError(name)
 
-    details = Evidence(TrainingParts(model=Odd(), optimizer=Odd()), Recent()).gather(3, "weights")
+    details = IncidentEvidence(TrainingParts(model=Odd(), optimizer=Odd()), SampleBuffer()).gather(3, "weights")
     assert (details.onset, details.tensors) == (3, ())
     assert details.training is None
 

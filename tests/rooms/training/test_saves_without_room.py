@@ -12,7 +12,7 @@ import ckptguard
 from ckptguard.errors import StorageFullError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
-from ckptguard.runs import free_space as room
+from ckptguard.runs import free_space
 from ckptguard.values.settings import Settings
 
 
@@ -23,7 +23,7 @@ class Disk:
         self.free = 10**15
         self.asked = threading.Event()
         monkeypatch.setattr(os, "statvfs", self.statvfs)
-        monkeypatch.setattr(room, "_TICK", 0.01)
+        monkeypatch.setattr(free_space, "_TICK", 0.01)
 
     def statvfs(self, place):
         if self.free < 10**6:

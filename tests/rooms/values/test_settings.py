@@ -21,7 +21,7 @@ def test_toml_and_environment():
      'webhook = "ftp://x"', "worker_memory = 1", "scan_interval = 0", "keep_pending = 0",
      'digest = "sha1"', 'executor = "gpu"', "workers = -1", "niceness = 20", "niceness = -1", "verify_rate = 1000",
      "verify_rate = nan", "verify_rate = inf", "keep_last = 0", "keep_every = -5", 'keep_within = "soon"',
-     "keep_within = 0", 'keep_best = ["loss"]', 'trash_grace = "-1d"', "replica_keep_last = 0",
+     "keep_within = 0", 'keep_best = ["loss"]', 'trash_grace = "-1d"',
      'replicas = [""]', 'replicas = ["/mnt/{runs}"]'],
 )  # fmt: skip
 def test_nonsense_is_refused_with_the_source(text):
@@ -36,12 +36,11 @@ def test_none_leaves_what_was():
     assert Settings().changed(settle=None, keep_good=3) == Settings(keep_good=3)
 
 
-def test_retention_of_a_run_and_of_its_replicas_are_apart():
-    """Each has its own rules; the floor is the same. Spans of time are seconds or words, also in the environment."""
-    text = 'keep_last = 3\nkeep_within = "2d"\nkeep_best = ["loss:min:2"]\nreplica_keep_every = 1000'
+def test_retention_of_a_run():
+    """Its rules are those of the settings. Spans of time are seconds or words, also in the environment."""
+    text = 'keep_last = 3\nkeep_within = "2d"\nkeep_best = ["loss:min:2"]'
     settings = parse_settings(text, "ckptguard.toml")
     assert settings.retention() == Policy(keep_last=3, keep_within=172800.0, keep_best=(Best("loss", "min", 2),))
-    assert settings.retention(replica=True) == Policy(keep_every=1000)
     changed = with_environment(settings, {"CKPTGUARD_KEEP_WITHIN": "60", "CKPTGUARD_TRASH_GRACE": "12h"})
     assert changed.retention().keep_within == 60.0
     assert Settings().retention().asks_nothing

@@ -7,7 +7,7 @@ from ckptguard.formats.structure import Problem, SpanPlace, Structure, TensorPla
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
-from ckptguard.verify.damage_or_resave import Change, Past, classify_change
+from ckptguard.verify.damage_or_resave import Change, KnownBefore, classify_change
 
 TENSORS = 6
 
@@ -65,7 +65,7 @@ def classify(sealed, files, **changes):
     """Classify with the usual circumstances."""
     others = tuple(changes.pop("other_contents", ()))
     known = {name: changes.pop(name) for name in ("ever_good", "facts") if name in changes}
-    past = Past(other_contents=lambda: others, **({"ever_good": True} | known))
+    past = KnownBefore(other_contents=lambda: others, **({"ever_good": True} | known))
     usual = {"whole": True, "last_written": "", "sealed_by_writer": False}
     return classify_change(sealed, {f.entry.key: f for f in files}, past, **(usual | changes))
 

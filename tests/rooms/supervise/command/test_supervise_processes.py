@@ -12,7 +12,7 @@ import pytest
 from supervised_training import PATIENCE, newest, starts, until
 
 from ckptguard.incidents.notify import Hooks
-from ckptguard.scan.process.worker_process import Limits, WorkerProcess
+from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
 from ckptguard.supervise.blocked_signals import means_it
 from ckptguard.supervise.process_tree import descendants, send_signal
 from ckptguard.values.settings import Settings
@@ -286,7 +286,7 @@ def test_what_is_being_started_is_known_to_be_ours(monkeypatch, what):
         hooks = Hooks(Settings(on_incident=("sleep", "1000")), lambda *_, **__: None)
         start, pids = (lambda: hooks.tell({})), (lambda: hooks.pids)
     else:
-        worker = WorkerProcess(Limits(memory=2**32, seconds=60.0))
+        worker = WorkerProcess(WorkerLimits(memory=2**32, seconds=60.0))
         start, pids = threading.Thread(target=worker.start).start, (lambda: [worker.pid])
     start()
     assert forked.wait(PATIENCE)

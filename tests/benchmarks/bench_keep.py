@@ -19,8 +19,10 @@ from pathlib import Path
 from ckptguard.keep.copies import keep_checkpoint, release
 from ckptguard.keep.copy_cost import own_bytes
 from ckptguard.records.run import open_run
-from ckptguard.runs.listing import list_checkpoints
+from ckptguard.runs.listing import list_run
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 
 BLOCK = 8 << 20
@@ -59,7 +61,8 @@ def main() -> None:
         root = Path(folder) / "run"
         write_run(root, int(options.size_gib * (1 << 30)))
         run = open_run(str(root))
-        [checkpoint] = list_checkpoints(run)
+        [checkpoint] = list_run(run).checkpoints.values()
+        id = CheckpointId(checkpoint.series, checkpoint.step, 1)
         seconds: dict[str, list[float]] = {"link": [], "copy": []}
         for round_number in range(options.runs + 1):
             for how in seconds:
@@ -68,7 +71,7 @@ def main() -> None:
                 before = used(root)
                 began = time.perf_counter()
                 with run_lock(run):
-                    copy = keep_checkpoint(run, checkpoint, 1, Settings(keep=how))
+                    copy = keep_checkpoint(RunView(run, Settings(keep=how)), checkpoint, id)
                 took = time.perf_counter() - began
                 assert copy is not None
                 if round_number:
@@ -76,7 +79,7 @@ def main() -> None:
                 else:
                     added = used(root) - before
                     print(f"{how}: kept by {copy.how}; {added:,} new bytes; list says {own_bytes(run, copy)}")
-                release(run, copy.series, (copy.step, copy.generation))
+                release(run, id)
         link, copied = (statistics.median(seconds[how]) for how in ("link", "copy"))
         print(f"{checkpoint.bytes:,} bytes in {len(checkpoint.files)} files")
         print(f"by link: median {link * 1000:.1f} ms, most {max(seconds['link']) * 1000:.1f} ms of {options.runs}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, RecordsError
@@ -12,6 +14,7 @@ from ckptguard.values.record_text import decode_record
 
 FOLDER = "kept"
 _ASIDE = ".damaged.json"
+_TRIES = 2  # a copy without a mark is removed: one that reads wrong is read again first
 
 
 class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,10 +98,15 @@ def list_set_aside(run: Run) -> list[CheckpointId]:
 
 
 def _read(run: Run, id: CheckpointId, suffix: str) -> KeptCopy | None:
-    text = read_record(run, kept_folder(id) + suffix)
-    try:
-        copy = decode_record(text or b"", KeptCopy, "the mark of a kept copy")
-    except RecordsError:
+    copy = None
+    for _ in range(_TRIES):
+        text = read_record(run, kept_folder(id) + suffix)
+        if text is None:
+            return None
+        with contextlib.suppress(RecordsError):
+            copy = decode_record(text, KeptCopy, "the mark of a kept copy")
+            break
+    if copy is None:
         return None
     safe = all(is_safe_path(file) for file in copy.files) and (copy.path == "." or is_safe_path(copy.path))
     return copy if safe and copy.id == id else None

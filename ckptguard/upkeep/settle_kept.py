@@ -36,6 +36,8 @@ def _release_refuted(view: RunView) -> None:
         copy = read_kept(run, id)
         if copy is None or not view.history.has_verdict(id):
             continue
+        if read_kept(run, id) != copy:
+            continue  # it read wrong once, and may be the last whole copy: the next pass looks again
         manifest = view.history.manifest(id)
         if manifest is not None and not made_of_sealed(copy, manifest):
             release(run, id)  # pinned or not: what is pinned is the content that was sealed

@@ -98,18 +98,16 @@ def list_set_aside(run: Run) -> list[CheckpointId]:
 
 
 def _read(run: Run, id: CheckpointId, suffix: str) -> KeptCopy | None:
-    copy = None
     for _ in range(_TRIES):
         text = read_record(run, kept_folder(id) + suffix)
         if text is None:
             return None
         with contextlib.suppress(RecordsError):
             copy = decode_record(text, KeptCopy, "the mark of a kept copy")
-            break
-    if copy is None:
-        return None
-    safe = all(is_safe_path(file) for file in copy.files) and (copy.path == "." or is_safe_path(copy.path))
-    return copy if safe and copy.id == id else None
+            safe = all(is_safe_path(file) for file in copy.files) and (copy.path == "." or is_safe_path(copy.path))
+            if safe and copy.id == id:
+                return copy
+    return None
 
 
 def list_kept(run: Run) -> list[CheckpointId]:

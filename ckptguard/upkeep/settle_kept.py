@@ -36,12 +36,15 @@ def _release_refuted(view: RunView) -> None:
         copy = read_kept(run, id)
         if copy is None or not view.history.has_verdict(id):
             continue
-        if read_kept(run, id) != copy:
-            continue  # it read wrong once, and may be the last whole copy: the next pass looks again
         manifest = view.history.manifest(id)
-        if manifest is not None and not made_of_sealed(copy, manifest):
+        of_sealed = manifest is not None and made_of_sealed(copy, manifest)
+        if manifest is not None and of_sealed and kept_matches(run, copy, manifest) and view.is_good(id):
+            continue
+        if read_kept(run, id) != copy:
+            continue  # its mark read wrong once, and it may be the last whole copy: the next pass looks again
+        if manifest is not None and not of_sealed:
             release(run, id)  # pinned or not: what is pinned is the content that was sealed
-        elif manifest is None or not kept_matches(run, copy, manifest) or not view.is_good(id):
+        else:
             unwanted.append(id)
     release_unpinned(run, unwanted)
 

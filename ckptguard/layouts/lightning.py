@@ -35,8 +35,5 @@ def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[G
 
 
 LAYOUT = Layout(
-    name="lightning",
-    gaps=_gaps,
-    accepts=_accepts,
-    accepts_file=lambda name, around: _FILE.fullmatch(name) is not None,
+    name="lightning", gaps=_gaps, accepts=_accepts, accepts_file=lambda name, around: _FILE.fullmatch(name) is not None
 )

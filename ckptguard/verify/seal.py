@@ -45,13 +45,7 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
 
 
 def seal_written(
-    run: Run,
-    *,
-    path: str,
-    layout: str,
-    step: int,
-    files: tuple[File, ...],
-    metrics: Mapping[str, float] | None = None,
+    run: Run, *, path: str, layout: str, step: int, files: tuple[File, ...], metrics: Mapping[str, float] | None = None
 ) -> Manifest:
     """Seal a checkpoint that our own writer hashed from memory while saving. It still has no verdict.
 

@@ -99,12 +99,7 @@ def _relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
 
 
 def _judged(
-    target: Target,
-    checkpoint: Checkpoint,
-    settings: Settings,
-    blobs: ScannedBlobs,
-    against: ComparedWith,
-    work: Work,
+    target: Target, checkpoint: Checkpoint, settings: Settings, blobs: ScannedBlobs, against: ComparedWith, work: Work
 ) -> Checked:
     started = time.monotonic()
     sums = against.sums
@@ -146,12 +141,7 @@ def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
 
 
 def _scan_by_digest(
-    target: Target,
-    checkpoint: Checkpoint,
-    options: ScanOptions,
-    facts: HubFacts,
-    blobs: ScannedBlobs,
-    work: Work,
+    target: Target, checkpoint: Checkpoint, options: ScanOptions, facts: HubFacts, blobs: ScannedBlobs, work: Work
 ) -> Scan:
     """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
     snapshot has under the same name, and that were not touched since, were read for that one."""

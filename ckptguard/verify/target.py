@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ckptguard.errors import (
-    NotFoundError,
-    SettingsError,
-)
+from ckptguard.errors import NotFoundError, SettingsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.runs.results import Report
 from ckptguard.runs.target import Target, resolve_target

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from itertools import takewhile
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.formats import tensor_suffix
@@ -19,6 +21,7 @@ _SETTINGS = re.compile(
     r"(?:train(?:ing)?_)?(?:args|options|config|cfg|h(?:yper_?)?param(?:eter)?s|settings|counters?|metrics|meta)(?:[-_.].*)?"
 )
 _TENSORS_ONLY = ("safetensors", "npz", "npy")  # formats that are for nothing else
+_finding = partial(Finding, "completeness")
 
 
 def check_completeness(evidence: Evidence) -> Iterator[Finding]:
@@ -71,22 +74,15 @@ def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
     for file in evidence.scan.files:
         if file.structure.format != "safetensors":
             continue
-        tail: list[str] = []
         tensors = [t for t in evidence.tensors_of(file) if t.span is not None and t.numbers is not None]
-        for tensor in sorted(tensors, key=lambda t: -(t.span or 0)):
-            if tensor.numbers is None or not tensor.numbers.zero:
-                break
-            # A moment is zero for as long as its weight gets no gradient: only weights tell.
-            if (
-                len(tensor.shape) >= 2
-                and tensor.role == "model"
-                and (facts is None or tensor.name not in facts.constant)
-            ):
-                tail.append(tensor.name)
+        tensors.sort(key=lambda t: -(t.span or 0))
+        zeros = takewhile(lambda t: t.numbers is not None and t.numbers.zero, tensors)
+        # A moment is zero for as long as its weight gets no gradient: only weights tell.
+        weights = [t.name for t in zeros if len(t.shape) >= 2 and t.role == "model"]
+        tail = [name for name in weights if facts is None or name not in facts.constant]
         if tail and (facts is not None or len(tail) > 1):
             message = f"it ends in {len(tail)} matrices of zeros, as a killed writer leaves it"
-            severity = Severity.ERROR if facts is not None else Severity.WARNING
-            yield Finding(check="completeness", severity=severity, message=message, file=file.entry.key, tensor=tail[0])
+            yield _finding(Severity.WARNING if facts is None else Severity.ERROR, message, file.entry.key, tail[0])
 
 
 def _unbound(evidence: Evidence) -> Iterator[Finding]:
@@ -102,7 +98,7 @@ def _unbound(evidence: Evidence) -> Iterator[Finding]:
             state = state - shards | {file.entry.key}
     if len(state) > 1:
         message = f"whether its {len(state)} files with state are of one save is unknown: nothing but a manifest tells"
-        yield _finding(Severity.NOTICE, message, None)
+        yield _finding(Severity.NOTICE, message)
 
 
 def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
@@ -115,24 +111,20 @@ def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
 
 
 def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
-    """Files that the reference has, digits in names aside, and this checkpoint has not."""
-    shapes = {_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files}
+    """Files that the reference has, digits in names aside, and this checkpoint has not; and fewer RNG states: every
+    rank writes its own, and which is the last of them nothing else may state."""
+    where = f"{reference.path} ({reference.id})"
+    now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
+    before: Counter[str] = Counter()
     for file in reference.files:
         inside = file.path.removeprefix(reference.path + "/")
-        if evidence.checkpoint.layout != "file" and _shape(inside) not in shapes:
-            what = f"{reference.path} ({reference.id}) has {inside}; this checkpoint has nothing like it"
-            yield _finding(_severity(evidence, reference, file), what, None)
-    yield from _fewer_rng_files(evidence, reference)
-
-
-def _fewer_rng_files(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
-    """Every rank writes its own, and which is the last of them nothing else may state."""
-    before = Counter(_shape(f.path.removeprefix(reference.path + "/")) for f in reference.files)
-    now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
+        before[_shape(inside)] += 1
+        if evidence.checkpoint.layout != "file" and _shape(inside) not in now:
+            message = f"{where} has {inside}; this checkpoint has nothing like it"
+            yield _finding(_severity(evidence, reference, file), message)
     for name, count in sorted(before.items()):
         if file_role(name) == "rng" and 0 < now[name] < count:
-            message = f"{reference.path} ({reference.id}) has {count} files {name}; here are {now[name]}"
-            yield _finding(Severity.WARNING, message, None)
+            yield _finding(Severity.WARNING, f"{where} has {count} files {name}; here are {now[name]}")
 
 
 def _severity(evidence: Evidence, reference: Manifest, file: File) -> Severity:
@@ -150,7 +142,3 @@ def precedes(evidence: Evidence, reference: Manifest) -> bool:
 
 def _shape(name: str) -> str:
     return re.sub(r"\d+", "#", name)
-
-
-def _finding(severity: Severity, message: str, file: str | None) -> Finding:
-    return Finding(check="completeness", severity=severity, message=message, file=file)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Finding, Severity
+
+_error = partial(Finding, "digests", Severity.ERROR)
 
 
 def check_digests(evidence: Evidence) -> Iterator[Finding]:
@@ -44,36 +47,35 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
     if same_content(sealed, found):
         if sealed.md5 and found.md5 and sealed.md5 != found.md5:
             # BLAKE3 agrees and MD5 does not: the record is wrong, not the file; never silently good.
-            yield _finding(sealed.path, None, "MD5 differs although BLAKE3 agrees", sealed.md5, found.md5)
+            message = "MD5 differs although BLAKE3 agrees"
+            yield _error(message, sealed.path, expected=sealed.md5, found=found.md5)
         return
     if sealed.size != found.entry.size:
         expected, size = f"{sealed.size} bytes", f"{found.entry.size} bytes"
-        yield _finding(sealed.path, None, "the size differs from the one that was sealed", expected, size)
+        yield _error("the size differs from the one that was sealed", sealed.path, expected=expected, found=size)
     by_span: dict[int | None, list[str]] = {}
     for tensor in sealed.tensors:
         by_span.setdefault(tensor.span, []).append(tensor.name)
+    digests: Sequence[str | None] = placed or found.span_digests
     for number in changed_spans(sealed, found, placed):
         names = by_span.get(number, [])
         more = f" (shared by {len(names)} tensors)" if len(names) > 1 else ""
-        span = sealed.spans[number]
-        digest = (placed or found.span_digests)[number] if number < len(placed or found.span_digests) else None
-        yield _finding(
+        yield _error(
+            f"the bytes of this tensor are not those that were sealed{more}",
             sealed.path,
             names[0] if names else None,
-            f"the bytes of this tensor are not those that were sealed{more}",
-            f"blake3 {span.blake3[:16]}",
-            f"blake3 {digest[:16]}" if digest else None,
+            expected=_shown(sealed.spans[number].blake3),
+            found=_shown(digests[number]) if number < len(digests) else None,
         )
     if sealed.envelope != found.envelope and placed is None:
-        yield _finding(
-            sealed.path,
-            None,
-            "bytes outside the tensors (header, directory, pickle) are not those that were sealed",
-            f"blake3 {sealed.envelope[:16]}",
-            f"blake3 {found.envelope[:16]}",
-        )
+        message = "bytes outside the tensors (header, directory, pickle) are not those that were sealed"
+        yield _error(message, sealed.path, expected=_shown(sealed.envelope), found=_shown(found.envelope))
     elif placed is not None:
-        yield _finding(sealed.path, None, "the tensors no longer lie where they were sealed", None, None)
+        yield _error("the tensors no longer lie where they were sealed", sealed.path)
+
+
+def _shown(digest: str | None) -> str | None:
+    return f"blake3 {digest[:16]}" if digest else None
 
 
 def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
@@ -81,26 +83,13 @@ def _stated_sums(evidence: Evidence) -> Iterator[Finding]:
     for scanned in evidence.scan.files if evidence.expected_sums else ():
         if scanned.entry.key not in evidence.expected_sums and scanned.structure.tensors:
             message = "the checksum file says nothing about it"
-            yield Finding(check="digests", severity=Severity.WARNING, message=message, file=scanned.entry.key)
+            yield Finding("digests", Severity.WARNING, message, scanned.entry.key)
     for path, (algorithm, expected) in sorted(evidence.expected_sums.items()):
         file = evidence.scan.file(path)
         if file is None:
-            message = "the checksum file lists it, but it is not there"
-            yield Finding(check="digests", severity=Severity.ERROR, message=message, file=path)
+            yield _error("the checksum file lists it, but it is not there", path)
             continue
         found = file.sums.get(algorithm) or (file.md5 if algorithm == "md5" else None)
         if found != expected:
             message = f"{algorithm} is not the one that the checksum file states"
-            yield _finding(path, None, message, expected, found)
-
-
-def _finding(file: str, tensor: str | None, message: str, expected: str | None, found: str | None) -> Finding:
-    return Finding(
-        check="digests",
-        severity=Severity.ERROR,
-        message=message,
-        file=file,
-        tensor=tensor,
-        expected=expected,
-        found=found,
-    )
+            yield _error(message, path, expected=expected, found=found)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.headroom import largest_weight
-from ckptguard.values.manifest import Manifest
+from ckptguard.checks.stale import STATISTICS
 from ckptguard.values.verdict import Finding, Severity
 
 _FACTOR = 10.0
 _SMALLEST = 64  # elements; a smaller tensor may well move by a factor
 _NEGLIGIBLE = 1e-3  # of a typical weight; what small may vanish unnoticed
 _NAMED = 3
-_STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tracked|amax_history)")
 
 
 class Magnitudes(NamedTuple):
@@ -49,25 +47,30 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
     """
     if evidence.reference is None or precedes(evidence, evidence.reference):
         return
-    before = _of_manifest(evidence.reference)
+    before = _joined(
+        (t.name, Magnitudes(math.prod(t.shape), t.largest, t.rms))
+        for f in evidence.reference.files
+        for t in f.tensors
+        if t.role == "model" and t.largest is not None
+    )
     if not before:
         yield from _growth_of_all(evidence)
         return
-    jumps = sorted(_jumps(before, _of_scan(evidence)), key=lambda j: (-j.factor, j.name))
+    now = _joined(
+        (t.name, Magnitudes(math.prod(t.shape), t.numbers.largest, t.numbers.rms))
+        for t in evidence.tensors()
+        if t.role == "model" and t.numbers is not None
+    )
+    jumps = sorted(_jumps(before, now), key=lambda j: (-j.factor, j.name))
     if not jumps:
         return
     worst = "; ".join(f"{j.name}: {j.what} {j.before:.6g} became {j.now:.6g}" for j in jumps[:_NAMED])
     more = f", and {len(jumps) - _NAMED} more" if len(jumps) > _NAMED else ""
     where = f"{evidence.reference.path} ({evidence.reference.id})"
     noun = "weight" if len(jumps) == 1 else "weights"
-    yield Finding(
-        check="drift",
-        severity=Severity.NOTICE,
-        message=f"{len(jumps)} {noun} grew tenfold or fell to a tenth since {where}: {worst}{more}",
-        file=next((t.file for t in evidence.tensors() if t.name == jumps[0].name and t.role == "model"), None),
-        tensor=jumps[0].name,
-        count=len(jumps),
-    )
+    message = f"{len(jumps)} {noun} grew tenfold or fell to a tenth since {where}: {worst}{more}"
+    file = next((t.file for t in evidence.tensors() if t.name == jumps[0].name and t.role == "model"), None)
+    yield Finding("drift", Severity.NOTICE, message, file, jumps[0].name, len(jumps))
 
 
 def _growth_of_all(evidence: Evidence) -> Iterator[Finding]:
@@ -76,7 +79,7 @@ def _growth_of_all(evidence: Evidence) -> Iterator[Finding]:
     before = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
     if before and largest > _FACTOR * before:
         message = f"the largest magnitude grew from {before:.6g} to {largest:.6g} since the reference"
-        yield Finding(check="drift", severity=Severity.NOTICE, message=message, file=file, tensor=name)
+        yield Finding("drift", Severity.NOTICE, message, file, name)
 
 
 def _jumps(before: dict[str, Magnitudes], now: dict[str, Magnitudes]) -> Iterator[_Jump]:
@@ -84,7 +87,7 @@ def _jumps(before: dict[str, Magnitudes], now: dict[str, Magnitudes]) -> Iterato
     typical_largest = _typical(m.largest for m in before.values())
     for name, new in now.items():
         old = before.get(name)
-        if old is None or old.elements != new.elements or _STATISTICS.fullmatch(name):
+        if old is None or old.elements != new.elements or STATISTICS.fullmatch(name):
             continue
         if old.rms is not None and new.rms is not None and _is_jump(old.rms, new.rms, typical_rms):
             yield _Jump(name, "rms", old.rms, new.rms)
@@ -101,23 +104,6 @@ def _typical(values: Iterable[float | None]) -> float:
     """The median, of those that are not zero; the upper one, so that of a LoRA's halves the one counts that began."""
     present = sorted(v for v in values if v)
     return present[len(present) // 2] if present else 0.0
-
-
-def _of_manifest(manifest: Manifest) -> dict[str, Magnitudes]:
-    return _joined(
-        (t.name, Magnitudes(math.prod(t.shape), t.largest, t.rms))
-        for f in manifest.files
-        for t in f.tensors
-        if t.role == "model" and t.largest is not None
-    )
-
-
-def _of_scan(evidence: Evidence) -> dict[str, Magnitudes]:
-    return _joined(
-        (t.name, Magnitudes(math.prod(t.shape), t.numbers.largest, t.numbers.rms))
-        for t in evidence.tensors()
-        if t.role == "model" and t.numbers is not None
-    )
 
 
 def _joined(tensors: Iterable[tuple[str, Magnitudes]]) -> dict[str, Magnitudes]:

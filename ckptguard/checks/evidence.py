@@ -26,32 +26,35 @@ class ScannedTensor(NamedTuple):
     numbers: Numbers | None
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is known about a checkpoint when it is judged.
+class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a checkpoint besides its bytes.
 
     `sealed` is the manifest of this very generation (None at first sight). `reference` is the manifest that keys,
-    shapes and dtypes must match, and `reference_facts` the numbers of its verdict. `previous` is the manifest of the
-    nearest lower step of the series that training went on from, whatever its outcome, and `previous_facts` the
-    numbers of its verdict. `placed_digests` are digests of the sealed spans' places in files whose own structure no
-    longer has these spans (None: the file ends before).
+    shapes and dtypes must match. `previous` is that of the nearest lower step of the series that training went on
+    from, whatever its outcome. Both come with the facts of their verdicts.
     `in_run`: saved by the user's own training, as opposed to a stray file of unknown origin.
     """
 
-    checkpoint: Checkpoint
-    scan: Scan
-    roles: Mapping[str, tuple[str, ...]]
-    gaps: tuple[Gap, ...] = ()
     sealed: Manifest | None = None
     reference: Manifest | None = None
     reference_facts: Facts | None = None
     previous: Manifest | None = None
     previous_facts: Facts | None = None
-    placed_digests: Mapping[str, tuple[str | None, ...]] = {}
     in_run: bool = True
-    known_globals: frozenset[str] | None = None
     allow_nonfinite: tuple[str, ...] = ()
     trust_globals: tuple[str, ...] = ()
     expected_sums: Mapping[str, tuple[str, str]] = {}  # file -> (algorithm, hex digest)
+
+
+class Evidence(KnownFacts, frozen=True, kw_only=True):
+    """Everything that is known about a checkpoint when it is judged. `placed_digests` are digests of the sealed spans'
+    places in files whose own structure no longer has these spans (None: the file ends before)."""
+
+    checkpoint: Checkpoint
+    scan: Scan
+    roles: Mapping[str, tuple[str, ...]]
+    gaps: tuple[Gap, ...] = ()
+    placed_digests: Mapping[str, tuple[str | None, ...]] = {}
 
     def leaves(self) -> Iterator[Leaf]:
         """All numbers beside tensors, of all files."""

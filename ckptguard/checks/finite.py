@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 
 from ckptguard.checks.evidence import Evidence, ScannedTensor
 from ckptguard.formats import Leaf
@@ -17,6 +18,7 @@ _STATE_ROLES = ("model", "optimizer", "ema")
 _RATES = frozenset(("lr", "initial_lr", "_last_lr", "base_lrs", "weight_decay", "eps", "momentum", "betas"))
 _MOST_PARTS = 64  # of a name that are looked at
 _SCALES = frozenset(("scale", "cur_scale", "loss_scale"))
+_finding = partial(Finding, "finite")
 
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
@@ -44,7 +46,7 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
     for file in evidence.scan.files:
         for name in _unread(evidence, file):
             message = "it may hold numbers in a form that is not read: whether they are finite is not known"
-            yield Finding(check="finite", severity=Severity.WARNING, message=message, file=file.entry.key, tensor=name)
+            yield _finding(Severity.WARNING, message, file.entry.key, name)
 
 
 def _unread(evidence: Evidence, file: ScannedFile) -> Iterator[str]:
@@ -69,86 +71,58 @@ def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = (
 
 def _named_by_optimizer(evidence: Evidence) -> frozenset[str]:
     """The parameters of which optimizer state is kept by name (``optim.state.layers.0.weight.exp_avg``)."""
-    found = set()
-    for tensor in evidence.tensors():
-        if tensor.role == "optimizer":
-            name = f".{tensor.name}".partition(".state.")[2].rpartition(".")[0]
-            if name and not name.isdecimal():
-                found.add(name)
-    return frozenset(found)
+    states = [f".{t.name}".partition(".state.")[2] for t in evidence.tensors() if t.role == "optimizer"]
+    names = (state.rpartition(".")[0] for state in states)
+    return frozenset(name for name in names if name and not name.isdecimal())
 
 
 def _non_finite(
     evidence: Evidence, tensor: ScannedTensor, numbers: Numbers, *, in_reference: bool, learnt: Collection[str]
 ) -> Finding:
     count = numbers.nan + numbers.posinf + numbers.neginf
-    what = ", ".join(
-        f"{n} {word}" for n, word in ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf")) if n
-    )
+    counts = ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf"))
+    what = ", ".join(f"{n} {word}" for n, word in counts if n)
     message = f"{what} of {numbers.count} elements, the first at index {numbers.first_bad}"
     severity = Severity.NOTICE
     if tensor.role not in _STATE_ROLES:
         message += "; it is no model or optimizer state"
     elif any(fnmatchcase(tensor.name, pattern) for pattern in evidence.allow_nonfinite):
         message += "; allowed by --allow-nonfinite"
-    elif in_reference and is_mask_like(numbers):
+    elif in_reference and not numbers.nan:  # a constant buffer may hold infinities, but never NaN
         message += "; bit for bit as in the reference"
     elif is_mask(tensor, numbers, learnt):
         message += "; it looks like a mask"
     else:
         severity = Severity.ERROR
         message += f' (if it must be so: --allow-nonfinite "{tensor.name}")'
-    return Finding(
-        check="finite", severity=severity, message=message, file=tensor.file, tensor=tensor.name, count=count
-    )
-
-
-def is_mask_like(numbers: Numbers) -> bool:
-    """What a constant buffer may hold: infinities, but never NaN."""
-    return not numbers.nan
+    return _finding(severity, message, tensor.file, tensor.name, count)
 
 
 def _unchanged_spans(evidence: Evidence) -> set[tuple[str, str]]:
     """(file, tensor) whose bytes are those of the reference."""
     if evidence.reference is None:
         return set()
-    before = {
-        (t.name, t.role): f.spans[t.span].blake3
-        for f in evidence.reference.files
-        for t in f.tensors
-        if t.span is not None
+    stored = ((f, t, t.span) for f in evidence.reference.files for t in f.tensors if t.span is not None)
+    before = {(t.name, t.role): f.spans[span].blake3 for f, t, span in stored}
+    return {
+        (t.file, t.name)
+        for f in evidence.scan.files
+        for t in evidence.tensors_of(f)
+        if t.span is not None and before.get((t.name, t.role)) == f.span_digests[t.span]
     }
-    same = set()
-    for file in evidence.scan.files:
-        for tensor in evidence.tensors_of(file):
-            if tensor.span is not None and before.get((tensor.name, tensor.role)) == file.span_digests[tensor.span]:
-                same.add((tensor.file, tensor.name))
-    return same
 
 
 def _degenerate(evidence: Evidence, matrices: list[ScannedTensor]) -> Iterator[Finding]:
     """Files of zeros pass every digest: a model whose float matrices are all zero is bad."""
     if matrices and all(t.numbers is not None and t.numbers.zero for t in matrices):
         message = f"all {len(matrices)} float matrices of the model are zero"
-        yield Finding(
-            check="finite", severity=Severity.ERROR, message=message, file=matrices[0].file, tensor=matrices[0].name
-        )
+        yield _finding(Severity.ERROR, message, matrices[0].file, matrices[0].name)
     elif evidence.reference_facts is not None:
+        message = "all its elements are equal, which was not so in the reference"
         for tensor in matrices:
-            numbers = tensor.numbers
-            if (
-                numbers is not None
-                and numbers.constant
-                and numbers.count > 1
-                and tensor.name not in evidence.reference_facts.constant
-            ):
-                yield Finding(
-                    check="finite",
-                    severity=Severity.WARNING,
-                    message="all its elements are equal, which was not so in the reference",
-                    file=tensor.file,
-                    tensor=tensor.name,
-                )
+            constant = tensor.numbers is not None and tensor.numbers.constant and tensor.numbers.count > 1
+            if constant and tensor.name not in evidence.reference_facts.constant:
+                yield _finding(Severity.WARNING, message, tensor.file, tensor.name)
 
 
 def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
@@ -186,11 +160,4 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
 
 def _number(file: ScannedFile, leaves: list[Leaf], severity: Severity) -> Finding:
     more = f" (and {len(leaves) - 1} more beside it are not finite)" if len(leaves) > 1 else ""
-    return Finding(
-        check="finite",
-        severity=severity,
-        message=f"this number is {leaves[0].value}{more}",
-        file=file.entry.key,
-        tensor=leaves[0].name,
-        count=len(leaves),
-    )
+    return _finding(severity, f"this number is {leaves[0].value}{more}", file.entry.key, leaves[0].name, len(leaves))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.formats.dtypes import FP16_LIMIT
@@ -12,18 +13,17 @@ from ckptguard.values.verdict import Finding, Severity
 def check_headroom(evidence: Evidence) -> Iterator[Finding]:
     """A notice when the largest weight passes half of fp16's range."""
     largest, name, file = largest_weight(evidence)
-    if name is None:
-        return
     if largest > FP16_LIMIT / 2:
         share = f"is {largest / FP16_LIMIT:.0%} of what" if largest <= FP16_LIMIT else "is beyond what"
         message = f"the largest magnitude {largest:.6g} {share} fp16 can hold"
-        yield Finding(check="headroom", severity=Severity.NOTICE, message=message, file=file, tensor=name)
+        yield Finding("headroom", Severity.NOTICE, message, file, name)
 
 
 def largest_weight(evidence: Evidence) -> tuple[float, str | None, str | None]:
     """(magnitude, tensor, file) of the largest finite weight; (0.0, None, None) without weights."""
-    best: tuple[float, str | None, str | None] = (0.0, None, None)
-    for tensor in evidence.tensors():
-        if tensor.role == "model" and tensor.numbers is not None and tensor.numbers.largest > best[0]:
-            best = (tensor.numbers.largest, tensor.name, tensor.file)
-    return best
+    weights = (
+        (t.numbers.largest, t.name, t.file)
+        for t in evidence.tensors()
+        if t.role == "model" and t.numbers is not None and t.numbers.largest > 0.0
+    )
+    return max(weights, key=itemgetter(0), default=(0.0, None, None))

@@ -17,28 +17,18 @@ def check_hub_cache(scan: Scan, facts: HubFacts) -> Iterator[Finding]:
         algorithm, expected = facts.sums.get(file.entry.key, ("", None))
         found = file.sums.get(algorithm)
         if expected is not None and found != expected:
-            yield Finding(
-                check="digests",
-                severity=Severity.ERROR,
-                message=f"{algorithm} is not the one that its blob is named by",
-                file=file.entry.key,
-                expected=expected,
-                found=found,
-            )
+            message = f"{algorithm} is not the one that its blob is named by"
+            yield Finding("digests", Severity.ERROR, message, file.entry.key, expected=expected, found=found)
     without = [f.entry.key for f in scan.files if f.entry.key not in facts.sums]
     if without:
         what = f"{len(without)} files have no digest in the cache: only their structure and numbers were checked"
-        yield _finding("digests", Severity.NOTICE, what, without[0])
+        yield Finding("digests", Severity.NOTICE, what, without[0])
     for key, why in sorted(facts.refused.items()):
-        yield _finding("structure", Severity.ERROR, f"{why}: it was not read", key)
+        yield Finding("structure", Severity.ERROR, f"{why}: it was not read", key)
     for key in facts.missing:
-        yield _finding("completeness", Severity.ERROR, "its blob is not there: it was not downloaded, or removed", key)
+        yield Finding("completeness", Severity.ERROR, "its blob is not there: it was not downloaded, or removed", key)
     for key in facts.unfinished:
-        yield _finding("completeness", Severity.ERROR, "a download into this repository did not end", key)
+        yield Finding("completeness", Severity.ERROR, "a download into this repository did not end", key)
     for ref, commit in sorted(facts.lost_refs.items()):
         message = f"it names the commit {escape(commit)}, of which there is no snapshot"
-        yield _finding("completeness", Severity.WARNING, message, ref)
-
-
-def _finding(check: str, severity: Severity, message: str, file: str) -> Finding:
-    return Finding(check=check, severity=severity, message=message, file=file)
+        yield Finding("completeness", Severity.WARNING, message, ref)

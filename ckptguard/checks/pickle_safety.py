@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.values.verdict import Finding, Severity
@@ -88,19 +89,20 @@ _EXECUTORS = (
 def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
     """In a run: known executors are errors, a global that the series never named before is a warning.
     A stray file: any global outside the allow-list is an error."""
+    reference = evidence.reference
+    named_before = {name for f in reference.files for name in f.globals} if reference is not None else None
     for file in evidence.scan.files:
+        finding = partial(Finding, "pickle-safety", file=file.entry.key)
         for name in file.structure.globals:
             if name in evidence.trust_globals or is_allowed(name):
                 continue
             if is_executor(name):
-                yield _finding(Severity.ERROR, f"loading it would call {name}", file.entry.key, name)
+                yield finding(Severity.ERROR, f"loading it would call {name}", found=name)
             elif not evidence.in_run:
                 hint = f"loading it would use {name}, which is not on the allow-list (--trust-global {name})"
-                yield _finding(Severity.ERROR, hint, file.entry.key, name)
-            elif evidence.known_globals is not None and name not in evidence.known_globals:
-                yield _finding(
-                    Severity.WARNING, f"it names {name}, which this series never did before", file.entry.key, name
-                )
+                yield finding(Severity.ERROR, hint, found=name)
+            elif named_before is not None and name not in named_before:
+                yield finding(Severity.WARNING, f"it names {name}, which this series never did before", found=name)
 
 
 def is_allowed(name: str) -> bool:
@@ -111,7 +113,3 @@ def is_allowed(name: str) -> bool:
 def is_executor(name: str) -> bool:
     """Whether a dotted global is a known way to run code."""
     return re.fullmatch(_EXECUTORS, name) is not None or re.fullmatch(_EXECUTING_MODULES, name) is not None
-
-
-def _finding(severity: Severity, message: str, file: str, name: str) -> Finding:
-    return Finding(check="pickle-safety", severity=severity, message=message, file=file, found=name)

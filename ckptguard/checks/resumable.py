@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.layouts.deepspeed import stated_world
 from ckptguard.layouts.roles import file_role, number_role
 from ckptguard.values.verdict import Finding, Severity
 
 ROLES = ("model", "optimizer", "scheduler", "scaler", "rng", "data")
 _LOST_SILENTLY = ("scheduler", "scaler", "rng", "data")
-_MOST_RANKS = 1_000_000
+_finding = partial(Finding, "resumable")
 _PARTITION = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
 
 
@@ -28,8 +30,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
         lost = [r for r in before if r in _LOST_SILENTLY and r not in present and r not in filed]
         if lost:
             where = f"{evidence.reference.path} ({evidence.reference.id})"
-            message = f"a resume would start anew: {', '.join(lost)} (which {where} holds)"
-            yield _finding(Severity.WARNING, message)
+            yield _finding(Severity.WARNING, f"a resume would start anew: {', '.join(lost)} (which {where} holds)")
     world = stated_world_size(evidence)
     if world is not None and any(_PARTITION.fullmatch(key) for key in evidence.checkpoint.files):
         yield _finding(Severity.NOTICE, f"a resume needs {world} ranks, as many as saved it: DeepSpeed takes no others")
@@ -48,12 +49,5 @@ def roles_present(evidence: Evidence) -> tuple[str, ...]:
 
 def stated_world_size(evidence: Evidence) -> int | None:
     """How many ranks saved it, where a file of the checkpoint says so (DeepSpeed's model states do)."""
-    sizes = {leaf.name: leaf.value for leaf in evidence.leaves() if leaf.name in ("dp_world_size", "mp_world_size")}
-    data, model = sizes.get("dp_world_size"), sizes.get("mp_world_size", 1)
-    if type(data) is not int or type(model) is not int or data < 1 or model < 1 or data * model > _MOST_RANKS:
-        return None
-    return data * model
-
-
-def _finding(severity: Severity, message: str) -> Finding:
-    return Finding(check="resumable", severity=severity, message=message)
+    worlds = (stated_world(file.structure) for file in evidence.scan.files)
+    return next((data * model for data, model in filter(None, worlds)), None)

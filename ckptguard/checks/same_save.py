@@ -51,30 +51,16 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
         for key in [key for key, t in statements.items() if t.shared != statements[first].shared][:_MOST_NAMED]:
             yield _error(key, f"it tells of other ranks or another iteration than {first}")
         folder = low.rpartition("/")[0]
-        counted = _global_steps(evidence, folder, left) if low else None
-        if counted is not None and steps[high] > counted:
-            yield _error(
-                high, f"its optimizer took {steps[high]:g} steps, the model states beside it tell of {counted:g}"
-            )
+        stayed = (f for f in evidence.scan.files if f.entry.key not in left)
+        beside = (leaf for f in stayed if f.entry.key.rpartition("/")[0] == folder for leaf in f.structure.leaves)
+        counted = next((leaf.value for leaf in beside if leaf.name == "global_steps"), None)
+        if low and counted is not None and steps[high] > counted:
+            what = f"its optimizer took {steps[high]:g} steps, the model states beside it tell of {counted:g}"
+            yield _error(high, what)
 
 
 def _error(key: str, what: str) -> Finding:
-    message = f"{what}: they are of two saves"
-    return Finding(check="completeness", severity=Severity.ERROR, message=message, file=key)
-
-
-def _global_steps(evidence: Evidence, folder: str, left: set[str]) -> float | None:
-    """What the model states in a folder count."""
-    return next(
-        (
-            leaf.value
-            for file in evidence.scan.files
-            if file.entry.key.rpartition("/")[0] == folder and file.entry.key not in left
-            for leaf in file.structure.leaves
-            if leaf.name == "global_steps"
-        ),
-        None,
-    )
+    return Finding("completeness", Severity.ERROR, f"{what}: they are of two saves", key)
 
 
 def _left_of_former_saves(evidence: Evidence) -> set[str]:

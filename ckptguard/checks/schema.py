@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -11,9 +13,9 @@ import msgspec
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence, ScannedTensor
 from ckptguard.values.manifest import Manifest, Tensor
-from ckptguard.values.schema import SchemaDifference, compare_schemas, schema_of
 from ckptguard.values.verdict import Finding, Severity
 
+PREFIXES = ("module.", "_orig_mod.", "model.", "base_model.model.", "network.", "net.")
 _DCP_METADATA = "dcp_metadata"
 _ACCEPT = "if the change is deliberate: ckptguard accept RUN --step N"
 # What is laid out by rank: its sizes, and how many there are, change with the number of ranks.
@@ -23,6 +25,23 @@ _BY_RANK = re.compile(
 _FLAT = re.compile(
     r"(?:.*[._])?flat_param(?:_\d+)?(?:\..*)?|(?:.*\.)?(?:single_partition_of_)?fp32(?:_flat)?_groups\b.*"
 )
+_error = partial(Finding, "schema", Severity.ERROR)
+
+_Kind = tuple[str, tuple[int, ...]]  # dtype and shape
+TensorSchema = Mapping[str, Collection[_Kind]]  # several kinds: ranks hold pieces of their own under one name
+
+
+class SchemaDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint's tensors differ from the reference's. `prefix` (added, removed) explains all names at once."""
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    reshaped: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]  # name, expected, found
+    retyped: tuple[tuple[str, str, str], ...]  # name, expected, found
+    prefix: tuple[str, str] | None
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.reshaped or self.retyped or self.prefix)
 
 
 class _Place(NamedTuple):
@@ -44,15 +63,64 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
         (evidence.sealed, "the sealed manifest"),
         (evidence.reference, evidence.reference and f"{evidence.reference.path} ({evidence.reference.id})"),
     ):
-        if manifest is not None and where and evidence.scan.files:
+        if manifest is not None and where and evidence.scan.files and not _undescribed(evidence):
             for role in ("model", "ema"):
                 yield from _compare_role(evidence, manifest, role, where)
             yield from _optimizer(evidence, manifest, where)
 
 
+def compare_schemas(reference: TensorSchema, found: TensorSchema, *, aliases: Iterable[str] = ()) -> SchemaDifference:
+    """What differs. `aliases` are tied names that the file states without storing them again: they count as there.
+
+    Of a name with several kinds the first that differs is told.
+    """
+    missing = sorted(set(reference) - set(found) - set(aliases))
+    unexpected = sorted(set(found) - set(reference))
+    prefix = _prefix_change(reference, found) if missing and unexpected else None
+    renamed = {_renamed(name, prefix): name for name in found} if prefix else {name: name for name in found}
+    if prefix:
+        missing, unexpected = [], []
+    reshaped, retyped = [], []
+    for expected in sorted(set(reference) & set(renamed)):
+        name = renamed[expected]
+        if set(reference[expected]) == set(found[name]):
+            continue
+        dtypes, shapes = _parts(reference[expected])
+        dtypes_now, shapes_now = _parts(found[name])
+        if shapes != shapes_now:
+            reshaped.append((name, min(shapes - shapes_now or shapes), min(shapes_now - shapes or shapes_now)))
+        if dtypes != dtypes_now:
+            retyped.append((name, min(dtypes - dtypes_now or dtypes), min(dtypes_now - dtypes or dtypes_now)))
+    return SchemaDifference(
+        missing=tuple(missing),
+        unexpected=tuple(unexpected),
+        reshaped=tuple(reshaped),
+        retyped=tuple(retyped),
+        prefix=prefix,
+    )
+
+
+def _parts(kinds: Collection[_Kind]) -> tuple[set[str], set[tuple[int, ...]]]:
+    return {dtype for dtype, _ in kinds}, {shape for _, shape in kinds}
+
+
+def _renamed(name: str, prefix: tuple[str, str]) -> str:
+    added, removed = prefix
+    return removed + name.removeprefix(added)
+
+
+def _prefix_change(reference: TensorSchema, found: TensorSchema) -> tuple[str, str] | None:
+    """(prefix added, prefix removed) that makes the found names the reference's, all of them."""
+    for prefix in itertools.permutations(("", *PREFIXES), 2):
+        fits = len(found) == len(reference) and all(name.startswith(prefix[0]) for name in found)
+        if fits and {_renamed(name, prefix) for name in found} == set(reference):
+            return prefix
+    return None
+
+
 def _compare_role(evidence: Evidence, reference: Manifest, role: str, where: str) -> Iterator[Finding]:
     expected, found = _of_manifest(reference, role), _of_scan(evidence, role)
-    if not expected or _undescribed(evidence):
+    if not expected:
         return
     broken = {f.entry.key for f in evidence.scan.files if f.structure.problems}
     aliases = {a for f in evidence.scan.files for a in f.structure.metadata if a != "format"}
@@ -81,44 +149,40 @@ def _groups(expected: list[_Place], found: list[_Place]) -> list[tuple[list[_Pla
     return [([t for t in expected if t.kind == k], [t for t in found if t.kind == k]) for k in sorted(kinds)]
 
 
-def _schema(tensors: Iterable[_Place]) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-    return schema_of((t.name, t.dtype, () if t.partitioned else t.shape) for t in tensors)
+def _schema(tensors: Iterable[_Place]) -> dict[str, set[_Kind]]:
+    """Name -> the kinds under it; the shapes of what is cut by rank do not count."""
+    schema: dict[str, set[_Kind]] = {}
+    for t in tensors:
+        schema.setdefault(t.name, set()).add((t.dtype, () if t.partitioned else t.shape))
+    return schema
 
 
 def _of_manifest(manifest: Manifest, role: str) -> list[_Place]:
-    described = _described((f.path, f.format) for f in manifest.files)
-    return [
-        place
-        for f in manifest.files
-        if f.path not in described
-        for place in _places(f.path, manifest.path, (t for t in f.tensors if t.role == role))
-    ]
+    return _places(manifest.path, role, [(f.path, f.format, f.tensors) for f in manifest.files])
 
 
 def _of_scan(evidence: Evidence, role: str) -> list[_Place]:
-    described = _described((f.entry.key, f.structure.format) for f in evidence.scan.files)
-    return [
-        place
-        for f in evidence.scan.files
-        if f.entry.key not in described
-        for place in _places(
-            f.entry.key, evidence.checkpoint.path, (t for t in evidence.tensors_of(f) if t.role == role)
-        )
-    ]
+    files = [(f.entry.key, f.structure.format, evidence.tensors_of(f)) for f in evidence.scan.files]
+    return _places(evidence.checkpoint.path, role, files)
 
 
-def _places(file: str, checkpoint: str, tensors: Iterable[Tensor | ScannedTensor]) -> Iterator[_Place]:
-    inside = file.removeprefix(checkpoint + "/")
-    kind, by_rank = re.sub(r"\d+", "#", inside), _BY_RANK.fullmatch(inside) is not None
-    for t in tensors:
-        yield _Place(file, kind, t.name, t.dtype, t.shape, by_rank or _FLAT.fullmatch(t.name) is not None)
-
-
-def _described(files: Iterable[tuple[str, str]]) -> set[str]:
-    """Files that hold only pieces of tensors which a ``.metadata`` beside them lists whole."""
-    pairs = list(files)
-    folders = {path.rpartition("/")[0] for path, format in pairs if format == _DCP_METADATA}
-    return {path for path, _ in pairs if path.endswith(".distcp") and path.rpartition("/")[0] in folders}
+def _places(
+    checkpoint: str, role: str, files: Sequence[tuple[str, str, Sequence[Tensor | ScannedTensor]]]
+) -> list[_Place]:
+    """The tensors of a role, from (path, format, tensors) of each file. Left out are files that hold only pieces of
+    tensors which a ``.metadata`` beside them lists whole."""
+    described = {path.rpartition("/")[0] for path, format, _ in files if format == _DCP_METADATA}
+    found = []
+    for path, _, tensors in files:
+        if path.endswith(".distcp") and path.rpartition("/")[0] in described:
+            continue
+        inside = path.removeprefix(checkpoint + "/")
+        kind, by_rank = re.sub(r"\d+", "#", inside), _BY_RANK.fullmatch(inside) is not None
+        for t in tensors:
+            if t.role == role:
+                cut = by_rank or _FLAT.fullmatch(t.name) is not None
+                found.append(_Place(path, kind, t.name, t.dtype, t.shape, cut))
+    return found
 
 
 def _undescribed(evidence: Evidence) -> bool:
@@ -137,15 +201,16 @@ def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:
         change = f'"{added}" was put before' if added else f'"{removed}" is gone from'
         if added and removed:
             change = f'"{removed}" became "{added}" in'
-        yield _finding(f"{change} every tensor name, compared with {where}; {_ACCEPT}")
+        yield _error(f"{change} every tensor name, compared with {where}; {_ACCEPT}")
     for name in difference.missing:
-        yield _finding(f"{where} has this tensor; here it is missing; {_ACCEPT}", name)
+        yield _error(f"{where} has this tensor; here it is missing; {_ACCEPT}", tensor=name)
     for name in difference.unexpected:
-        yield _finding(f"{where} does not have this tensor; {_ACCEPT}", name)
+        yield _error(f"{where} does not have this tensor; {_ACCEPT}", tensor=name)
     for name, shape, now in difference.reshaped:
-        yield _finding(f"the shape differs from {where}; {_ACCEPT}", name, str(list(shape)), str(list(now)))
+        message = f"the shape differs from {where}; {_ACCEPT}"
+        yield _error(message, tensor=name, expected=str(list(shape)), found=str(list(now)))
     for name, dtype, kind in difference.retyped:
-        yield _finding(f"the dtype differs from {where}; {_ACCEPT}", name, dtype, kind)
+        yield _error(f"the dtype differs from {where}; {_ACCEPT}", tensor=name, expected=dtype, found=kind)
 
 
 def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[Finding]:
@@ -156,44 +221,28 @@ def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[
     expected, found = _of_manifest(reference, "optimizer"), _of_scan(evidence, "optimizer")
     broken = any(f.structure.problems for f in evidence.scan.files)
     missing = any(f.path not in evidence.checkpoint.files for f in (evidence.sealed.files if evidence.sealed else ()))
-    if not expected or broken or missing or _undescribed(evidence):
+    if not expected or broken or missing:
         return
     before = {_state_name(t): t for t in reversed(expected)}
     now = {_state_name(t) for t in found}
     lost = sorted(set(before) - now) if not precedes(evidence, reference) else []
     if lost:
         first = before[lost[0]]
-        yield Finding(
-            check="schema",
-            severity=Severity.ERROR,
-            message=f"{len(lost)} optimizer tensors that {where} has are gone; {_ACCEPT}",
-            file=first.file if reference is evidence.sealed else None,
-            tensor=first.name,
-            count=len(lost),
-        )
+        message = f"{len(lost)} optimizer tensors that {where} has are gone; {_ACCEPT}"
+        yield _error(message, first.file if reference is evidence.sealed else None, first.name, len(lost))
     whole = [t for t in found if not t.partitioned]
-    difference = compare_schemas(
-        _schema(t for t in expected if not t.partitioned), schema_of((t.name, t.dtype, t.shape) for t in whole)
-    )
-    if difference.reshaped:
-        name, shape, was_found = difference.reshaped[0]
-        yield Finding(
-            check="schema",
-            severity=Severity.ERROR,
-            message=f"{len(difference.reshaped)} optimizer tensors have other shapes than in {where}; {_ACCEPT}",
-            file=next((t.file for t in whole if t.name == name), None),
-            tensor=name,
+    reshaped = compare_schemas(_schema(t for t in expected if not t.partitioned), _schema(whole)).reshaped
+    if reshaped:
+        name, shape, shape_now = reshaped[0]
+        yield _error(
+            f"{len(reshaped)} optimizer tensors have other shapes than in {where}; {_ACCEPT}",
+            next((t.file for t in whole if t.name == name), None),
+            name,
+            len(reshaped),
             expected=str(list(shape)),
-            found=str(list(was_found)),
-            count=len(difference.reshaped),
+            found=str(list(shape_now)),
         )
 
 
 def _state_name(tensor: _Place) -> str:
     return re.sub(r"\d+", "#", tensor.name) if tensor.partitioned else tensor.name
-
-
-def _finding(message: str, tensor: str | None = None, expected: str | None = None, found: str | None = None) -> Finding:
-    return Finding(
-        check="schema", severity=Severity.ERROR, message=message, tensor=tensor, expected=expected, found=found
-    )

@@ -15,7 +15,7 @@ from ckptguard.formats.dtypes import DTYPES
 from ckptguard.values.verdict import Finding, Severity
 
 # What a forward pass alone changes: it says nothing about updates.
-_STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tracked|amax_history)")
+STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tracked|amax_history)")
 _SETTINGS = re.compile(r"(?:.*\.)?(?:step|lr)|(?:.*\.)?param_groups\..*")  # of an optimizer; no moments
 _MASTERS = re.compile(r"(?:.*\.)?(?:single_partition_of_)?fp32(?:_flat)?_groups\b.*|(?:.*\.)?fp32_from_fp16.*")
 
@@ -33,7 +33,7 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
     for file, name, value, _ in _dynamic_scales(evidence):
         if value <= 0:
             message = f"the loss scale is {value:g}: no update can go through any more"
-            yield Finding(check="stale", severity=Severity.ERROR, message=message, file=file, tensor=name)
+            yield Finding("stale", Severity.ERROR, message, file, name)
     before = evidence.previous
     if before is None or not _unchanged(evidence):
         return
@@ -43,8 +43,7 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
     reasons = list(_reasons(evidence))
     if moments and evidence.previous_facts is not None and evidence.previous_facts.stale:
         reasons.append("it is so for the second time in a row")
-    severity = Severity.SICKNESS if reasons else Severity.NOTICE
-    yield Finding(check="stale", severity=severity, message="; ".join((message, *reasons)))
+    yield Finding("stale", Severity.SICKNESS if reasons else Severity.NOTICE, "; ".join((message, *reasons)))
 
 
 def is_stale(evidence: Evidence) -> bool:
@@ -94,7 +93,7 @@ def _is_compared(role: str, name: str, dtype: str) -> bool:
         return False
     if role == "optimizer":
         return not _SETTINGS.fullmatch(name)
-    return role == "model" and not _STATISTICS.fullmatch(name)
+    return role == "model" and not STATISTICS.fullmatch(name)
 
 
 def _reasons(evidence: Evidence) -> Iterator[str]:
@@ -103,19 +102,14 @@ def _reasons(evidence: Evidence) -> Iterator[str]:
     known = evidence.previous_facts.skipped_steps if evidence.previous_facts is not None else None
     if skipped is not None and known is not None and skipped > known:
         yield f"skipped_steps rose from {known} to {skipped}"
-    scale = _scale_at_floor(evidence)
+    # A dynamic loss scale that cannot fall further, or fell to 1.
+    scale = next((value for _, _, value, floor in _dynamic_scales(evidence) if value <= max(floor, 1.0)), None)
     if scale is not None:
-        yield f"the loss scale is at its floor ({scale:g})"
+        yield f"the loss scale is at its floor ({float(scale):g})"
     for leaf in evidence.leaves():
         if leaf.name == "log_history.-1.grad_norm" and not math.isfinite(leaf.value):
             yield f"the gradient norm logged last is {leaf.value}"
             return
-
-
-def _scale_at_floor(evidence: Evidence) -> float | None:
-    """A dynamic loss scale that cannot fall further, or fell to 1."""
-    scales = _dynamic_scales(evidence)
-    return next((float(value) for _, _, value, floor in scales if value <= max(floor, 1.0)), None)
 
 
 def _dynamic_scales(evidence: Evidence) -> Iterator[tuple[str, str, float, float]]:

@@ -12,17 +12,10 @@ from ckptguard.values.verdict import Finding, Severity
 def check_structure(evidence: Evidence) -> Iterator[Finding]:
     """An error for each structural problem; a warning for what is no regular file and holds no tensors."""
     for file in evidence.scan.files:
-        for problem in file.structure.problems:
-            yield Finding(
-                check="structure",
-                severity=Severity.ERROR,
-                message=problem.message,
-                file=file.entry.key,
-                tensor=problem.tensor,
-                expected=problem.expected,
-                found=problem.found,
-            )
+        for p in file.structure.problems:
+            where = (file.entry.key, p.tensor)
+            yield Finding("structure", Severity.ERROR, p.message, *where, expected=p.expected, found=p.found)
     for entry in evidence.checkpoint.irregular:
         what = "a link; links are not followed" if entry.kind == "link" else "not a regular file"
         severity = Severity.ERROR if tensor_suffix(entry.key) else Severity.WARNING
-        yield Finding(check="structure", severity=severity, message=f"{what}: it was not read", file=entry.key)
+        yield Finding("structure", severity, f"{what}: it was not read", entry.key)

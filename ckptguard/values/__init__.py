@@ -1,1 +1,1 @@
-"""What things are: ids, manifests, verdicts, schemas, settings, incidents. No I/O, no clock, no decisions."""
+"""What things are: ids, manifests, verdicts, settings, incidents. No I/O, no clock, no decisions."""

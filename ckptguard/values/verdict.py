@@ -40,7 +40,7 @@ _RANK = {Outcome.GOOD: 0, Outcome.SUSPECT: 1, Outcome.INCOMPLETE: 2, Outcome.BAD
 _TARGET_ORDER = (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING, Outcome.SUSPECT, Outcome.GOOD)
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """One fact that a check found. `file` is relative to the target (in records: to the run)."""
 
     check: str
@@ -123,7 +123,7 @@ def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
 
 def clearance(reason: str) -> Finding:
     """The finding by which a user lifts SUSPECT from a generation."""
-    return Finding(check="incident", severity=Severity.NOTICE, message=_CLEARED + reason)
+    return Finding("incident", Severity.NOTICE, _CLEARED + reason)
 
 
 def is_clearance(finding: Finding) -> bool:
@@ -140,9 +140,7 @@ def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CH
         kept += own[:limit]
         if len(own) > limit:
             left = len(own) - limit
-            kept.append(
-                Finding(check=check, severity=own[limit].severity, message=f"{left} more findings", omitted=left)
-            )
+            kept.append(Finding(check, own[limit].severity, f"{left} more findings", omitted=left))
     return tuple(kept)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
+from ckptguard.checks.evidence import KnownFacts
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS, Checkpoint
@@ -26,7 +27,7 @@ from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
-from ckptguard.verify.collect_evidence import KnownFacts, collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.verify.compare_copy import copy_differs
 from ckptguard.verify.damage_or_resave import Change, KnownBefore, classify_change
 from ckptguard.verify.seal import seal_observed
@@ -121,7 +122,8 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
     evidence = collect_evidence(run.storage, checkpoint, scan, _known(view, id, sealed, how.reference))
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
-        findings.append(_never_committed())
+        message = "its writer never sealed it: the save did not finish"
+        findings.append(Finding("completeness", Severity.ERROR, message))
     before = history.verdict(id)
     findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, id)), *how.notes]
     outcome = judge(findings, sealed=sealed is not None)
@@ -179,10 +181,13 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
     """What the run's records and settings say of a checkpoint."""
     history, settings = view.history, view.settings
     manifest, verdict = (reference, None) if reference is not None else history.reference(id) or (None, None)
+    previous, previous_facts = history.previous(id.series, id.step) or (None, None)
     return KnownFacts(
         sealed=sealed,
-        reference=(manifest, verdict.facts if verdict is not None else None) if manifest is not None else None,
-        previous=history.previous(id.series, id.step),
+        reference=manifest,
+        reference_facts=verdict.facts if verdict is not None else None,
+        previous=previous,
+        previous_facts=previous_facts,
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
     )
@@ -199,11 +204,6 @@ def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
     nearest = sorted(others, key=lambda other: abs((other.step or 0) - (id.step or 0)))[:_OTHERS]
     manifests = (history.manifest(other) for other in nearest)
     return [m for m in manifests if m is not None]
-
-
-def _never_committed() -> Finding:
-    message = "its writer never sealed it: the save did not finish"
-    return Finding(check="completeness", severity=Severity.ERROR, message=message, file=None)
 
 
 def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from ckptguard.checks import Evidence
+from ckptguard.checks.evidence import KnownFacts
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
 from ckptguard.formats import Structure, tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
@@ -16,8 +17,8 @@ from ckptguard.scan import Scanner, ScanOptions, digest_places, scan_files
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
-from ckptguard.values.verdict import Facts
 
+NOTHING_KNOWN = KnownFacts()
 # Small files whose content a layout's gaps depend on.
 _READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
 
@@ -55,65 +56,37 @@ def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def gaps_of(checkpoint: Checkpoint, files: Sequence[ScannedFile]) -> tuple[Gap, ...]:
+def gaps_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Gap, ...]:
     """What the layout implies and the scan did not find."""
-    structures = {f.entry.key: f.structure for f in files}
+    structures = {f.entry.key: f.structure for f in scan.files}
     return tuple(LAYOUTS[checkpoint.layout].gaps(checkpoint, structures))
 
 
-def misplaced_digests(
-    storage: Storage, sealed: Manifest | None, found: Mapping[str, ScannedFile]
-) -> dict[str, tuple[str | None, ...]]:
+def misplaced_digests(storage: Storage, sealed: Manifest | None, scan: Scan) -> dict[str, tuple[str | None, ...]]:
     """Digests of the sealed spans' places, for files whose own structure no longer has these spans.
 
     A second, partial read that happens only for files that are already known to differ: it names the tensors hit.
     """
+    found = {f.entry.key: f.structure.spans for f in scan.files}
     placed = {}
     for file in sealed.files if sealed else ():
-        scanned = found.get(file.path)
-        if scanned is None or not file.spans:
-            continue
         places = [(s.offset, s.length) for s in file.spans]
-        if [(s.offset, s.length) for s in scanned.structure.spans] != places:
+        if places and file.path in found and places != [(s.offset, s.length) for s in found[file.path]]:
             placed[file.path] = digest_places(storage, file.path, places)
     return placed
 
 
-class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a checkpoint besides its bytes. `reference` and `previous` come with the facts of their
-    verdicts, `expected_sums` are (algorithm, checksum) by file."""
-
-    sealed: Manifest | None = None
-    reference: tuple[Manifest, Facts | None] | None = None
-    previous: tuple[Manifest, Facts | None] | None = None
-    in_run: bool = True
-    allow_nonfinite: tuple[str, ...] = ()
-    trust_globals: tuple[str, ...] = ()
-    expected_sums: Mapping[str, tuple[str, str]] = {}
-
-
-def collect_evidence(storage: Storage, checkpoint: Checkpoint, scan: Scan, known: KnownFacts | None = None) -> Evidence:
+def collect_evidence(
+    storage: Storage, checkpoint: Checkpoint, scan: Scan, known: KnownFacts = NOTHING_KNOWN
+) -> Evidence:
     """Everything the checks need, gathered once."""
-    known = known or KnownFacts()
-    found = {f.entry.key: f for f in scan.files}
-    reference, reference_facts = known.reference or (None, None)
-    previous, previous_facts = known.previous or (None, None)
     return Evidence(
+        **msgspec.structs.asdict(known),
         checkpoint=checkpoint,
         scan=scan,
         roles=roles_of(scan.files),
-        gaps=gaps_of(checkpoint, scan.files),
-        sealed=known.sealed,
-        reference=reference,
-        reference_facts=reference_facts,
-        previous=previous,
-        previous_facts=previous_facts,
-        placed_digests=misplaced_digests(storage, known.sealed, found),
-        in_run=known.in_run,
-        known_globals=frozenset(g for f in reference.files for g in f.globals) if reference else None,
-        allow_nonfinite=known.allow_nonfinite,
-        trust_globals=known.trust_globals,
-        expected_sums=known.expected_sums,
+        gaps=gaps_of(checkpoint, scan),
+        placed_digests=misplaced_digests(storage, known.sealed, scan),
     )
 
 

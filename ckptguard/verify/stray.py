@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from ckptguard.checks import run_checks
+from ckptguard.checks.evidence import KnownFacts
 from ckptguard.checks.hub_digests import check_hub_cache
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, SettingsError
 from ckptguard.formats import FORMATS
@@ -30,7 +31,7 @@ from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import judge
 from ckptguard.verify.checksum_files import CheckSums
-from ckptguard.verify.collect_evidence import KnownFacts, collect_evidence, scan_checkpoint
+from ckptguard.verify.collect_evidence import collect_evidence, scan_checkpoint
 
 
 class Blob(NamedTuple):
@@ -119,7 +120,7 @@ def _judged(
             raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
     known = KnownFacts(
         sealed=_sealed_in(target.view, checkpoint) if target.view is not None else None,
-        reference=(against.reference, None) if against.reference is not None else None,
+        reference=against.reference,
         in_run=target.view is not None,
         allow_nonfinite=settings.allow_nonfinite,
         trust_globals=settings.trust_globals,

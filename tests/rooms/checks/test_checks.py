@@ -2,14 +2,16 @@
 
 import math
 
+import msgspec
 import pytest
+from support.evidence import manifest
 
 from ckptguard.checks import Evidence, facts_of, run_checks
+from ckptguard.checks.schema import compare_schemas
 from ckptguard.formats.structure import Leaf, SpanPlace, Structure, TensorPlace
 from ckptguard.layouts import Checkpoint
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
 from ckptguard.storage.protocol import Entry
-from ckptguard.values.schema import compare_schemas
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, judge, limit_findings
 from ckptguard.verify.checksum_files import parse_check_sums
 
@@ -123,9 +125,9 @@ def test_pickle_safety_in_a_run_and_for_a_stray_file():
         ("pickle-safety", "mylib.Config"),
     ]
     assert heavy(evidence(globals_=("mylib.Config",), in_run=False, trust_globals=("mylib.Config",))) == []
-    new = [
-        f for f in run_checks(evidence(globals_=names, known_globals=frozenset(names[:2]))) if f.found == "mylib.Config"
-    ]
+    before = manifest({"m.pt": []})
+    before = msgspec.structs.replace(before, files=(msgspec.structs.replace(before.files[0], globals=names[:2]),))
+    new = [f for f in run_checks(evidence(globals_=names, reference=before)) if f.found == "mylib.Config"]
     assert [f.severity for f in new] == [Severity.WARNING]
 
 

@@ -7,13 +7,10 @@ the weights under names of their own (``unet/``, ``pytorch_lora_weights.safetens
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
-from ckptguard.layouts.engine_states import engine_gaps, has_engine_states, optimizer_there
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
+from ckptguard.layouts.engine_states import engine_gaps, has_engine_states, optimizer_there, rank_gaps
 from ckptguard.layouts.plain_folder import holds_weights
-from ckptguard.layouts.ranks import rank_gaps
 from ckptguard.layouts.sharded import shard_gaps
 
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
@@ -29,18 +26,18 @@ def _accepts(folder: Folder) -> bool:
     )
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     names = {checkpoint.inside(key) for key in checkpoint.files}
     gaps = [*shard_gaps(checkpoint, structures), *engine_gaps(checkpoint, structures)]
     if not any(holds_weights(name) for name in names) and not has_engine_states(checkpoint):
-        gaps.append(Gap(message="there are no weights"))
+        gaps.append(Gap("there are no weights"))
     if not any(_RANDOM.fullmatch(name) for name in names):
-        gaps.append(Gap(message="there are no random_states; Accelerate writes them last"))
+        gaps.append(Gap("there are no random_states; Accelerate writes them last"))
     if "scheduler.bin" in names and not optimizer_there(checkpoint):
-        gaps.append(Gap(message="not there, but the scheduler's state is", file=checkpoint.key("optimizer.bin")))
+        gaps.append(Gap("not there, but the scheduler's state is", checkpoint.key("optimizer.bin")))
     custom = sorted(int(match[1]) for name in names if (match := _CUSTOM.fullmatch(name)))
     if custom and custom[-1] + 1 != len(custom):
-        gaps.append(Gap(message=f"only {len(custom)} of {custom[-1] + 1} custom_checkpoint files are there"))
+        gaps.append(Gap(f"only {len(custom)} of {custom[-1] + 1} custom_checkpoint files are there"))
     return [*gaps, *rank_gaps(checkpoint, structures)]
 
 

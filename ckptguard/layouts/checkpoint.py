@@ -61,7 +61,7 @@ def tops(path: str, files: Sequence[str]) -> list[str]:
     return [path, *beside] if len(beside) < len(files) else beside
 
 
-class Gap(msgspec.Struct, frozen=True, kw_only=True):
+class Gap(msgspec.Struct, frozen=True):
     """Something that the layout implies and that is not there. `fatal`: the checkpoint cannot be used without it."""
 
     message: str
@@ -84,8 +84,7 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
         return self.path.rpartition("/")[2]
 
 
-def _nothing_beside(name: str, around: frozenset[str]) -> tuple[str, ...]:
-    return ()
+Structures = Mapping[str, Structure]  # of a checkpoint's files, by key
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,10 +100,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    gaps: Callable[[Checkpoint, Mapping[str, Structure]], Sequence[Gap]]
+    gaps: Callable[[Checkpoint, Structures], Sequence[Gap]]
     accepts: Callable[[Folder], bool] = lambda folder: False
     accepts_file: Callable[[str, frozenset[str]], bool] = lambda name, around: False
-    companions: Callable[[str, frozenset[str]], tuple[str, ...]] = _nothing_beside
+    companions: Callable[[str, frozenset[str]], tuple[str, ...]] = lambda name, around: ()
     pieces: Callable[[str], bool] = lambda inner: False
     last_written: Callable[[str], str] = lambda path: ""
     sealed_by_writer: bool = False

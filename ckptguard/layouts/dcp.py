@@ -6,18 +6,16 @@ Without collectives each rank writes a ``__0.metadata`` of its own instead, for 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from ckptguard.formats.structure import Structure
 from ckptguard.formats.suffixes import is_dcp_metadata
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
 
 _METADATA = ".metadata"
 SUFFIX = ".distcp"
 _OF_RANK = re.compile(r"__(\d{1,9})(?:_\d+\.distcp|\.metadata)")
 
 
-def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str, Structure]) -> list[Gap]:
+def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> list[Gap]:
     """What a folder inside the checkpoint ("": the checkpoint itself) lacks.
 
     Files that its ``.metadata`` does not name are gaps too: they are of another save, or it is. Empty ones are not: a
@@ -40,7 +38,7 @@ def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str, Struc
             named[file] = max(named.get(file, 0), chunks[-1].offset + chunks[-1].length if chunks else 0)
 
     def gap(name: str, message: str) -> Gap:
-        return Gap(message=message, file=checkpoint.key(prefix + name))
+        return Gap(message, checkpoint.key(prefix + name))
 
     gaps = [gap(name, "not there; it is written last") for name in _metadata_to_expect(described, stored)]
     for name, length in sorted(named.items()):

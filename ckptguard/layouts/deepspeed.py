@@ -8,10 +8,10 @@ Source: deepspeed/runtime/engine.py, ``_get_ckpt_name`` and ``_get_zero_ckpt_nam
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
 
 MODEL_STATES = re.compile(
     r"(?:zero_pp_rank_(?P<dp>\d{1,6})_)?mp_rank_(?P<mp>\d{1,6})(?:_\d+)?_model_states\.pt|layer_\d+-model_\d+-model_states\.pt"
@@ -20,6 +20,11 @@ OPTIM_STATES = re.compile(r"(?P<kind>\w*?)zero_pp_rank_(?P<dp>\d{1,6})_mp_rank_(
 _EXPERT = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt|layer_\d+_expert_\d+_mp_rank_\d+_model_states\.pt")
 _MOST_RANKS = 100_000
 _MOST_NAMED = 20
+
+
+def is_state_of_rank(name: str) -> bool:
+    """Whether a file's name is that of model or optimizer states."""
+    return (MODEL_STATES.fullmatch(name) or OPTIM_STATES.fullmatch(name)) is not None
 
 
 def stated_world(structure: Structure) -> tuple[int, int] | None:
@@ -31,59 +36,58 @@ def stated_world(structure: Structure) -> tuple[int, int] | None:
     return None
 
 
-def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Mapping[str, Structure]) -> list[Gap]:
+def deepspeed_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> list[Gap]:
     """What a tag folder inside the checkpoint ("": the checkpoint itself) lacks."""
     prefix = checkpoint.key(folder) + "/" if folder else checkpoint.key("")
     names = {key[len(prefix) :] for key in checkpoint.files if key.startswith(prefix)}
     models = {name: match for name in names if (match := MODEL_STATES.fullmatch(name))}
     optims = {name: match for name in names if (match := OPTIM_STATES.fullmatch(name))}
     if not models:
-        return [Gap(message=f"there are no model states in {folder}" if folder else "there are no model states")]
+        return [Gap(f"there are no model states in {folder}" if folder else "there are no model states")]
     known = [structures[prefix + name] for name in sorted(models) if prefix + name in structures]
     world = _stated_by_first(known)
     if world is None:
         if any(s.problems for s in known) or len(known) < len(models):
             return []  # the file that should say so is broken, which has a finding of its own
-        return [Gap(message="no file states the world size: whether all ranks are there is not known", fatal=False)]
+        return [Gap("no file states the world size: whether all ranks are there is not known", fatal=False)]
     data, model = world
     expected: list[str] = []
-    sharded = [m for m in models.values() if m["dp"] is not None]
-    if sharded:  # ZeRO-3: every rank has model states
+    if any(m["dp"] is not None for m in models.values()):  # ZeRO-3: every rank has model states
         expected += [f"zero_pp_rank_{dp}_mp_rank_{mp:02d}_model_states.pt" for mp in range(model) for dp in range(data)]
     elif any(m["mp"] is not None for m in models.values()):
         expected += [f"mp_rank_{mp:02d}_model_states.pt" for mp in range(model)]
-    zero = any(_stage(s) for s in known) or bool(optims)
-    if zero and not any(_EXPERT.fullmatch(name) for name in names):
+    stages = [leaf.value for s in known for leaf in s.leaves if leaf.name == "ds_config.zero_optimization.stage"]
+    if (any(stages) or optims) and not any(_EXPERT.fullmatch(name) for name in names):
         kind = next((m["kind"] for m in optims.values()), "")
         expected += [
             f"{kind}zero_pp_rank_{dp}_mp_rank_{mp:02d}_optim_states.pt" for mp in range(model) for dp in range(data)
         ]
     missing = [name for name in expected if name not in names]
     what = f"not there; the model states tell of {data * model} ranks"
-    gaps = [Gap(message=what, file=prefix + name) for name in missing[:_MOST_NAMED]]
+    gaps = [Gap(what, prefix + name) for name in missing[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
-        gaps.append(Gap(message=f"and {len(missing) - _MOST_NAMED} more files of other ranks are missing"))
+        gaps.append(Gap(f"and {len(missing) - _MOST_NAMED} more files of other ranks are missing"))
     left = leftovers(names, known)
     what = f"the model states tell of {data * model} ranks: it is left of a save by more"
-    gaps += [Gap(message=what, file=prefix + name, fatal=False) for name in sorted(left)[:_MOST_NAMED]]
+    gaps += [Gap(what, prefix + name, fatal=False) for name in sorted(left)[:_MOST_NAMED]]
     return gaps + _disagreements(prefix, sorted(set(models) - left), structures)
 
 
 def leftovers(names: Collection[str], model_states: Sequence[Structure]) -> set[str]:
     """Names of files of ranks that the last save (that of the first of the `model_states`) did not have."""
     world = _stated_by_first(model_states)
-    matches = {n: m for n in names if (m := MODEL_STATES.fullmatch(n) or OPTIM_STATES.fullmatch(n)) and m["mp"]}
     if world is None:
         return set()
+    matches = {n: m for n in names if (m := MODEL_STATES.fullmatch(n) or OPTIM_STATES.fullmatch(n)) and m["mp"]}
     return {n for n, m in matches.items() if int(m["dp"] or 0) >= world[0] or int(m["mp"]) >= world[1]}
 
 
 def _stated_by_first(model_states: Sequence[Structure]) -> tuple[int, int] | None:
     """What the first rank's model states tell: every save writes these, while others may be left of a former one."""
-    return next((world for s in model_states if (world := stated_world(s)) is not None), None)
+    return next(filter(None, map(stated_world, model_states)), None)
 
 
-def _disagreements(prefix: str, models: Sequence[str], structures: Mapping[str, Structure]) -> list[Gap]:
+def _disagreements(prefix: str, models: Sequence[str], structures: Structures) -> list[Gap]:
     """Model states of ranks that tell of another save than those of the first one."""
     stated = {}
     for name in models:
@@ -93,46 +97,35 @@ def _disagreements(prefix: str, models: Sequence[str], structures: Mapping[str, 
             stated[name] = (steps, stated_world(structure))
     first = next(iter(stated.values()), None)
     return [
-        Gap(message=f"it states global_steps {this[0]}, other ranks {first[0]}: they are of two saves", file=prefix + n)
+        Gap(f"it states global_steps {this[0]}, other ranks {first[0]}: they are of two saves", prefix + n)
         for n, this in stated.items()
         if first is not None and this != first and this[0] is not None
     ][:_MOST_NAMED]
 
 
-def _stage(structure: Structure) -> int:
-    """The ZeRO stage that the configuration in the model states names; 0 without ZeRO."""
-    stage = next((v.value for v in structure.leaves if v.name == "ds_config.zero_optimization.stage"), 0)
-    return int(stage)
-
-
-def latest_gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure], *, needed: bool) -> list[Gap]:
+def latest_gaps(checkpoint: Checkpoint, structures: Structures, *, needed: bool) -> list[Gap]:
     """Whether ``latest`` inside the checkpoint names a folder that is there."""
     key = checkpoint.key("latest")
     if key not in checkpoint.files:
-        message = "not there; without it DeepSpeed loads nothing and says so only in a warning"
-        return [Gap(message=message, file=key, fatal=needed)]
+        what = "not there; without it DeepSpeed loads nothing and says so only in a warning"
+        return [Gap(what, key, fatal=needed)]
     if key not in structures:
         return []
     tag = structures[key].metadata.get("points_to")
     if tag is None:
-        return [Gap(message="it names no folder", file=key, fatal=needed)]
-    if not any(checkpoint.inside(file).startswith(tag + "/") for file in checkpoint.files):
-        return [Gap(message="it names a folder that is not there", file=key, fatal=needed)]
-    return []
+        return [Gap("it names no folder", key, fatal=needed)]
+    there = any(checkpoint.inside(file).startswith(tag + "/") for file in checkpoint.files)
+    return [] if there else [Gap("it names a folder that is not there", key, fatal=needed)]
 
 
-def _accepts(folder: Folder) -> bool:
-    return any(MODEL_STATES.fullmatch(f) or OPTIM_STATES.fullmatch(f) for f in folder.files)
-
-
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     gaps = deepspeed_gaps(checkpoint, "", structures)
     for key, structure in structures.items():
         stated = next((v.value for v in structure.leaves if v.name == "global_steps"), None)
         tagged = checkpoint.path.rpartition("/")[2] == f"global_step{checkpoint.step}"
         if stated is not None and tagged and stated != checkpoint.step:
-            gaps.append(Gap(message=f"it states global_steps {stated} in this folder", file=key, fatal=False))
+            gaps.append(Gap(f"it states global_steps {stated} in this folder", key, fatal=False))
     return gaps
 
 
-LAYOUT = Layout(name="deepspeed", gaps=_gaps, accepts=_accepts)
+LAYOUT = Layout(name="deepspeed", gaps=_gaps, accepts=lambda folder: any(map(is_state_of_rank, folder.files)))

@@ -1,17 +1,16 @@
-"""What Trainer and Accelerate keep inside their folders when DeepSpeed or FSDP holds the weights."""
+"""What Trainer and Accelerate keep inside their folders: DeepSpeed's or FSDP's weights, and files of every rank."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Gap
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Structures
 from ckptguard.layouts.dcp import dcp_gaps
-from ckptguard.layouts.deepspeed import MODEL_STATES, OPTIM_STATES, deepspeed_gaps, latest_gaps
+from ckptguard.layouts.deepspeed import deepspeed_gaps, is_state_of_rank, latest_gaps, stated_world
 from ckptguard.layouts.roles import file_role
 
+_OF_RANK = re.compile(r"(?P<stem>rng_state|random_states)_(?P<rank>\d{1,6})\.(?:pth|pkl)")
 _FSDP = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 
 
@@ -26,9 +25,7 @@ def optimizer_there(checkpoint: Checkpoint) -> bool:
     return own or bool(_deepspeed_folders(checkpoint)) or any(f.startswith("optim") for f in _fsdp_folders(checkpoint))
 
 
-def engine_gaps(
-    checkpoint: Checkpoint, structures: Mapping[str, Structure], *, latest_needed: bool = False
-) -> list[Gap]:
+def engine_gaps(checkpoint: Checkpoint, structures: Structures, *, latest_needed: bool = False) -> list[Gap]:
     """What those folders lack. `latest_needed`: DeepSpeed finds its folder by ``latest`` alone."""
     gaps: list[Gap] = []
     deepspeed = _deepspeed_folders(checkpoint)
@@ -41,13 +38,30 @@ def engine_gaps(
     return gaps
 
 
-def _deepspeed_folders(checkpoint: Checkpoint) -> list[str]:
-    found = set()
+def rank_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
+    """A warning where RNG states, which every rank writes for itself, are missing: those ranks would resume with other
+    random numbers.
+
+    How many there should be, only a DeepSpeed file beside them states; else the highest rank that is there tells.
+    """
+    ranks: dict[str, set[int]] = {}
     for key in checkpoint.files:
-        folder, _, name = checkpoint.inside(key).rpartition("/")
-        if folder and (MODEL_STATES.fullmatch(name) or OPTIM_STATES.fullmatch(name)):
-            found.add(folder)
-    return sorted(found)
+        match = _OF_RANK.fullmatch(checkpoint.inside(key))
+        if match:
+            ranks.setdefault(match["stem"], set()).add(int(match["rank"]))
+    worlds = filter(None, map(stated_world, structures.values()))
+    stated = max((data * model for data, model in worlds), default=0)
+    totals = {stem: max(stated, max(present) + 1) for stem, present in sorted(ranks.items())}
+    return [
+        Gap(f"only {len(ranks[stem])} of {total} ranks have their {stem}", fatal=False)
+        for stem, total in totals.items()
+        if len(ranks[stem]) < total
+    ]
+
+
+def _deepspeed_folders(checkpoint: Checkpoint) -> list[str]:
+    places = (checkpoint.inside(key).rpartition("/") for key in checkpoint.files)
+    return sorted({folder for folder, _, name in places if folder and is_state_of_rank(name)})
 
 
 def _fsdp_folders(checkpoint: Checkpoint) -> list[str]:

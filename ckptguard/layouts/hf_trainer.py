@@ -6,16 +6,12 @@ The weights may be one file, shards, an adapter (PEFT), DeepSpeed's ``global_ste
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from ckptguard.formats.structure import Structure
-from ckptguard.layouts.adapters import adapter_gaps
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
-from ckptguard.layouts.engine_states import engine_gaps, has_engine_states, optimizer_there
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
+from ckptguard.layouts.engine_states import engine_gaps, has_engine_states, optimizer_there, rank_gaps
 from ckptguard.layouts.plain_folder import holds_weights
-from ckptguard.layouts.ranks import rank_gaps
 from ckptguard.layouts.roles import file_role
-from ckptguard.layouts.sharded import shard_gaps
+from ckptguard.layouts.sharded import adapter_gaps, shard_gaps
 
 _FOLDER = re.compile(r"checkpoint-(\d{1,12})")
 _MARKS = frozenset(("trainer_state.json", "training_args.bin"))
@@ -25,28 +21,28 @@ def _accepts(folder: Folder) -> bool:
     return _FOLDER.fullmatch(folder.name) is not None and not _MARKS.isdisjoint(folder.files)
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     names = {checkpoint.inside(key) for key in checkpoint.files}
     gaps = [*shard_gaps(checkpoint, structures), *adapter_gaps(checkpoint)]
     gaps += engine_gaps(checkpoint, structures, latest_needed=True)
     if not any(holds_weights(name) for name in names) and not has_engine_states(checkpoint):
-        gaps.append(Gap(message="there are no weights"))
+        gaps.append(Gap("there are no weights"))
     if "scheduler.pt" in names and not optimizer_there(checkpoint):
         message = "not there, but the scheduler's state is: a resume would start it anew and say nothing"
-        gaps.append(Gap(message=message, file=checkpoint.key("optimizer.pt")))
+        gaps.append(Gap(message, checkpoint.key("optimizer.pt")))
     elif "optimizer.pt" in names and "scheduler.pt" not in names:
         message = "not there: without it a resume leaves the optimizer's state aside too, and says nothing"
-        gaps.append(Gap(message=message, file=checkpoint.key("scheduler.pt")))
+        gaps.append(Gap(message, checkpoint.key("scheduler.pt")))
     if "optimizer.pt" in names and not any(file_role(name) == "rng" for name in names):
-        gaps.append(Gap(message="there is no rng_state: a resume would go on with other random numbers", fatal=False))
+        gaps.append(Gap("there is no rng_state: a resume would go on with other random numbers", fatal=False))
     state = checkpoint.key("trainer_state.json")
     if "trainer_state.json" not in names:
-        gaps.append(Gap(message="not there; the Trainer writes it last", file=state))
+        gaps.append(Gap("not there; the Trainer writes it last", state))
     elif state in structures:
         stated = next((leaf.value for leaf in structures[state].leaves if leaf.name == "global_step"), None)
         if stated is not None and checkpoint.step is not None and stated != checkpoint.step:
             message = f"it states global_step {stated} in a folder for {checkpoint.step}"
-            gaps.append(Gap(message=message, file=state, fatal=False))
+            gaps.append(Gap(message, state, fatal=False))
     return [*gaps, *rank_gaps(checkpoint, structures)]
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ckptguard.formats.structure import Structure
 from ckptguard.formats.suffixes import suffixes_of
-from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
 from ckptguard.layouts.plain_folder import holds_state
 from ckptguard.layouts.sharded import shard_gaps
 
@@ -46,13 +45,13 @@ def stated_by_name(blob: str) -> tuple[str, str] | None:
     return ("git-sha1", name) if _SHA1.fullmatch(name) else None
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     gaps = shard_gaps(checkpoint, structures)
     holds = any(holds_state(key) or _are_other_weights(key.lower()) for key in checkpoint.files)
     if not checkpoint.files:
-        gaps.append(Gap(message="nothing of it was downloaded completely"))
+        gaps.append(Gap("nothing of it was downloaded completely"))
     elif not holds and checkpoint.path.startswith("models--"):
-        gaps.append(Gap(message="there are no weights, only other files of the repository"))
+        gaps.append(Gap("there are no weights, only other files of the repository"))
     return gaps
 
 

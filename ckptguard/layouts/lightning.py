@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
 from ckptguard.layouts.dcp import dcp_gaps
-from ckptguard.layouts.deepspeed import MODEL_STATES, OPTIM_STATES, deepspeed_gaps
+from ckptguard.layouts.deepspeed import deepspeed_gaps, is_state_of_rank
 
 _FILE = re.compile(r"(?:.*(?:epoch|step)=\d+.*|last(?:-v\d+)?)\.ckpt")
 _META = "meta.pt"
@@ -21,16 +19,15 @@ def _accepts(folder: Folder) -> bool:
     return sharded or any(f.startswith("checkpoint/") for f in folder.below)
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
-    names = {checkpoint.inside(key) for key in checkpoint.files}
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     if checkpoint.path in checkpoint.files:
         return []
-    deepspeed = [n.rpartition("/")[2] for n in names if n.startswith("checkpoint/")]
-    if any(MODEL_STATES.fullmatch(n) or OPTIM_STATES.fullmatch(n) for n in deepspeed):
+    names = {checkpoint.inside(key) for key in checkpoint.files}
+    if any(n.startswith("checkpoint/") and is_state_of_rank(n.rpartition("/")[2]) for n in names):
         return deepspeed_gaps(checkpoint, "checkpoint", structures)
     gaps = dcp_gaps(checkpoint, "", structures)
     if _META not in names:
-        gaps.append(Gap(message="not there; it holds what is not sharded", file=checkpoint.key(_META)))
+        gaps.append(Gap("not there; it holds what is not sharded", checkpoint.key(_META)))
     return gaps
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 
 from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
 from ckptguard.layouts.dcp import dcp_gaps
 
 _FOLDER = re.compile(r"iter_\d{7}|release")
@@ -29,31 +28,31 @@ def _accepts(folder: Folder) -> bool:
     return ranks or ".metadata" in folder.files or any(f.endswith(".distcp") for f in folder.files)
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     names = {checkpoint.inside(key) for key in checkpoint.files}
     ranks = {name.partition("/")[0] for name in names if _RANK.fullmatch(name.partition("/")[0])}
     if not ranks:
         gaps = dcp_gaps(checkpoint, "", structures)
         if "common.pt" not in names:
-            gaps.append(Gap(message="not there; it holds what is not sharded", file=checkpoint.key("common.pt")))
+            gaps.append(Gap("not there; it holds what is not sharded", checkpoint.key("common.pt")))
         return gaps
     gaps = []
     kinds = {name.rpartition("/")[2] for name in names if name.partition("/")[0] in ranks}
     for rank in sorted(ranks):
         if not any(f"{rank}/{model}" in names for model in _MODEL):
-            gaps.append(Gap(message="not there", file=checkpoint.key(f"{rank}/{_MODEL[0]}")))
+            gaps.append(Gap("not there", checkpoint.key(f"{rank}/{_MODEL[0]}")))
         if "distrib_optim.pt" in kinds and f"{rank}/distrib_optim.pt" not in names:
-            gaps.append(Gap(message="not there", file=checkpoint.key(f"{rank}/distrib_optim.pt")))
+            gaps.append(Gap("not there", checkpoint.key(f"{rank}/distrib_optim.pt")))
     stated = next((s for structure in structures.values() if (s := _stated(structure))), None)
     if stated is None:
         broken = any(s.problems for s in structures.values())
         message = "no file states how many ranks there are: whether all are there is not known"
-        return gaps if broken else [*gaps, Gap(message=message, fatal=False)]
+        return gaps if broken else [*gaps, Gap(message, fatal=False)]
     missing = [rank for rank in _folders(stated) if rank not in ranks]
     what = f"not there; the arguments tell of {math.prod(stated)} model parallel ranks"
-    gaps += [Gap(message=what, file=checkpoint.key(f"{rank}/{_MODEL[0]}")) for rank in missing[:_MOST_NAMED]]
+    gaps += [Gap(what, checkpoint.key(f"{rank}/{_MODEL[0]}")) for rank in missing[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
-        gaps.append(Gap(message=f"and {len(missing) - _MOST_NAMED} more ranks are missing"))
+        gaps.append(Gap(f"and {len(missing) - _MOST_NAMED} more ranks are missing"))
     return gaps
 
 

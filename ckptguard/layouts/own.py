@@ -6,11 +6,9 @@ Several ranks leave torch.distributed.checkpoint's files in it instead of the tw
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from ckptguard.formats.structure import Structure
 from ckptguard.formats.suffixes import is_dcp_metadata
-from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout, Structures
 from ckptguard.layouts.dcp import SUFFIX as DCP_SUFFIX
 from ckptguard.layouts.dcp import dcp_gaps
 
@@ -25,11 +23,11 @@ def folder_name(step: int) -> str:
     return f"step-{step:09d}"
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     names = {checkpoint.inside(key) for key in checkpoint.files}
     sharded = any(is_dcp_metadata(name) or name.endswith(DCP_SUFFIX) for name in names)
     needed = (STATE_FILE,) if sharded else (MODEL_FILE, STATE_FILE)
-    gaps = [Gap(message="not there", file=f"{checkpoint.path}/{name}") for name in needed if name not in names]
+    gaps = [Gap("not there", f"{checkpoint.path}/{name}") for name in needed if name not in names]
     return gaps + (dcp_gaps(checkpoint, "", structures) if sharded else [])
 
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from ckptguard.formats import tensor_suffix
-from ckptguard.formats.structure import Structure
 from ckptguard.formats.suffixes import is_dcp_metadata
-from ckptguard.layouts.adapters import adapter_gaps
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
 from ckptguard.layouts.roles import file_role
-from ckptguard.layouts.sharded import shard_gaps
+from ckptguard.layouts.sharded import adapter_gaps, shard_gaps
 from ckptguard.layouts.step_names import counts_by_word, step_from_name
 
 _ALONE = re.compile(r"(?:last|latest|best|final|init)(?:[-_.=].*)?\.(?:ckpt|pth?(?:\.tar)?)", re.IGNORECASE)
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     gaps = [*shard_gaps(checkpoint, structures), *adapter_gaps(checkpoint)]
     if not any(holds_state(key) for key in checkpoint.files):
-        gaps.append(Gap(message="there is no file with weights or optimizer state"))
+        gaps.append(Gap("there is no file with weights or optimizer state"))
     return gaps
 
 

@@ -1,30 +1,37 @@
-"""Completeness of Hugging Face style weights: an index that lists every shard, and every shard there."""
+"""Completeness of Hugging Face style weights: shards with their index, adapters, and torch's sharded flavour of both.
+
+That flavour (``shard-00002-model-00001-of-00003.safetensors``) is torch.distributed.checkpoint's: each rank writes its
+pieces of the tensors under the tensors' own names, in as many files as the model has. Nothing says how many ranks
+there were; where a piece lies in its tensor stands in the file's header.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from ckptguard.formats.dcp.chunks import Box, flaw_in_cover, offsets_in
 from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Gap
-from ckptguard.layouts.dcp_shards import dcp_shard_gaps, is_dcp_shard
+from ckptguard.layouts.checkpoint import Checkpoint, Gap, Structures
 
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})(?P<suffix>\.safetensors|\.bin)")
+_OF_RANK = re.compile(r"shard-\d{1,9}-model-(?P<number>\d{1,9})-of-(?P<total>\d{1,9})\.safetensors")
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _MOST_NAMED = 20
 
 
-def shard_gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     """Shards or indexes that are missing, and tensors that an index promises but its shard does not hold."""
     names = {checkpoint.inside(key) for key in checkpoint.files}
+    indexes = {key: s.weight_map for key, s in structures.items() if s.weight_map is not None}
     listed = {
         f"{checkpoint.inside(key).rpartition('/')[0]}/{shard}".lstrip("/")
-        for key, structure in structures.items()
-        for shard in set((structure.weight_map or {}).values())
+        for key, weight_map in indexes.items()
+        for shard in set(weight_map.values())
     }
     gaps = [*_numbered_gaps(names, listed), *dcp_shard_gaps(checkpoint, structures)]
-    for key, structure in structures.items():
-        if structure.weight_map is not None:
-            gaps += _index_gaps(checkpoint, key, structure.weight_map, structures)
+    for key, weight_map in indexes.items():
+        gaps += _index_gaps(checkpoint, key, weight_map, structures)
     return gaps
 
 
@@ -34,26 +41,22 @@ def _numbered_gaps(names: set[str], listed: set[str]) -> list[Gap]:
     families: dict[tuple[str, int, str], set[int]] = {}
     for name in names:
         match = _SHARD.fullmatch(name)
-        if match and not is_dcp_shard(name):
+        if match and not _OF_RANK.fullmatch(name.rpartition("/")[2]):
             family = (match["stem"], int(match["total"]), match["suffix"])
             families.setdefault(family, set()).add(int(match["number"]))
+    families_listed = {(match["stem"], match["suffix"]) for name in listed if (match := _SHARD.fullmatch(name))}
     gaps = []
     for (stem, total, suffix), numbers in sorted(families.items()):
         if len(numbers) < total:
             have = sorted(numbers)
-            gaps.append(
-                Gap(message=f"only {len(numbers)} of {total} shards of {stem}{suffix} are there: {have[:_MOST_NAMED]}")
-            )
-        family_listed = any(
-            (m := _SHARD.fullmatch(name)) and (m["stem"], m["suffix"]) == (stem, suffix) for name in listed
-        )
-        if f"{stem}{suffix}.index.json" not in names and not family_listed:
-            gaps.append(Gap(message="the shards have no index", file=f"{stem}{suffix}.index.json"))
+            gaps.append(Gap(f"only {len(numbers)} of {total} shards of {stem}{suffix} are there: {have[:_MOST_NAMED]}"))
+        if f"{stem}{suffix}.index.json" not in names and (stem, suffix) not in families_listed:
+            gaps.append(Gap("the shards have no index", f"{stem}{suffix}.index.json"))
     return gaps
 
 
 def _index_gaps(
-    checkpoint: Checkpoint, index_key: str, weight_map: Mapping[str, str], structures: Mapping[str, Structure]
+    checkpoint: Checkpoint, index_key: str, weight_map: Mapping[str, str], structures: Structures
 ) -> list[Gap]:
     folder = index_key.rpartition("/")[0]
     index = checkpoint.inside(index_key)
@@ -66,26 +69,95 @@ def _index_gaps(
         match = _SHARD.fullmatch(checkpoint.inside(key))
         family = match is not None and (match["stem"], match["suffix"]) == (stem, "." + suffix)
         if family and key.rpartition("/")[2] not in promised:
-            gaps.append(Gap(message=f"{index} does not list this shard", file=key))
+            gaps.append(Gap(f"{index} does not list this shard", key))
     for shard, tensors in sorted(promised.items()):
         key = f"{folder}/{shard}" if folder else shard
         if key not in checkpoint.files:
-            gaps.append(Gap(message=f"{index} lists this shard, but it is not there", file=key))
+            gaps.append(Gap(f"{index} lists this shard, but it is not there", key))
         elif key in structures:
             held = {t.name for t in structures[key].tensors}
             absent, extra = sorted(tensors - held), sorted(held - tensors)
             if absent:
-                gaps.append(
-                    Gap(
-                        message=f"{index} puts {len(absent)} tensors here that it does not hold, first: {absent[0]}",
-                        file=key,
-                    )
-                )
+                what = f"{index} puts {len(absent)} tensors here that it does not hold, first: {absent[0]}"
+                gaps.append(Gap(what, key))
             if extra:
-                gaps.append(
-                    Gap(
-                        message=f"{len(extra)} tensors are here that {index} does not put here, first: {extra[0]}",
-                        file=key,
-                    )
-                )
+                what = f"{len(extra)} tensors are here that {index} does not put here, first: {extra[0]}"
+                gaps.append(Gap(what, key))
     return gaps
+
+
+def adapter_gaps(checkpoint: Checkpoint) -> list[Gap]:
+    """Adapters in the checkpoint, or in folders inside it, that have no configuration beside them."""
+    keys = set(checkpoint.files)
+    folders = {key.rpartition("/")[0] for key in keys if key.rpartition("/")[2] in _ADAPTERS}
+    wanted = sorted(f"{folder}/adapter_config.json".lstrip("/") for folder in folders)
+    return [Gap("not there; PEFT writes it last", key) for key in wanted if key not in keys]
+
+
+def dcp_shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
+    """Tensors whose pieces do not make up the whole, as far as it can be known, by folder.
+
+    The whole is as large as its pieces reach, or as the folder above says that holds the consolidated model: without
+    that, nobody can tell that the last ranks are missing.
+    """
+    folders: dict[str, list[str]] = {}
+    for key in checkpoint.files:
+        folder, _, name = key.rpartition("/")
+        if _OF_RANK.fullmatch(name):
+            folders.setdefault(folder, []).append(key)
+    gaps: list[Gap] = []
+    for folder, keys in sorted(folders.items()):
+        inside = checkpoint.inside(keys[0]).rpartition("/")[0]
+        where = f" in {inside}" if inside else ""
+        gaps += _missing_numbers(where, keys)
+        shards = [structures[key] for key in keys if key in structures]
+        if len(shards) == len(keys) and not any(s.problems for s in shards):
+            gaps += _incomplete(where, shards, _consolidated(folder, structures))
+    return gaps
+
+
+def _missing_numbers(where: str, keys: list[str]) -> list[Gap]:
+    """A model file that no rank has a part of may be one whose tensors are tied to others': not fatal."""
+    matches = [match for key in keys if (match := _OF_RANK.fullmatch(key.rpartition("/")[2]))]
+    there = {int(m["number"]) for m in matches}
+    total = max(int(m["total"]) for m in matches)
+    if len(there) >= total:
+        return []
+    message = f"there are parts of only {len(there)} of {total} model files{where}: {sorted(there)[:_MOST_NAMED]}"
+    return [Gap(message, fatal=False)]
+
+
+def _consolidated(folder: str, structures: Structures) -> dict[str, tuple[int, ...]]:
+    """Full shapes, where whole tensors lie in the folder above."""
+    if folder.rpartition("/")[2] != "sharded":
+        return {}
+    above = folder.rpartition("/")[0]
+    return {
+        tensor.name: tensor.shape
+        for key, structure in structures.items()
+        if key.rpartition("/")[0] == above and structure.format == "safetensors" and not structure.problems
+        for tensor in structure.tensors
+    }
+
+
+def _incomplete(where: str, shards: list[Structure], whole: Mapping[str, tuple[int, ...]]) -> list[Gap]:
+    pieces: dict[str, list[Box]] = {}
+    for shard in shards:
+        offsets = offsets_in(shard)
+        for tensor in shard.tensors:
+            at = offsets.get(tensor.name)
+            if at is None or len(at) != len(tensor.shape):
+                return [Gap(f"where {tensor.name}{where} lies in its tensor is not stated")]
+            pieces.setdefault(tensor.name, []).append((at, tensor.shape))
+    flaws = []
+    for name, boxes in sorted(pieces.items()):
+        if len({len(at) for at, _ in boxes}) > 1:
+            flaws.append(f"{name}: its pieces have different numbers of dimensions")
+            continue
+        ends = [[start + size for start, size in zip(*box, strict=True)] for box in boxes]
+        reach = tuple(max(along) for along in zip(*ends, strict=True))
+        flaw = flaw_in_cover(whole.get(name, reach), boxes)
+        if flaw:
+            flaws.append(f"{name}: {flaw}")
+    flaws += [f"{name}: there is no piece of it" for name in sorted(set(whole) - set(pieces))]
+    return [Gap(f"{len(flaws)} tensors are not whole{where}, first: {flaws[0]}")] if flaws else []

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from ckptguard.layouts.checkpoint import Layout
 
-from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Gap, Layout
-
-
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
-    return []
-
-
-LAYOUT = Layout(name="file", gaps=_gaps, accepts_file=lambda name, around: True)
+LAYOUT = Layout(name="file", gaps=lambda checkpoint, structures: (), accepts_file=lambda name, around: True)

@@ -7,10 +7,8 @@ Source: wenet/utils/checkpoint.py and train_utils.py at 0154699.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
-from ckptguard.formats.structure import Structure
-from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout
+from ckptguard.layouts.checkpoint import Checkpoint, Folder, Gap, Layout, Structures
 from ckptguard.layouts.plain_folder import holds_state
 
 _NAME = re.compile(r"(?:epoch_\d+|step_\d+|\d+|init)\.pt")
@@ -28,25 +26,25 @@ def _accepts(folder: Folder) -> bool:
     return bool(folder.files) and _is_one(folder.name, folder.around)
 
 
-def _gaps(checkpoint: Checkpoint, structures: Mapping[str, Structure]) -> list[Gap]:
+def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     gaps = []
     if not any(holds_state(key) for key in checkpoint.files):
-        gaps.append(Gap(message="there are no weights", file=checkpoint.path))
+        gaps.append(Gap("there are no weights", checkpoint.path))
     yaml = _beside(checkpoint.path)
     if yaml not in checkpoint.files:
-        gaps.append(Gap(message="not there; WeNet writes it last, and a resume needs it", file=yaml))
+        gaps.append(Gap("not there; WeNet writes it last, and a resume needs it", yaml))
     elif yaml in structures:
         stated = {leaf.name: leaf.value for leaf in structures[yaml].leaves}
         if not any(e.size for e in checkpoint.entries if e.key == yaml):
-            gaps.append(Gap(message="it is empty", file=yaml))
+            gaps.append(Gap("it is empty", yaml))
         elif structures[yaml].metadata.get("ends") == "early":
-            gaps.append(Gap(message="it ends in the middle of a line", file=yaml))
+            gaps.append(Gap("it ends in the middle of a line", yaml))
         elif not stated:
-            gaps.append(Gap(message="it states neither step nor epoch", file=yaml, fatal=False))
+            gaps.append(Gap("it states neither step nor epoch", yaml, fatal=False))
         for word in ("step", "epoch"):
             named = checkpoint.path.rpartition("/")[2].startswith(f"{word}_")
             if named and word in stated and stated[word] != checkpoint.step:
-                gaps.append(Gap(message=f"it states {word} {stated[word]}", file=yaml, fatal=False))
+                gaps.append(Gap(f"it states {word} {stated[word]}", yaml, fatal=False))
     return gaps
 
 

@@ -35,7 +35,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
-from ckptguard.verify.compare_copy import copy_differs
+from ckptguard.verify.collect_evidence import copy_differs
 
 _log = logging.getLogger("ckptguard")
 

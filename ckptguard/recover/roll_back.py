@@ -28,8 +28,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
-from ckptguard.verify.collect_evidence import unfinished_because
-from ckptguard.verify.compare_copy import copy_differs
+from ckptguard.verify.collect_evidence import copy_differs, unfinished_because
 from ckptguard.verify.seal import seal_written
 
 

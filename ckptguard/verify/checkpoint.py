@@ -27,8 +27,7 @@ from ckptguard.scan.result import Scan
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
-from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
-from ckptguard.verify.compare_copy import copy_differs
+from ckptguard.verify.collect_evidence import collect_evidence, copy_differs, gaps_of, manifest_files, scan_checkpoint
 from ckptguard.verify.damage_or_resave import Change, KnownBefore, classify_change
 from ckptguard.verify.seal import seal_observed
 from ckptguard.version import __version__
@@ -71,11 +70,10 @@ def verify_checkpoint(
     Raises CouldNotTellError and its kinds when there can be no verdict: a file changed or vanished while it was read,
     storage failed, the scanning process died.
     """
-    md5 = how.md5
-    if md5 and view.settings.digest == "blake3" and not how.resealed:
-        md5 = not md5_is_recorded(view, checkpoint)
-    how = msgspec.structs.replace(how, md5=md5)
-    scan = scan_checkpoint(view.run.storage, checkpoint, ScanOptions(md5=md5), work)
+    may_spare_md5 = how.md5 and view.settings.digest == "blake3" and not how.resealed
+    if may_spare_md5 and _md5_is_recorded(view, checkpoint):
+        how = msgspec.structs.replace(how, md5=False)
+    scan = scan_checkpoint(view.run.storage, checkpoint, ScanOptions(md5=how.md5), work)
     now = view.look_again(checkpoint.path)
     if now is None or now.signature != checkpoint.signature:
         raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
@@ -88,7 +86,7 @@ def verify_checkpoint(
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
 
 
-def md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
+def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
     """Whether an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them.
 
     A manifest that its writer sealed has no MD5 of its own: there the verdict of an earlier pass says that it was
@@ -136,9 +134,7 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
             sealed = seal_observed(run, evidence, id)
             history.note_manifest(sealed)
         verdict = Verdict(
-            series=id.series,
-            step=id.step,
-            generation=id.generation,
+            **msgspec.structs.asdict(id),
             outcome=outcome,
             findings=limit_findings(findings),
             checked_at=utc_now(),
@@ -162,16 +158,18 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
 def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> Change:
     """How what was read differs from what was sealed."""
     history, layout = view.history, LAYOUTS[checkpoint.layout]
-    gaps = collect_evidence(view.run.storage, checkpoint, scan, KnownFacts(sealed=sealed)).gaps
+    verdict = history.verdict(sealed.id)
+    past = KnownBefore(
+        ever_good=history.was_good(sealed.id),
+        facts=verdict.facts if verdict is not None and not verdict.place_damaged else Facts(),
+        other_contents=lambda: _other_contents(history, sealed.id),
+    )
+    broken = any(f.structure.problems for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
     return classify_change(
         sealed,
         {f.entry.key: f for f in scan.files},
-        KnownBefore(
-            ever_good=history.was_good(sealed.id),
-            facts=_facts(history, sealed.id),
-            other_contents=lambda: _other_contents(history, sealed.id),
-        ),
-        whole=not any(f.structure.problems for f in scan.files) and not any(g.fatal for g in gaps),
+        past,
+        whole=not broken,
         last_written=layout.last_written(sealed.path),
         sealed_by_writer=layout.sealed_by_writer,
     )
@@ -193,11 +191,6 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
     )
 
 
-def _facts(history: History, id: CheckpointId) -> Facts:
-    verdict = history.verdict(id)
-    return verdict.facts if verdict is not None and not verdict.place_damaged else Facts()
-
-
 def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
     """The manifests of the nearest other steps."""
     others = (other for other in history.sealed(id.series) if other.step != id.step)
@@ -208,27 +201,20 @@ def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
 
 def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:
     """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good."""
-    past = next((v for v in before if v is not None and (_sickness(v) or _cleared(v))), None)
-    if past is None:
-        return findings
-    cleared = _cleared(past)
+    sickness: list[Finding] = []
+    cleared: list[Finding] = []
+    for verdict in before:
+        if verdict is not None and not sickness and not cleared:
+            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS]
+            cleared = [f for f in verdict.findings if is_clearance(f)]
     if cleared:
         findings = [
             msgspec.structs.replace(f, severity=Severity.NOTICE) if f.severity is Severity.SICKNESS else f
             for f in findings
         ]
-    carried = _sickness(past)
-    again = {f.check for f in carried}
+    again = {f.check for f in sickness}
     still = [f for f in findings if f.check not in again or f.severity is Severity.ERROR]
-    return [*still, *carried, *cleared]
-
-
-def _sickness(verdict: Verdict) -> list[Finding]:
-    return [f for f in verdict.findings if f.severity is Severity.SICKNESS]
-
-
-def _cleared(verdict: Verdict) -> list[Finding]:
-    return [f for f in verdict.findings if is_clearance(f)]
+    return [*still, *sickness, *cleared]
 
 
 def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: CheckpointId) -> Iterator[Verdict | None]:

@@ -18,9 +18,8 @@ from ckptguard.storage import normalise_url, open_storage
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
-Sums = Mapping[
-    str, tuple[str, str]
-]  # path as stated ("": the list names no file) -> (algorithm, lower-case hex digest)
+# Path as stated ("": the list names no file) -> (algorithm, lower-case hex digest).
+Sums = Mapping[str, tuple[str, str]]
 
 _LONGEST = 64 << 20
 _HEX = r"(?P<digest>[0-9a-fA-F]{32,128})"
@@ -29,26 +28,18 @@ _BSD = re.compile(rf"(?P<algorithm>[A-Za-z0-9/-]+) ?\((?P<path>.+)\) ?= ?{_HEX}"
 _ALONE = re.compile(_HEX)
 _ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
 _ESCAPED = {"\\": "\\", "n": "\n", "r": "\r"}
-_BY_LENGTH = {
-    32: ("md5",),
-    40: ("sha1",),
-    56: ("sha224",),
-    64: ("sha256", "blake3", "blake2b-256"),
-    96: ("sha384", "blake2b-384"),
-    128: ("sha512", "blake2b"),
-}
-# What a list's own name says, where its lines do not: B3SUMS, model.sha512.
-_HINTS = {
-    "md5": "md5",
-    "sha1": "sha-?1",
-    "sha224": "sha-?224",
-    "sha256": "sha-?256",
-    "blake3": "b3|blake3",
-    "blake2b-256": "b2|blake2",
-    "sha384": "sha-?384",
-    "blake2b-384": "b2|blake2",
-    "sha512": "sha-?512",
-    "blake2b": "b2|blake2",
+# Digits of a digest, and what a list's own name says, where its lines do not: B3SUMS, model.sha512.
+_ALGORITHMS = {
+    "md5": (32, "md5"),
+    "sha1": (40, "sha-?1"),
+    "sha224": (56, "sha-?224"),
+    "sha256": (64, "sha-?256"),
+    "blake3": (64, "b3|blake3"),
+    "blake2b-256": (64, "b2|blake2"),
+    "sha384": (96, "sha-?384"),
+    "blake2b-384": (96, "b2|blake2"),
+    "sha512": (128, "sha-?512"),
+    "blake2b": (128, "b2|blake2"),
 }
 # The stronger first: of several sums of one file this one is compared.
 _STRENGTH = ("blake3", "blake2b", "sha512", "sha384", "sha256", "blake2b-384", "blake2b-256", "sha224", "sha1", "md5")
@@ -86,17 +77,16 @@ def read_check_sums(path: str, options: StorageOptions = NO_OPTIONS) -> CheckSum
 def parse_check_sums(text: bytes | str, source: str) -> dict[str, tuple[str, str]]:
     """Path -> (algorithm, lower-case hex digest). SettingsError names the line that is in none of the styles, that
     may be of several algorithms, or that contradicts another one."""
-    lines = _lines(text, source)
     sums: dict[str, tuple[str, str]] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(text, source), 1):
         if not line.strip() or line.startswith(("#", ";")):
             continue
         where = f"{escape(source)}, line {number}"
         path, algorithm, digest = _stated(line, where, source)
-        known = sums.get(path)
-        if known is not None and known[0] == algorithm and known[1] != digest:
+        known, former = sums.get(path, (_STRENGTH[-1], digest))
+        if known == algorithm and former != digest:
             raise SettingsError(f"{where}: another {algorithm} for {escape(path[:80])} than in a line before")
-        if known is None or _STRENGTH.index(algorithm) < _STRENGTH.index(known[0]):
+        if path not in sums or _STRENGTH.index(algorithm) < _STRENGTH.index(known):
             sums[path] = (algorithm, digest)
     if not sums:
         raise SettingsError(f"{escape(source)} states no checksums")
@@ -176,16 +166,13 @@ def _stated(line: str, where: str, source: str) -> tuple[str, str, str]:
     """(path, algorithm, digest) of one line."""
     escaped = line.startswith("\\")
     plain = line[1:] if escaped else line
-    match = _GNU.fullmatch(plain) or _BSD.fullmatch(plain)
-    alone = _ALONE.fullmatch(plain.strip()) if match is None else None
-    if match is None and alone is None:
+    match = _GNU.fullmatch(plain) or _BSD.fullmatch(plain) or _ALONE.fullmatch(plain.strip())
+    if match is None:
         raise SettingsError(f"{where}: neither md5sum's nor sha256sum's style: {escape(line[:80])}")
-    if alone is not None:
-        return "", _algorithm("", alone["digest"], where, source), alone["digest"].lower()
-    assert match is not None
-    path = _unescaped(match["path"], where) if escaped else match["path"]
-    digest = match["digest"].lower()
-    algorithm = _algorithm(match.groupdict().get("algorithm") or "", digest, where, source)
+    parts = match.groupdict()
+    path, digest = parts.get("path", ""), parts["digest"].lower()
+    path = _unescaped(path, where) if escaped else path
+    algorithm = _algorithm(parts.get("algorithm", ""), digest, where, source)
     return ("" if path == "-" else path.removeprefix("./")), algorithm, digest
 
 
@@ -200,18 +187,16 @@ def _unescaped(path: str, where: str) -> str:
 
 def _algorithm(tag: str, digest: str, where: str, source: str) -> str:
     """The algorithm that a line's tag states, else the list's own name, else the digest's length."""
-    possible = _BY_LENGTH.get(len(digest), ())
+    possible = [name for name, (digits, _) in _ALGORITHMS.items() if digits == len(digest)]
     if tag:
         word = re.sub(r"^sha2-(?=\d{3}$)|^sha-", "sha", tag.lower())  # openssl's SHA2-256
         found = [name for name in possible if word in (name, f"{name}-512")]
     else:
-        found = [name for name in possible if re.search(_HINTS[name], os.path.basename(source).lower())]
-        found = found or list(possible[:1] if len(digest) < 128 else possible)
+        found = [name for name in possible if re.search(_ALGORITHMS[name][1], os.path.basename(source).lower())]
+        found = found or (possible[:1] if len(digest) < 128 else possible)
     if len(found) != 1:
-        what = (
-            f"{escape(tag)} of {len(digest)} digits is no digest known here"
-            if tag or not found
-            else (f"a digest of {len(digest)} digits may be {' or '.join(possible)}")
-        )
+        what = f"a digest of {len(digest)} digits may be {' or '.join(possible)}"
+        if tag or not found:
+            what = f"{escape(tag)} of {len(digest)} digits is no digest known here"
         raise SettingsError(f"{where}: {what}", hint="say which in the list: `sha512sum --tag`, `b2sum --tag`")
     return found[0]

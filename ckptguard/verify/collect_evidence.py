@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.checks import Evidence
+from ckptguard.checks.digests import same_content
 from ckptguard.checks.evidence import KnownFacts
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
-from ckptguard.formats import Structure, tensor_suffix
+from ckptguard.formats import tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.scan import Scanner, ScanOptions, digest_places, scan_files
+from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_files
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
@@ -46,6 +47,22 @@ def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Sca
 def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN) -> Scan:
     """Scan all regular files of a checkpoint. Raises what the scanner raises."""
     return work.scanner(storage, checkpoint.files, options, work.progress)
+
+
+def copy_differs(
+    storage: Storage, prefix: str, manifest: Manifest, *, scanner: Scanner, progress: Progress | None = None
+) -> str | None:
+    """What is wrong with the copy whose files lie under `prefix` + their path in the run; None if every byte is as
+    it was sealed. Raises only what says nothing about the bytes."""
+    keys = [prefix + f.path for f in manifest.files]
+    try:
+        scan = scanner(storage, keys, ScanOptions(md5=False), progress)
+    except ObjectMissingError as error:
+        return f"{error.key.removeprefix(prefix)} is not there"
+    for sealed, found in zip(manifest.files, scan.files, strict=True):
+        if not same_content(sealed, found):
+            return f"{sealed.path} is not what was sealed"
+    return None
 
 
 def roles_of(files: Sequence[ScannedFile]) -> dict[str, tuple[str, ...]]:
@@ -99,6 +116,7 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
     """A file of a manifest, with the roles of its tensors."""
     places = zip(file.structure.spans, file.span_digests, strict=True)
     tensors = zip(file.structure.tensors, roles, file.numbers, strict=True)
+    held = {t.name for t in file.structure.tensors} if file.structure.metadata else set()
     return File(
         path=file.entry.key,
         size=file.entry.size,
@@ -114,14 +132,9 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
             for t, role, n in tensors
         ),
         globals=file.structure.globals,
-        aliases=_tied_names(file.structure),
+        # Names that a safetensors header gives to tensors that the file holds under another name.
+        aliases=tuple(sorted(alias for alias, name in file.structure.metadata.items() if name in held)),
     )
-
-
-def _tied_names(structure: Structure) -> tuple[str, ...]:
-    """Names that a safetensors header gives to tensors that the file holds under another name."""
-    held = {t.name for t in structure.tensors} if structure.metadata else set()
-    return tuple(sorted(alias for alias, name in structure.metadata.items() if name in held))
 
 
 def _digits(value: float | None) -> float | None:

@@ -10,7 +10,7 @@ import msgspec
 from ckptguard.checks.digests import same_content
 from ckptguard.runs.file_signatures import is_new
 from ckptguard.scan.result import ScannedFile
-from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.manifest import File, Manifest, Span
 from ckptguard.values.verdict import Facts
 
 _NO_FACTS = Facts()
@@ -71,33 +71,35 @@ def classify_change(
     new = [f for f in must_be_new if is_new(f, entries.get(f.path))]
     if not any(f.path in entries for f in new):
         return Change.DAMAGED  # files are gone, and nothing is being written
-    if len(new) == len(must_be_new):
-        if not whole or (past.ever_good and any(f.spans and f.path not in found for f in sealed.files)):
-            return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in new) else Change.DAMAGED
-        if not past.ever_good:
-            return Change.RESAVED
-        others = past.other_contents()
-        if _holds_stale_file(sealed.files, found, others):
+    gone = past.ever_good and any(f.spans and f.path not in found for f in sealed.files)
+    if len(new) < len(must_be_new) or not whole or gone:
+        return _being_rewritten(new, found)
+    if not past.ever_good:
+        return Change.RESAVED
+    elsewhere = {_digests(f) for m in past.other_contents() for f in m.files if _has_floats(f)}
+    changed = [f for f in sealed.files if f.path in found and not same_content(f, found[f.path])]
+    if any(found[f.path].span_digests in elsewhere for f in changed):
+        return Change.DAMAGED  # a file with exactly the float tensors of another step: no training gives that
+    if _holds_old_file(sealed.files, found, elsewhere):
+        return _being_rewritten([f for f in new if f.path not in found or not same_content(f, found[f.path])], found)
+    differing = _differing(sealed.files, found)[0]
+    if differing > 1 and _vouched(sealed.files, found):
+        return Change.RESAVED
+    # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed.
+    many = differing > 2 and _most_tensors_differ(sealed.files, found)
+    plausible = many and not _looks_harmed(sealed.files, found, past.facts)
+    return Change.RESAVED if plausible else Change.DAMAGED
+
+
+def _being_rewritten(new: Sequence[File], found: Mapping[str, ScannedFile]) -> Change:
+    """Whether all new files look like a writer's work, finished or not, instead of damage to the old bytes."""
+    for sealed in new:
+        file = found.get(sealed.path)
+        if file is None or file.structure.truncated or not sealed.tensors:
+            continue
+        if file.structure.problems or not _most_tensors_differ([sealed], {sealed.path: file}):
             return Change.DAMAGED
-        if _holds_old_file(sealed.files, found, others):
-            changed = [f for f in new if f.path not in found or not same_content(f, found[f.path])]
-            return Change.RESAVING if all(_looks_rewritten(f, found.get(f.path)) for f in changed) else Change.DAMAGED
-        if _differing(sealed.files, found)[0] > 1 and _vouched(sealed.files, found):
-            return Change.RESAVED
-        # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed.
-        many = _differing(sealed.files, found)[0] > 2 and _most_tensors_differ(sealed.files, found)
-        plausible = many and not _looks_harmed(sealed.files, found, past.facts)
-        return Change.RESAVED if plausible else Change.DAMAGED
-    if new and all(_looks_rewritten(f, found.get(f.path)) for f in new):
-        return Change.RESAVING
-    return Change.DAMAGED
-
-
-def _looks_rewritten(sealed: File, found: ScannedFile | None) -> bool:
-    """Whether one new file looks like a writer's work, finished or not, instead of damage to the old bytes."""
-    if found is None or found.structure.truncated or not sealed.tensors:
-        return True
-    return _most_tensors_differ([sealed], {sealed.path: found}) and not found.structure.problems
+    return Change.RESAVING
 
 
 def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
@@ -108,11 +110,8 @@ def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile
 
 def _vouched(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
     """Whether a file whose container checks its own bytes was written anew, with other tensors in it."""
-    return any(
-        found[f.path].structure.format == "torch_zip" and _differing([f], found)[0] > 1
-        for f in sealed
-        if f.path in found
-    )
+    zips = [f for f in sealed if f.path in found and found[f.path].structure.format == "torch_zip"]
+    return any(_differing([f], found)[0] > 1 for f in zips)
 
 
 def _looks_harmed(sealed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts) -> bool:
@@ -133,35 +132,16 @@ def _looks_harmed(sealed: Sequence[File], found: Mapping[str, ScannedFile], fact
 def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[int, int]:
     """(float tensors of more than one element that differ, all of them)."""
     held = {digest for file in found.values() for digest in file.span_digests}
-    total = differing = 0
-    for file in sealed:
-        for tensor in file.tensors:
-            is_float = tensor.dtype.startswith(("float", "bfloat", "complex"))
-            if tensor.span is not None and is_float and file.spans[tensor.span].length > 8:
-                total += 1
-                differing += file.spans[tensor.span].blake3 not in held
-    return differing, total
+    spans = [span for file in sealed for span in _float_spans(file) if span.length > 8]
+    return sum(span.blake3 not in held for span in spans), len(spans)
 
 
-def _holds_stale_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], others: Sequence[Manifest]) -> bool:
-    """Whether a file that changed has exactly the float tensors of a file of another step: no training gives that."""
-    known = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
-    changed = (found[f.path] for f in sealed if f.path in found and not same_content(f, found[f.path]))
-    return any(file.span_digests in known for file in changed)
-
-
-def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], others: Sequence[Manifest]) -> bool:
+def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], elsewhere: set[tuple[str, ...]]) -> bool:
     """Whether a file has its old float tensors, which no other step has, and was not written together with those that
     changed. Frozen weights that are saved again are written when the others are, and in the same order as before."""
-    frozen = {tuple(s.blake3 for s in f.spans) for m in others for f in m.files if _has_floats(f)}
     present = [f for f in sealed if f.path in found]
-    old = [
-        f
-        for f in present
-        if _has_floats(f)
-        and tuple(s.blake3 for s in f.spans) == found[f.path].span_digests
-        and found[f.path].span_digests not in frozen
-    ]
+    kept = [f for f in present if _has_floats(f) and _digests(f) == found[f.path].span_digests]
+    old = [f for f in kept if _digests(f) not in elsewhere]
     changed = [f for f in present if not same_content(f, found[f.path])]
     return any(not _written_together(f, g, found) for f in old for g in changed)
 
@@ -172,10 +152,19 @@ def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]
     if any(time is None for time in times):
         return False
     before, now = (times[0] or 0) - (times[1] or 0), (times[2] or 0) - (times[3] or 0)
-    in_order = now >= 0 if before > 0 else True
+    in_order = before <= 0 or now >= 0
     return in_order and abs(now) <= 3 * abs(before) + _ONE_SAVE
 
 
+def _float_spans(file: File) -> list[Span]:
+    """Where each float tensor of a file lies."""
+    floats = ("float", "bfloat", "complex")
+    return [file.spans[t.span] for t in file.tensors if t.span is not None and t.dtype.startswith(floats)]
+
+
 def _has_floats(file: File) -> bool:
-    stored = [t for t in file.tensors if t.span is not None and t.dtype.startswith(("float", "bfloat", "complex"))]
-    return sum(file.spans[t.span].length for t in stored if t.span is not None) > _STATE
+    return sum(span.length for span in _float_spans(file)) > _STATE
+
+
+def _digests(file: File) -> tuple[str, ...]:
+    return tuple(span.blake3 for span in file.spans)

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Mapping
 from itertools import islice
 
+import msgspec
+
 from ckptguard.checks import Evidence
 from ckptguard.records.manifests import write_manifest
 from ckptguard.records.metrics import MOST_METRICS, is_metric_name, read_metrics
@@ -23,25 +25,9 @@ _LOGGED = "log_history.-1."  # of trainer_state.json
 def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
     """Seal a checkpoint from what was read back from storage, with the metrics that were given when it was saved, or
     else that a Trainer logged last. BusyError if another process sealed it first."""
-    checkpoint = evidence.checkpoint
-    metrics = read_metrics(run, id)
-    finite, words = split_metrics(logged_metrics(evidence) if metrics is None else metrics)
-    manifest = Manifest(
-        series=id.series,
-        path=checkpoint.path,
-        layout=checkpoint.layout,
-        step=id.step,
-        generation=id.generation,
-        digest_origin="observer",
-        sealed_at=utc_now(),
-        version=__version__,
-        nonce=uuid.uuid4().hex,
-        files=manifest_files(evidence),
-        metrics=finite,
-        nonfinite_metrics=words,
-    )
-    write_manifest(run, manifest)
-    return manifest
+    checkpoint, metrics = evidence.checkpoint, read_metrics(run, id)
+    metrics = logged_metrics(evidence) if metrics is None else metrics
+    return _seal(run, id, checkpoint.path, checkpoint.layout, manifest_files(evidence), metrics, origin="observer")
 
 
 def seal_written(
@@ -52,14 +38,26 @@ def seal_written(
     BusyError if another writer sealed the same generation of this step.
     """
     series = series_of(path)
-    finite, words = split_metrics(metrics or {})
+    id = history_of_series(run, series).next_id(series, step)
+    return _seal(run, id, path, layout, files, metrics or {}, origin="writer")
+
+
+def _seal(
+    run: Run,
+    id: CheckpointId,
+    path: str,
+    layout: str,
+    files: tuple[File, ...],
+    metrics: Mapping[str, float],
+    *,
+    origin: str,
+) -> Manifest:
+    finite, words = split_metrics(metrics)
     manifest = Manifest(
-        series=series,
+        **msgspec.structs.asdict(id),
         path=path,
         layout=layout,
-        step=step,
-        generation=history_of_series(run, series).next_id(series, step).generation,
-        digest_origin="writer",
+        digest_origin=origin,
         sealed_at=utc_now(),
         version=__version__,
         nonce=uuid.uuid4().hex,

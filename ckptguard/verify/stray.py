@@ -19,7 +19,6 @@ from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_snapshot import HubFacts
 from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
 from ckptguard.runs.results import Checked, Report, checked, pending, relative_to
-from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target
 from ckptguard.runs.work import PLAIN, Work
@@ -105,9 +104,9 @@ def _judged(
     started = time.monotonic()
     sums = against.sums
     expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
-    algorithms = tuple(sorted({algorithm for algorithm, _ in expected.values()} - {"md5"}))
-    stated = "md5" in {algorithm for algorithm, _ in expected.values()}
-    options = ScanOptions(md5=stated or settings.digest == "md5", sums=algorithms)
+    algorithms = {algorithm for algorithm, _ in expected.values()}
+    stated = "md5" in algorithms
+    options = ScanOptions(md5=stated or settings.digest == "md5", sums=tuple(sorted(algorithms - {"md5"})))
     facts: HubFacts | None = None
     if isinstance(target.storage, HubCacheStorage):
         facts = hub_facts(target.storage, checkpoint)
@@ -118,8 +117,10 @@ def _judged(
         scan = scan_checkpoint(target.storage, checkpoint, options, work)
         if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE:
             raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
+    # The manifest with which a run's own records say that this place must agree.
+    id = target.view.current(checkpoint) if target.view is not None else None
     known = KnownFacts(
-        sealed=_sealed_in(target.view, checkpoint) if target.view is not None else None,
+        sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
         reference=against.reference,
         in_run=target.view is not None,
         allow_nonfinite=settings.allow_nonfinite,
@@ -135,10 +136,8 @@ def _judged(
 
 
 def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
-    repository = checkpoint.path.partition("/")[0]
-    return Blob(
-        repository, checkpoint.inside(entry.key), blob_of(entry.key, entry.target) or entry.key, entry.signature
-    )
+    repository, key = checkpoint.path.partition("/")[0], blob_of(entry.key, entry.target) or entry.key
+    return Blob(repository, checkpoint.inside(entry.key), key, entry.signature)
 
 
 def _scan_by_digest(
@@ -146,7 +145,7 @@ def _scan_by_digest(
 ) -> Scan:
     """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
     snapshot has under the same name, and that were not touched since, were read for that one."""
-    groups: dict[str | None, list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     repository = checkpoint.path.partition("/")[0]
     for place in [p for p in blobs if p.repository != repository]:
         del blobs[place]
@@ -156,20 +155,13 @@ def _scan_by_digest(
         if before is not None:
             known.append(msgspec.structs.replace(before, entry=entry))
         else:
-            algorithm = facts.sums[entry.key][0] if entry.key in facts.sums else None
-            groups.setdefault(algorithm, []).append(entry.key)
+            algorithms = facts.sums[entry.key][:1] if entry.key in facts.sums else ()
+            groups.setdefault(algorithms, []).append(entry.key)
     scans = []
-    for algorithm, keys in groups.items():
-        sums = dict.fromkeys((*options.sums, *((algorithm,) if algorithm else ())))
-        wanted = msgspec.structs.replace(options, sums=tuple(sums))
+    for stated, keys in groups.items():
+        wanted = msgspec.structs.replace(options, sums=tuple(dict.fromkeys((*options.sums, *stated))))
         scans.append(work.scanner(target.storage, keys, wanted, work.progress))
     read = [f for scan in scans for f in scan.files]
     files = sorted([*known, *read], key=lambda f: f.entry.key)
     blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
     return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
-
-
-def _sealed_in(view: RunView, checkpoint: Checkpoint) -> Manifest | None:
-    """The manifest with which a run's own records say that this place must agree."""
-    id = view.current(checkpoint)
-    return view.history.manifest(id) if id is not None else None

@@ -12,6 +12,7 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
+from ckptguard.verify.checksum_files import read_check_sums
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.verify.selection import Selection
 from ckptguard.verify.stray import ComparedWith, verify_strays
@@ -25,11 +26,7 @@ def verify_target(target: str, settings: Settings, what: Selection = ALL, *, wor
     NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
     """
     resolved = resolve_target(target, settings)
-    sums = None
-    if what.check_sums:
-        from ckptguard.verify.checksum_files import read_check_sums  # seldom asked for
-
-        sums = read_check_sums(what.check_sums, settings.storage)
+    sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
     schema = read_reference(what.reference, settings, work) if what.reference else None
     if resolved.view is None or sums is not None:
         strays = _strays(resolved, what, target)

@@ -25,7 +25,7 @@ def command(run: str, step: int, as_json: bool, config: str | None, records: str
     from ckptguard.documents.build import document
     from ckptguard.runs.run_view import open_view
     from ckptguard.runs.work import Work
-    from ckptguard.verify.accept import accept
+    from ckptguard.verify.user_decisions import accept
 
     view = open_view(run, settings_from(config, records))
     with progress_bar("verifying") as advance:

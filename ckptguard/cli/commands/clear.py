@@ -25,7 +25,7 @@ def command(run: str, checkpoint: str, reason: str, as_json: bool, config: str |
     from ckptguard.documents.build import document, fields
     from ckptguard.runs.run_view import open_view
     from ckptguard.values.ids import escape
-    from ckptguard.verify.clear import clear
+    from ckptguard.verify.user_decisions import clear
 
     if not reason.strip():
         raise click.BadParameter("it is empty", param_hint="--reason")

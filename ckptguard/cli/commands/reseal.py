@@ -26,7 +26,7 @@ def command(ckpt: str, as_json: bool, config: str | None, records: str | None) -
     from ckptguard.errors import NotFoundError
     from ckptguard.runs.target import resolve_target
     from ckptguard.runs.work import Work
-    from ckptguard.verify.reseal import reseal
+    from ckptguard.verify.user_decisions import reseal
 
     target = resolve_target(ckpt, settings_from(config, records))
     if target.view is None or target.checkpoint is None:

@@ -19,7 +19,7 @@ from ckptguard.formats.dcp.chunks import flaw_in_cover
 from ckptguard.layouts import find_checkpoints
 from ckptguard.layouts.checkpoint import Gap
 from ckptguard.layouts.dcp import dcp_gaps
-from ckptguard.layouts.dcp_shards import dcp_shard_gaps
+from ckptguard.layouts.sharded import dcp_shard_gaps
 from ckptguard.scan import Scan, scan_files
 from ckptguard.storage import open_storage
 

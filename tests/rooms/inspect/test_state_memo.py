@@ -34,7 +34,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.clear import clear
+from ckptguard.verify.user_decisions import clear
 
 WORK = Work(scanner=inline)
 STEPS = (100, 200, 300, 400, 500)

@@ -19,7 +19,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.clear import clear
+from ckptguard.verify.user_decisions import clear
 
 
 def visible(root):
@@ -286,7 +286,7 @@ def test_suspicion_follows_a_checkpoint_that_is_moved_back(root, three):
 def test_reseal_lifts_no_suspicion(three):
     """Taking the same bytes as a new generation does not make them trusted."""
     from ckptguard.keep.quarantine import mark_suspect
-    from ckptguard.verify.reseal import reseal
+    from ckptguard.verify.user_decisions import reseal
 
     reconcile(look(three), PassNotes())
     mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "sick soon after")

@@ -22,9 +22,8 @@ from ckptguard.runs.history import load_history
 from ckptguard.runs.results import Checked
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Finding, Outcome, Severity
-from ckptguard.verify.accept import accept
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
-from ckptguard.verify.clear import clear
+from ckptguard.verify.user_decisions import accept, clear
 
 State = dict[str, Any]
 

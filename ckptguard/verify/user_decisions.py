@@ -1,21 +1,60 @@
-"""Clear: lift SUSPECT from a checkpoint, with a reason. Nothing else ever lifts it."""
+"""What a user decides about a checkpoint: clear a suspicion, accept other tensors, take a re-save as new."""
 
 from __future__ import annotations
 
+import msgspec
+
 from ckptguard.decisions.known_good import Standing
-from ckptguard.errors import NotFoundError, RefusedError
+from ckptguard.errors import NotFoundError, RefusedError, SettingsError
+from ckptguard.layouts import LAYOUTS
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
+from ckptguard.records.run_settings import accept_reference
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.history import History
+from ckptguard.runs.listing import select_checkpoint
+from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
-from ckptguard.values.ids import parse_id
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.values.ids import escape, parse_id
 from ckptguard.values.verdict import Facts, Outcome, Severity, Verdict, clearance
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
+
+
+def accept(view: RunView, step: int, *, work: Work = PLAIN) -> Checked:
+    """Take the schema of this step's checkpoint as it should be, from now on, and verify the checkpoint again.
+
+    RefusedError if the checkpoint could not even be sealed (INCOMPLETE).
+    """
+    checkpoint = select_checkpoint(view.run, view.checkpoints, str(step))
+    first = verify_checkpoint(view, checkpoint, work=work)
+    id = view.current(checkpoint)
+    if id is None:
+        raise RefusedError(f"{checkpoint.path} is {first.outcome.value}", outcome=first.outcome.value)
+    accept_reference(view.run, id, reason="accepted by the user")
+    return verify_checkpoint(view, checkpoint, work=work)
+
+
+def reseal(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
+    """Take what lies under a path, id or step as a new generation, and verify it as if seen for the first time: it was
+    saved anew where ckptguard, in doubt, called it damaged.
+
+    Its digests are taken as they are; everything that can be known without them is still checked. SettingsError for
+    our own layout: it is complete by its writer's manifest alone, which would count no more.
+    """
+    checkpoint = select_checkpoint(view.run, view.checkpoints, word)
+    if LAYOUTS[checkpoint.layout].sealed_by_writer:
+        raise SettingsError(
+            f"{escape(checkpoint.path)} can only be sealed by the training that writes it",
+            hint="ckptguard verify says what it is; ckptguard repair puts damaged files right",
+        )
+    return verify_checkpoint(view, checkpoint, Verification(resealed=True), work=work)
 
 
 def clear(view: RunView, word: str, *, reason: str) -> Verdict:
     """Make the SUSPECT generation that `word` (path, id or step) names GOOD again; the new verdict keeps the reason.
+    Nothing else ever lifts SUSPECT.
 
     NotFoundError if no generation is meant, RefusedError if it is not SUSPECT: damage cannot be talked away.
     """
@@ -37,9 +76,7 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
         )
     kept = tuple(f for f in before.findings if f.severity is not Severity.SICKNESS) if before else ()
     verdict = Verdict(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
+        **msgspec.structs.asdict(id),
         outcome=Outcome.GOOD,
         findings=(*kept, clearance(reason)),
         checked_at=utc_now(),

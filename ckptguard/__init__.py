@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from ckptguard.version import __version__
 
 if TYPE_CHECKING:
+    from ckptguard.decisions.health import Spikes as Spikes
     from ckptguard.decisions.rollback import RollbackPolicy as RollbackPolicy
-    from ckptguard.decisions.spikes import Spikes as Spikes
     from ckptguard.errors import CkptguardError as CkptguardError
     from ckptguard.errors import RollbackExhausted as RollbackExhausted
     from ckptguard.errors import SickTrainingError as SickTrainingError
@@ -28,7 +28,7 @@ _WHERE = {
     "RollbackPolicy": "ckptguard.decisions.rollback",
     "Saving": "ckptguard.training.options",
     "SickTrainingError": "ckptguard.errors",
-    "Spikes": "ckptguard.decisions.spikes",
+    "Spikes": "ckptguard.decisions.health",
     "TrainingGuard": "ckptguard.training.guard",
     "check_pretrained": "ckptguard.training.pretrained",
 }

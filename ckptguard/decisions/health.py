@@ -8,6 +8,10 @@ Signs of sickness, the most honest first:
   several in a row.
 - A row of finite losses or norms far above what was normal: only if asked for.
 
+What is normal is a running median and its spread over a window: a mean and a standard deviation follow the very
+outliers that are looked for. A value that is called a spike is not remembered as normal, so a plateau after a jump
+stays a row of spikes.
+
 A finite loss and gradient norm do not prove that the update left finite weights. They do show that the weights going in
 were finite.
 """
@@ -15,16 +19,83 @@ were finite.
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ckptguard.decisions.error_texts import cause_of_error
-from ckptguard.decisions.spikes import Baseline, Spikes
+from ckptguard.errors import SettingsError
 
 _SEARCHING = 4  # so many times as many skips are tolerated until a loss scaler has made its first update
-_NOTHING_YET = Baseline()
 _FINITE = math.isfinite
+_SIGMA_PER_MAD = 1.4826  # of a normal distribution
+_RENEWALS = 8  # the median is computed anew this often in a window: between two it hardly moves
+_LONGEST_ERROR = 10_000
+# Exceptions that say, in other people's words, that training is sick.
+# Only sentences that can mean nothing else: whatever is not recognised stays the caller's own exception.
+_CAUSES = (
+    # DeepSpeed's dynamic loss scaler; the update before it was skipped too.
+    ("loss_scale", re.compile(r"current loss scale already at minimum", re.IGNORECASE)),
+    # torch.nn.utils.clip_grad_norm_(..., error_if_nonfinite=True)
+    ("grad_norm", re.compile(r"the total norm of order .{1,40} is non-finite", re.IGNORECASE | re.DOTALL)),
+    # torch.autograd.detect_anomaly
+    ("grad_norm", re.compile(r"function '\w+' returned nan values in its \d+th output", re.IGNORECASE)),
+    # torch.multinomial, met by generation and by sampling losses
+    ("weights", re.compile(r"probability tensor contains either `?inf`?, `?nan`? or element < 0", re.IGNORECASE)),
+    # torch.distributions: logits of NaN
+    ("weights", re.compile(r"but found invalid values:.{0,200}\bnan\b", re.IGNORECASE | re.DOTALL)),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spikes:
+    """What counts as a spike: both `sigma` robust deviations above the median of the last `window` values, and
+    `factor` times as far from zero as it. `in_a_row` of them are a sickness; the first `warm_up` values are only
+    remembered."""
+
+    window: int = 128
+    warm_up: int = 128
+    sigma: float = 10.0
+    factor: float = 5.0
+    in_a_row: int = 5
+
+    def __post_init__(self) -> None:
+        if self.window < _RENEWALS or self.warm_up < _RENEWALS:
+            raise SettingsError(f"window and warm_up of Spikes must be at least {_RENEWALS}")
+        if self.sigma <= 0 or self.factor <= 1 or self.in_a_row < 1:
+            raise SettingsError("Spikes need a sigma above 0, a factor above 1 and at least 1 in a row")
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """What is normal for one number. `spikes`: how many in a row there were up to now."""
+
+    recent: tuple[float, ...] = ()
+    seen: int = 0
+    median: float = 0.0
+    spread: float = 0.0
+    spikes: int = 0
+
+    def after(self, value: float, limits: Spikes) -> Baseline:
+        """Take in one finite value."""
+        if self._is_spike(value, limits):
+            return msgspec.structs.replace(self, spikes=self.spikes + 1)
+        recent = (*self.recent[-limits.window + 1 :], value)
+        seen = self.seen + 1
+        median, spread = self.median, self.spread
+        if seen % max(limits.window // _RENEWALS, 1) == 0 or seen == limits.warm_up:
+            median = _middle(recent)
+            spread = _SIGMA_PER_MAD * _middle([abs(v - median) for v in recent])
+        return Baseline(recent=recent, seen=seen, median=median, spread=spread)
+
+    def _is_spike(self, value: float, limits: Spikes) -> bool:
+        if self.seen < limits.warm_up:
+            return False
+        above = value - self.median
+        return above > limits.sigma * self.spread and above > (limits.factor - 1) * abs(self.median)
+
+
+_NOTHING_YET = Baseline()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +186,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             looked_through=step,
             norm_through=None if self.norm_through is None else step,
             scaler_settled=step > 0,
-            losses=_without_spikes(self.losses),
-            norms=_without_spikes(self.norms),
+            losses=msgspec.structs.replace(self.losses, spikes=0),
+            norms=msgspec.structs.replace(self.norms, spikes=0),
         )
 
     def after(self, signal: Signal, limits: Limits) -> tuple[Health, Diagnosis]:
@@ -129,22 +200,29 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             nan_loss = not _FINITE(loss)
             nan_losses = nan_losses + 1 if nan_loss else 0
             nan_since = None if not nan_loss else nan_since if nan_since is not None else signal.step
+        finite_norm = norm if norm is not None and _FINITE(norm) and not skipped else None
+        clean = signal.looked and signal.bad_tensor is None
         norm_through, unsettled = self.norm_through, self.nan_unsettled
-        if norm is not None and _FINITE(norm) and not skipped:
+        if finite_norm is not None:
             norm_through, unsettled = signal.step, None
         elif loss is None:
-            unsettled = None if signal.looked and signal.bad_tensor is None else unsettled
+            unsettled = None if clean else unsettled
         elif unsettled is None and not _FINITE(loss):
             unsettled = signal.step
         losses, norms = self.losses, self.norms
         if limits.spikes is not None:
             if loss is not None and _FINITE(loss):
                 losses = losses.after(loss, limits.spikes)
-            if norm is not None and _FINITE(norm) and not skipped:
-                norms = norms.after(norm, limits.spikes)
+            if finite_norm is not None:
+                norms = norms.after(finite_norm, limits.spikes)
+        healthy_through = self.healthy_through
+        if clean:
+            healthy_through = max(healthy_through, signal.step)
+        elif loss and _FINITE(loss):  # it was computed from the weights as they were before this update
+            healthy_through = max(healthy_through, signal.step - 1)
         now = Health(
-            healthy_through=self._healthy_through(signal),
-            looked_through=self._looked_through(signal),
+            healthy_through=healthy_through,
+            looked_through=max(self.looked_through, signal.step) if clean else self.looked_through,
             nan_losses=nan_losses,
             nan_since=nan_since,
             norm_through=norm_through,
@@ -175,18 +253,6 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             return False
         fell = self.scale is not None and signal.scale < self.scale
         return fell or (signal.grad_norm is not None and not _FINITE(signal.grad_norm))
-
-    def _healthy_through(self, signal: Signal) -> int:
-        if signal.looked and signal.bad_tensor is None:
-            return max(self.healthy_through, signal.step)
-        if signal.loss is not None and signal.loss != 0.0 and _FINITE(signal.loss):
-            # A finite loss was computed from the weights as they were before this update.
-            return max(self.healthy_through, signal.step - 1)
-        return self.healthy_through
-
-    def _looked_through(self, signal: Signal) -> int:
-        clean = signal.looked and signal.bad_tensor is None
-        return max(self.looked_through, signal.step) if clean else self.looked_through
 
     def _judge(self, signal: Signal, limits: Limits, *, skipped: bool) -> tuple[str | None, str, int]:
         """(cause, reason, how many updates in a row say so)."""
@@ -236,20 +302,17 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             reason = f"{reason}, and the loss was not finite at step {waited}"
         elif cause == "grad_norm" and self.norm_through is not None and self.norm_through + 1 < onset:
             onset, onset_through = self.norm_through + 1, onset
-        evidence: dict[str, object] = {
-            k: v
-            for k, v in (
-                ("loss", signal.loss),
-                ("grad_norm", signal.grad_norm),
-                ("loss_scale", signal.scale),
-                ("tensor", signal.bad_tensor),
-                ("in_a_row", in_a_row or None),
-                ("skipped_updates", self.skips_in_all or None),
-                ("healthy_through", self.healthy_through),
-                ("looked_through", self.looked_through if onset_through is not None else None),
-                ("norm_through", self.norm_through if cause == "grad_norm" and onset_through is not None else None),
-            )
-            if v is not None
+        unsure = onset_through is not None
+        evidence = {
+            "loss": signal.loss,
+            "grad_norm": signal.grad_norm,
+            "loss_scale": signal.scale,
+            "tensor": signal.bad_tensor,
+            "in_a_row": in_a_row or None,
+            "skipped_updates": self.skips_in_all or None,
+            "healthy_through": self.healthy_through,
+            "looked_through": self.looked_through if unsure else None,
+            "norm_through": self.norm_through if cause == "grad_norm" and unsure else None,
         }
         # Weights that were found poisoned after a row of NaN losses were so when the row began.
         through = self.nan_since if cause == "weights" else None
@@ -260,13 +323,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
             onset_through=onset_through,
             suspect_through=None if through is None or through < onset else through,
             reason=reason,
-            evidence=evidence,
+            evidence={name: value for name, value in evidence.items() if value is not None},
         )
 
 
 def overdue(step: int, last_saved: int | None, *, save_every: int, most: int) -> str | None:
     """What is wrong if more than `most` saves in a row came to nothing; None if that is not so."""
-    since = last_saved if last_saved is not None else 0
+    since = last_saved or 0
     if step - since <= most * save_every:
         return None
     return f"no state was saved since step {since}: a rollback would lose {step - since} updates"
@@ -281,5 +344,11 @@ def _shows_harm(signal: Signal) -> bool:
     return loss is not None and (hidden or not _FINITE(loss))
 
 
-def _without_spikes(baseline: Baseline) -> Baseline:
-    return Baseline(recent=baseline.recent, seen=baseline.seen, median=baseline.median, spread=baseline.spread)
+def cause_of_error(text: str) -> str | None:
+    """Which sickness an exception's text reports; None if it reports none."""
+    return next((cause for cause, pattern in _CAUSES if pattern.search(text[:_LONGEST_ERROR])), None)
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The upper median; a tenth of the time of `statistics.median`, which training would wait for."""
+    return sorted(values)[len(values) // 2]

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 import msgspec
 
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.retention_policy import Best, Policy, span_text
+from ckptguard.values.retention_policy import Policy, span_text
 from ckptguard.values.verdict import Outcome
 
 
@@ -50,12 +51,7 @@ def decide(checkpoints: Sequence[Present], policy: Policy, *, now: float | None 
     by_series: dict[str, list[Present]] = {}
     for checkpoint in checkpoints:
         by_series.setdefault(checkpoint.id.series, []).append(checkpoint)
-    return [d for _, one in sorted(by_series.items()) for d in _decide_series(one, _rules_for(one, policy), now)]
-
-
-def _rules_for(series: Sequence[Present], policy: Policy) -> Policy:
-    unknown = unknown_metrics(series, policy)
-    return msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
+    return [d for _, one in sorted(by_series.items()) for d in _decide_series(one, policy, now)]
 
 
 def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]:
@@ -82,12 +78,13 @@ def ages(times: Sequence[float | None], now: float | None) -> list[float | None]
 
 
 def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) -> list[RetentionDecision]:
+    unknown = unknown_metrics(own, policy)
+    policy = msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
     ordered = sorted(own, key=lambda c: (c.id.order, c.path))
     good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD and c.id.step is not None]
     reasons: dict[str, list[str]] = {c.path: list(c.holds) for c in ordered}
-    for checkpoint in good[: policy.keep_good]:
-        reasons[checkpoint.path].append(f"one of the newest {policy.keep_good} good ones")
-    _apply_rules(ordered, good, policy, now, reasons)
+    for checkpoint, reason in _kept_by_rules(ordered, good, policy, now):
+        reasons[checkpoint.path].append(reason)
     pending = [i for i, c in enumerate(ordered) if c.outcome is Outcome.PENDING]
     nameless = [ordered[i].path for i in pending if ordered[i].id.step is None]  # may be newer than anything
     decisions = []
@@ -121,34 +118,25 @@ def _stays_anyway(checkpoint: Present, policy: Policy, good: Sequence[Present]) 
     return None
 
 
-def _apply_rules(
-    ordered: Sequence[Present],
-    good: Sequence[Present],
-    policy: Policy,
-    now: float | None,
-    reasons: dict[str, list[str]],
-) -> None:
-    """Add what each rule keeps of the GOOD ones (newest first)."""
+def _kept_by_rules(
+    ordered: Sequence[Present], good: Sequence[Present], policy: Policy, now: float | None
+) -> Iterator[tuple[Present, str]]:
+    """What each rule keeps of the GOOD ones (newest first), and why."""
+    for checkpoint in good[: policy.keep_good]:
+        yield checkpoint, f"one of the newest {policy.keep_good} good ones"
     for checkpoint in good[: policy.keep_last or 0]:
-        reasons[checkpoint.path].append(f"one of the last {policy.keep_last}")
+        yield checkpoint, f"one of the last {policy.keep_last}"
     if policy.keep_every is not None:
         first = {(c.id.step or 0) // policy.keep_every: c for c in good}  # the last one set is the oldest
         for checkpoint in first.values():
-            reasons[checkpoint.path].append(f"the first of {policy.keep_every} steps")
+            yield checkpoint, f"the first of {policy.keep_every} steps"
     if policy.keep_within is not None:
         numbered = [c for c in ordered if c.id.step is not None]
         for checkpoint, age in zip(numbered, ages([c.saved for c in numbered], now), strict=True):
             if checkpoint.outcome is Outcome.GOOD and (age is None or age <= policy.keep_within):
-                said = "its time is not known" if age is None else f"within {span_text(policy.keep_within)}"
-                reasons[checkpoint.path].append(said)
+                yield checkpoint, "its time is not known" if age is None else f"within {span_text(policy.keep_within)}"
     for best in policy.keep_best:
-        for checkpoint in _best(good, best):
-            value = checkpoint.metrics[best.metric]
-            reasons[checkpoint.path].append(f"one of the best {best.count} by {best.metric} ({best.way}): {value:g}")
-
-
-def _best(good: Sequence[Present], best: Best) -> list[Present]:
-    """The best by a metric; of equals the newer one."""
-    ranked = [c for c in good if math.isfinite(c.metrics.get(best.metric, math.nan))]
-    ranked.sort(key=lambda c: c.metrics[best.metric], reverse=best.way == "max")  # stable, also when reversed
-    return ranked[: best.count]
+        ranked = [(c.metrics[best.metric], c) for c in good if math.isfinite(c.metrics.get(best.metric, math.nan))]
+        ranked.sort(key=itemgetter(0), reverse=best.way == "max")  # stable, also when reversed: of equals the newer one
+        for value, checkpoint in ranked[: best.count]:
+            yield checkpoint, f"one of the best {best.count} by {best.metric} ({best.way}): {value:g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ckptguard.decisions.spikes import Spikes
+from ckptguard.decisions.health import Spikes
 from ckptguard.errors import SettingsError
 
 REPLAYED_CAUSES = ("crash", "damage", "asked")

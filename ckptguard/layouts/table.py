@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Iterator, Mapping
 
@@ -28,19 +27,14 @@ class _Layouts(Mapping[str, Layout]):
     """The rows by name. Each is loaded when it is first asked for: one file alone is a checkpoint of one layout."""
 
     def __getitem__(self, name: str) -> Layout:
-        return _row(_MODULES[name])
+        row: Layout = importlib.import_module(f"ckptguard.layouts.{_MODULES[name]}").LAYOUT
+        return row
 
     def __iter__(self) -> Iterator[str]:
         return iter(_MODULES)
 
     def __len__(self) -> int:
         return len(_MODULES)
-
-
-@functools.cache
-def _row(module: str) -> Layout:
-    row: Layout = importlib.import_module(f"ckptguard.layouts.{module}").LAYOUT
-    return row
 
 
 LAYOUTS: Mapping[str, Layout] = _Layouts()

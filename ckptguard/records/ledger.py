@@ -8,7 +8,8 @@ from ckptguard.decisions.known_good import Standing, standings, verdict_name
 from ckptguard.errors import ObjectExistsError, RecordsError
 from ckptguard.records.run import Run, create_record, has_content, list_records, read_record, record_names
 from ckptguard.values.ids import CheckpointId, series_folder, series_from_folder
-from ckptguard.values.verdict import Verdict, decode_verdict, encode_verdict
+from ckptguard.values.record_text import encode_checked
+from ckptguard.values.verdict import Verdict, decode_verdict
 
 FOLDER = "ledger"
 
@@ -70,7 +71,7 @@ def append_verdict(run: Run, verdict: Verdict) -> str:
     while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in names:
         number += 1  # an empty entry has this name: nothing can be written there any more
     try:
-        create_record(run, f"{folder}/{name}", encode_verdict(verdict))
+        create_record(run, f"{folder}/{name}", encode_checked(verdict))
     except ObjectExistsError:
         pass  # a racer came to the same outcome under the same number
     return name

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ckptguard.errors import BusyError, ObjectExistsError, RecordsError
 from ckptguard.records.run import Run, create_record, read_record, record_names
 from ckptguard.values.ids import CheckpointId, parse_id, series_folder
-from ckptguard.values.manifest import Manifest, decode_manifest, encode_manifest
+from ckptguard.values.manifest import Manifest, decode_manifest
+from ckptguard.values.record_text import encode_checked
 
 FOLDER = "manifests"
 
@@ -19,7 +20,7 @@ def write_manifest(run: Run, manifest: Manifest) -> None:
     """Commit a manifest; BusyError if this generation was sealed by somebody else meanwhile."""
     key = manifest_key(manifest.id)
     try:
-        create_record(run, key, encode_manifest(manifest))
+        create_record(run, key, encode_checked(manifest))
     except ObjectExistsError as error:
         winner = read_manifest(run, manifest.id)
         if winner is not None and winner.nonce == manifest.nonce:

@@ -13,7 +13,7 @@ import msgspec
 
 from ckptguard.errors import RecordsError
 from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, is_safe_path
-from ckptguard.values.record_text import decode_checked, encode_checked
+from ckptguard.values.record_text import decode_checked
 
 MANIFEST_FORMAT = 1
 
@@ -110,11 +110,6 @@ def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
     return tuple(
         sorted((f.path, f.size, f.envelope, tuple((s.offset, s.length, s.blake3) for s in f.spans)) for f in files)
     )
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest as versioned, checked JSON text; `decode_manifest` gives back an equal value."""
-    return encode_checked(manifest)
 
 
 def decode_manifest(text: bytes) -> Manifest:

@@ -82,13 +82,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError(f"workers must be between 0 and 256, not {self.workers}")
         if not 0 <= self.niceness <= 19:
             raise SettingsError(f"niceness must be between 0 and 19, not {self.niceness}")
-        for name in ("verify_rate", "scrub_rate"):
+        for name in ("verify_rate", "scrub_rate", "replica_rate"):
             rate = getattr(self, name)
             if rate is not None and not 2**16 <= rate < 1e15:
                 raise SettingsError(f"{name} must be at least 65536 bytes a second; leave it out for no limit")
         self.scrub_seconds(local=True)
-        if self.replica_rate is not None and not 2**16 <= self.replica_rate < 1e15:
-            raise SettingsError("replica_rate must be at least 65536 bytes a second; leave it out for no limit")
         if self.worker_memory < 256 * 1024**2:
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
@@ -154,10 +152,9 @@ def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings
     overrides: dict[str, Any] = {}
     for field in msgspec.structs.fields(Settings):
         text = environ.get(ENVIRONMENT_PREFIX + field.name.upper())
-        if text:
-            if field.name == "storage":
-                overrides[field.name] = _storage_options(text)
-                continue
+        if text and field.name == "storage":
+            overrides[field.name] = _storage_options(text)
+        elif text:
             is_list = isinstance(field.default, tuple)
             overrides[field.name] = [part for part in text.split(",") if part] if is_list else text
     if not overrides:

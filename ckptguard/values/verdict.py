@@ -9,7 +9,7 @@ import msgspec
 
 from ckptguard.errors import RecordsError
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.record_text import decode_checked, encode_checked
+from ckptguard.values.record_text import decode_checked
 
 VERDICT_FORMAT = 1
 MAX_FINDINGS_PER_CHECK = 50
@@ -116,9 +116,7 @@ def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
     if errors:
         only_incomplete = not sealed and all(f.check == "completeness" for f in errors)
         return Outcome.INCOMPLETE if only_incomplete else Outcome.BAD
-    if any(f.severity is Severity.SICKNESS for f in findings):
-        return Outcome.SUSPECT
-    return Outcome.GOOD
+    return Outcome.SUSPECT if any(f.severity is Severity.SICKNESS for f in findings) else Outcome.GOOD
 
 
 def clearance(reason: str) -> Finding:
@@ -142,11 +140,6 @@ def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CH
             left = len(own) - limit
             kept.append(Finding(check, own[limit].severity, f"{left} more findings", omitted=left))
     return tuple(kept)
-
-
-def encode_verdict(verdict: Verdict) -> bytes:
-    """The verdict as versioned, checked JSON text; `decode_verdict` gives back an equal value."""
-    return encode_checked(verdict)
 
 
 def decode_verdict(text: bytes) -> Verdict:

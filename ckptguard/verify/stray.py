@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -12,16 +11,15 @@ import msgspec
 from ckptguard.checks import run_checks
 from ckptguard.checks.evidence import KnownFacts
 from ckptguard.checks.hub_digests import check_hub_cache
-from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, SettingsError
+from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.formats import FORMATS
 from ckptguard.formats.opaque import NAME as OPAQUE
 from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
 from ckptguard.layouts.hub_snapshot import HubFacts
 from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
-from ckptguard.runs.results import Checked, Report, checked, pending, relative_to
-from ckptguard.runs.settling import wait_until_quiet
+from ckptguard.runs.results import Checked, checked
 from ckptguard.runs.target import Target
-from ckptguard.runs.work import PLAIN, Work
+from ckptguard.runs.work import Work
 from ckptguard.scan import Scan, ScanOptions
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import Entry
@@ -42,48 +40,10 @@ class Blob(NamedTuple):
     signature: tuple[object, ...]
 
 
-ScannedBlobs = dict[Blob, ScannedFile]
 _EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # not by their own bytes alone
 
 
-class ComparedWith(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stray checkpoint is held against, if anything: stated checksums, and the schema of another one."""
-
-    sums: CheckSums | None = None
-    reference: Manifest | None = None
-
-
-def verify_strays(
-    target: Target,
-    checkpoints: Sequence[Checkpoint],
-    settings: Settings,
-    against: ComparedWith,
-    *,
-    wait: float,
-    work: Work = PLAIN,
-) -> Report:
-    """Judge each at first sight and record nothing. SettingsError for a checksum file and several checkpoints."""
-    if against.sums is not None and len(checkpoints) != 1:
-        raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
-    results, unsure = [], bool(target.unread)
-    blobs: ScannedBlobs = {}
-    for checkpoint in checkpoints:
-        relist = functools.partial(_relist, target, checkpoint)
-        quiet = wait_until_quiet(checkpoint, relist, settle=settings.settle, limit=wait)
-        try:
-            if quiet is None:
-                found = pending(checkpoint, "it is still being written")
-            else:
-                found = _judged(target, quiet, settings, blobs, against, work)
-        except CouldNotTellError as error:
-            unsure = unsure or not isinstance(error, ChangedWhileReadError)
-            found = pending(quiet or checkpoint, error.message)
-        results.append(relative_to(found, target.prefix))
-    notes = tuple(f"{name} is a link out of the cache and was not followed: name it itself" for name in target.unread)
-    return Report(target=target.url, kind=target.kind, checkpoints=tuple(results), notes=notes, could_not_tell=unsure)
-
-
-def _relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
+def relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
     """The checkpoint as storage shows it now; None if it is gone."""
     try:
         if isinstance(target.storage, HubCacheStorage):
@@ -98,70 +58,78 @@ def _relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
         return None
 
 
-def _judged(
-    target: Target, checkpoint: Checkpoint, settings: Settings, blobs: ScannedBlobs, against: ComparedWith, work: Work
-) -> Checked:
-    started = time.monotonic()
-    sums = against.sums
-    expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
-    algorithms = {algorithm for algorithm, _ in expected.values()}
-    stated = "md5" in algorithms
-    options = ScanOptions(md5=stated or settings.digest == "md5", sums=tuple(sorted(algorithms - {"md5"})))
-    facts: HubFacts | None = None
-    if isinstance(target.storage, HubCacheStorage):
-        facts = hub_facts(target.storage, checkpoint)
-        options = msgspec.structs.replace(options, md5=stated)
-        scan = _scan_by_digest(target, checkpoint, options, facts, blobs, work)
-        checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
-    else:
-        scan = scan_checkpoint(target.storage, checkpoint, options, work)
-        if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE:
-            raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
-    # The manifest with which a run's own records say that this place must agree.
-    id = target.view.current(checkpoint) if target.view is not None else None
-    known = KnownFacts(
-        sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
-        reference=against.reference,
-        in_run=target.view is not None,
-        allow_nonfinite=settings.allow_nonfinite,
-        trust_globals=settings.trust_globals,
-        expected_sums=expected,
-    )
-    findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
-    if facts is not None:
-        findings += check_hub_cache(scan, facts)
-    outcome = judge(findings, sealed=known.sealed is not None)
-    seconds = time.monotonic() - started
-    return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
+@dataclass(frozen=True)
+class StrayJudge:
+    """Judges checkpoints of a target at first sight, and records nothing. They are held against stated checksums and
+    the schema of another one, if there are any."""
+
+    _target: Target
+    _settings: Settings
+    _sums: CheckSums | None
+    _reference: Manifest | None
+    _work: Work
+    _blobs: dict[Blob, ScannedFile] = field(default_factory=dict)
+
+    def judge(self, checkpoint: Checkpoint) -> Checked:
+        """The outcome and findings of a quiet checkpoint. Raises what the scanner raises."""
+        started = time.monotonic()
+        target, settings, sums = self._target, self._settings, self._sums
+        expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
+        algorithms = {algorithm for algorithm, _ in expected.values()}
+        stated = "md5" in algorithms
+        options = ScanOptions(md5=stated or settings.digest == "md5", sums=tuple(sorted(algorithms - {"md5"})))
+        facts: HubFacts | None = None
+        if isinstance(target.storage, HubCacheStorage):
+            facts = hub_facts(target.storage, checkpoint)
+            options = msgspec.structs.replace(options, md5=stated)
+            scan = self._scan_by_digest(checkpoint, options, facts)
+            checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
+        else:
+            scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
+            if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE:
+                raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
+        # The manifest with which a run's own records say that this place must agree.
+        id = target.view.current(checkpoint) if target.view is not None else None
+        known = KnownFacts(
+            sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
+            reference=self._reference,
+            in_run=target.view is not None,
+            allow_nonfinite=settings.allow_nonfinite,
+            trust_globals=settings.trust_globals,
+            expected_sums=expected,
+        )
+        findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
+        if facts is not None:
+            findings += check_hub_cache(scan, facts)
+        outcome = judge(findings, sealed=known.sealed is not None)
+        seconds = time.monotonic() - started
+        return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
+
+    def _scan_by_digest(self, checkpoint: Checkpoint, options: ScanOptions, facts: HubFacts) -> Scan:
+        """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
+        snapshot has under the same name, and that were not touched since, were read for that one."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        repository = checkpoint.path.partition("/")[0]
+        for place in [p for p in self._blobs if p.repository != repository]:
+            del self._blobs[place]
+        known: list[ScannedFile] = []
+        for entry in checkpoint.entries:
+            before = self._blobs.get(_blob(checkpoint, entry))
+            if before is not None:
+                known.append(msgspec.structs.replace(before, entry=entry))
+            else:
+                algorithms = facts.sums[entry.key][:1] if entry.key in facts.sums else ()
+                groups.setdefault(algorithms, []).append(entry.key)
+        scans = []
+        for stated, keys in groups.items():
+            wanted = msgspec.structs.replace(options, sums=tuple(dict.fromkeys((*options.sums, *stated))))
+            scans.append(self._work.scanner(self._target.storage, keys, wanted, self._work.progress))
+        read = [f for scan in scans for f in scan.files]
+        files = sorted([*known, *read], key=lambda f: f.entry.key)
+        self._blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
+        return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
 
 
 def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
     repository, key = checkpoint.path.partition("/")[0], blob_of(entry.key, entry.target) or entry.key
     return Blob(repository, checkpoint.inside(entry.key), key, entry.signature)
-
-
-def _scan_by_digest(
-    target: Target, checkpoint: Checkpoint, options: ScanOptions, facts: HubFacts, blobs: ScannedBlobs, work: Work
-) -> Scan:
-    """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
-    snapshot has under the same name, and that were not touched since, were read for that one."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    repository = checkpoint.path.partition("/")[0]
-    for place in [p for p in blobs if p.repository != repository]:
-        del blobs[place]
-    known: list[ScannedFile] = []
-    for entry in checkpoint.entries:
-        before = blobs.get(_blob(checkpoint, entry))
-        if before is not None:
-            known.append(msgspec.structs.replace(before, entry=entry))
-        else:
-            algorithms = facts.sums[entry.key][:1] if entry.key in facts.sums else ()
-            groups.setdefault(algorithms, []).append(entry.key)
-    scans = []
-    for stated, keys in groups.items():
-        wanted = msgspec.structs.replace(options, sums=tuple(dict.fromkeys((*options.sums, *stated))))
-        scans.append(work.scanner(target.storage, keys, wanted, work.progress))
-    read = [f for scan in scans for f in scan.files]
-    files = sorted([*known, *read], key=lambda f: f.entry.key)
-    blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
-    return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))

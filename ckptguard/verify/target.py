@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
-from ckptguard.errors import NotFoundError, SettingsError
-from ckptguard.layouts import Checkpoint
-from ckptguard.runs.results import Report
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundError, SettingsError
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.runs.pointers import pointer_notes
+from ckptguard.runs.results import Report, pending, relative_to
+from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target, resolve_target
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
@@ -15,7 +18,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.verify.checksum_files import read_check_sums
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
 from ckptguard.verify.selection import Selection
-from ckptguard.verify.stray import ComparedWith, verify_strays
+from ckptguard.verify.stray import StrayJudge, relist
 
 ALL = Selection()
 
@@ -27,16 +30,40 @@ def verify_target(target: str, settings: Settings, what: Selection = ALL, *, wor
     """
     resolved = resolve_target(target, settings)
     sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
-    schema = read_reference(what.reference, settings, work) if what.reference else None
-    if resolved.view is None or sums is not None:
-        strays = _strays(resolved, what, target)
-        against = ComparedWith(sums=sums, reference=schema)
-        return verify_strays(resolved, strays, settings, against, wait=what.wait, work=work)
-    from ckptguard.verify.in_run import verify_in_run  # records, copies and pins: a stray file needs none of them
+    reference = read_reference(what.reference, settings, work) if what.reference else None
+    chosen = _chosen(resolved, what, target)
+    notes = [f"{name} is a link out of the cache and was not followed: name it itself" for name in resolved.unread]
+    run = resolved.view if sums is None else None
+    if run is not None:
+        from ckptguard.verify.in_run import judge_in_run  # records, copies and pins: a stray file needs none of them
 
-    one = resolved.checkpoint
-    chosen = [one] if one is not None else _select(resolved.view.checkpoints, what, target)
-    return verify_in_run(resolved, chosen, what, schema, work)
+        judge = judge_in_run(run, what, reference, notes, work)
+    else:
+        if sums is not None and len(chosen) != 1:
+            raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
+        judge = StrayJudge(resolved, settings, sums, reference, work).judge
+    results, unsure = [], bool(resolved.unread)
+    for checkpoint in chosen:
+        quiet: Checkpoint | None = checkpoint
+        if run is None or not LAYOUTS[checkpoint.layout].sealed_by_writer:  # such are finished by a seal, not by time
+            look = functools.partial(relist, resolved, checkpoint)
+            quiet = wait_until_quiet(checkpoint, look, settle=settings.settle, limit=what.wait)
+        try:
+            found = judge(quiet) if quiet is not None else pending(checkpoint, "it is still being written")
+        except CouldNotTellError as error:
+            unsure = unsure or not isinstance(error, ChangedWhileReadError)
+            found = pending(quiet or checkpoint, error.message)
+        results.append(relative_to(found, resolved.prefix))
+    if run is not None and resolved.checkpoint is None:
+        run.forget()  # pointers are held against what is there at the end
+        notes += pointer_notes(run, {c.path: c.outcome for c in results})
+    return Report(
+        target=resolved.url,
+        kind=resolved.kind,
+        checkpoints=tuple(results),
+        notes=tuple(dict.fromkeys(notes)),
+        could_not_tell=unsure,
+    )
 
 
 def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest:
@@ -74,8 +101,7 @@ def _select(found: Iterable[Checkpoint], what: Selection, target: str) -> list[C
     return ordered
 
 
-def _strays(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
-    """What to judge at first sight, without records."""
+def _chosen(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
     if resolved.checkpoint is not None:
         return [resolved.checkpoint]
     if resolved.view is not None:

@@ -34,7 +34,8 @@ dcp.save(state, checkpoint_id=f"{folder}/dcp", no_dist=True)
 MEASURE = """
 import json, resource, sys, time
 from ckptguard.scan.one_file import Structures
-from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
+from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest
+from ckptguard.values.record_text import encode_checked
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
 folder, names, runs = sys.argv[1], sys.argv[3:], int(sys.argv[2])
@@ -74,7 +75,7 @@ for run in range(runs):
     assert not any(s.problems for *_, s in found)
     manifest = manifest_of(found)
     del found
-    text = timed("encode", lambda: encode_manifest(manifest))
+    text = timed("encode", lambda: encode_checked(manifest))
     key = f"manifest-{run}"
     timed("write", lambda: storage.create(key, text))
     assert timed("decode", lambda: decode_manifest(text)) == manifest

@@ -20,8 +20,9 @@ from support.format_files import safetensors_bytes, some_tensors, torch_bytes
 from ckptguard.formats.torch.legacy_file import MAGIC
 from ckptguard.records.incidents import Incident
 from ckptguard.records.kept import KeptCopy
-from ckptguard.values.manifest import File, Manifest, Span, Tensor, encode_manifest
-from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict, encode_verdict
+from ckptguard.values.manifest import File, Manifest, Span, Tensor
+from ckptguard.values.record_text import encode_checked
+from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 
 
 def starting_points(what: str) -> list[bytes]:
@@ -125,7 +126,7 @@ def _records() -> list[bytes]:
     verdict = Verdict(**shared, outcome=Outcome.BAD, findings=(finding,), checked_at="", version="1")
     kept = KeptCopy(**shared, path="a-5", how="link", files=("a-5",), sources=((1, 2, 3, None),), kept_at="")
     incident = Incident(id="i", step=5, cause="numeric", reason="r", evidence={"x": 1.5}, opened_at="", source="cli")
-    checked = [encode_manifest(manifest).rpartition(b"crc32 ")[0], encode_verdict(verdict).rpartition(b"crc32 ")[0]]
+    checked = [encode_checked(manifest).rpartition(b"crc32 ")[0], encode_checked(verdict).rpartition(b"crc32 ")[0]]
     return [*checked, msgspec.json.encode(kept), msgspec.json.encode(incident), b'{"format": 1}']
 
 

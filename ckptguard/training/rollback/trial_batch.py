@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ckptguard.decisions.error_texts import cause_of_error
+from ckptguard.decisions.health import cause_of_error
 from ckptguard.errors import SettingsError, StateError
 from ckptguard.training.signals.weights import first_of
 from ckptguard.training.state.rng import capture_rng, restore_rng

@@ -16,7 +16,8 @@ from support.memory_reader import MemoryReader
 from ckptguard.formats import read_structure
 from ckptguard.formats.torch import zip_file
 from ckptguard.storage import open_storage
-from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest, encode_manifest
+from ckptguard.values.manifest import File, Manifest, Span, Tensor, decode_manifest
+from ckptguard.values.record_text import encode_checked
 
 FAR = (1 << 32) + 4096
 MANY = 5000
@@ -122,7 +123,7 @@ def test_many_small_tensors(tmp_path: Path) -> None:
         nonce="n",
         files=(entry,),
     )
-    text = encode_manifest(manifest)
+    text = encode_checked(manifest)
     assert decode_manifest(text) == manifest
     assert len(text) <= 250 * MANY
 

@@ -5,9 +5,7 @@ import random
 
 import pytest
 
-from ckptguard.decisions.error_texts import cause_of_error
-from ckptguard.decisions.health import Health, Limits, Signal, overdue
-from ckptguard.decisions.spikes import Baseline, Spikes
+from ckptguard.decisions.health import Baseline, Health, Limits, Signal, Spikes, cause_of_error, overdue
 from ckptguard.errors import SettingsError
 
 SPIKES = Spikes(window=32, warm_up=32, sigma=8.0, factor=4.0, in_a_row=3)

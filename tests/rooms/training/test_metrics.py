@@ -17,7 +17,8 @@ from ckptguard.records.run import open_run
 from ckptguard.retention.prune import prune
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.manifest import decode_manifest, encode_manifest
+from ckptguard.values.manifest import decode_manifest
+from ckptguard.values.record_text import encode_checked
 from ckptguard.values.retention_policy import Best, Policy
 
 
@@ -39,7 +40,7 @@ def test_our_own_layout_seals_them(tmp_path, blocking):
     manifest = read_manifest(open_run(str(tmp_path / "run")), CheckpointId(series, 3, 1))
     assert manifest.metrics == {"eval_loss": 2.5, "accuracy": 1.0}
     assert manifest.nonfinite_metrics == {"odd": "nan", "high": "inf"}
-    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert decode_manifest(encode_checked(manifest)) == manifest
     assert math.isnan(manifest.given_metrics()["odd"])
 
 

@@ -25,10 +25,8 @@ _finding = partial(Finding, "completeness")
 
 
 def check_completeness(evidence: Evidence) -> Iterator[Finding]:
-    """Errors for gaps that make the checkpoint unusable, warnings for the others.
-
-    Files added after the seal (evaluation results, a README) are a notice.
-    """
+    """Errors for gaps that make the checkpoint unusable, warnings for the others. Files added after the seal
+    (evaluation results, a README) are a notice."""
     for gap in evidence.gaps:
         severity = Severity.ERROR if gap.fatal else Severity.WARNING
         yield _finding(severity, gap.message, gap.file)

@@ -40,11 +40,9 @@ class _Jump(NamedTuple):
 
 
 def check_drift(evidence: Evidence) -> Iterator[Finding]:
-    """One notice that names how many weights grew tenfold or fell to a tenth, and the worst of them.
-
-    A weight that starts at zero (a LoRA's B, a fresh bias) grows by any factor while it is still small: growth counts
-    only where it leads beyond what weights of this model typically are.
-    """
+    """One notice that names how many weights grew tenfold or fell to a tenth, and the worst of them. A weight that
+    starts at zero (a LoRA's B, a fresh bias) grows by any factor while it is still small: growth counts only where it
+    leads beyond what weights of this model typically are."""
     if evidence.reference is None or precedes(evidence, evidence.reference):
         return
     before = _joined(

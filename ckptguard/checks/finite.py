@@ -22,11 +22,9 @@ _finding = partial(Finding, "finite")
 
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
-    """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice.
-
-    A mask (no NaN, no +Inf, -Inf beside one single finite value, and nothing that is learnt) and what was bit for bit
-    so in the reference are notices too, and so are tensors that the user allows.
-    """
+    """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice. A mask (no NaN, no +Inf,
+    -Inf beside one single finite value, and nothing that is learnt) and what was bit for bit so in the reference are
+    notices too, and so are tensors that the user allows."""
     same = _unchanged_spans(evidence)
     learnt: frozenset[str] | None = None
     matrices = []
@@ -52,10 +50,8 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
 def _unread(evidence: Evidence, file: ScannedFile) -> Iterator[str]:
     """What the format's reader could not look into, and tensors of bytes that hold a layer's pickled state."""
     yield from file.structure.unread
-    for tensor in evidence.tensors_of(file):
-        packed = tensor.dtype == "uint8" and tensor.name.endswith("_extra_state") and tensor.span is not None
-        if packed and tensor.role in _STATE_ROLES:
-            yield tensor.name
+    packed = [t for t in evidence.tensors_of(file) if t.dtype == "uint8" and t.name.endswith("_extra_state")]
+    yield from (t.name for t in packed if t.span is not None and t.role in _STATE_ROLES)
 
 
 def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = ()) -> bool:
@@ -126,12 +122,10 @@ def _degenerate(evidence: Evidence, matrices: list[ScannedTensor]) -> Iterator[F
 
 
 def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
-    """Python numbers in model, optimizer, scheduler and scaler subtrees.
-
-    An infinite `best` of ReduceLROnPlateau is as it should be, so infinity weighs only in a loss scale or a rate.
-    A logged gradient norm that is not finite is a notice here; check_stale knows what it may mean. Notices about one
-    subtree of a file are one; a configuration may hold what it likes.
-    """
+    """Python numbers in model, optimizer, scheduler and scaler subtrees. An infinite `best` of ReduceLROnPlateau is as
+    it should be, so infinity weighs only in a loss scale or a rate. A logged gradient norm that is not finite is a
+    notice here; check_stale knows what it may mean. Notices about one subtree of a file are one; a configuration may
+    hold what it likes."""
     for file in evidence.scan.files:
         containers = file.structure.containers
         harmless: dict[str, list[Leaf]] = {}

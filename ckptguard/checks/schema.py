@@ -70,10 +70,8 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
 
 
 def compare_schemas(reference: TensorSchema, found: TensorSchema, *, aliases: Iterable[str] = ()) -> SchemaDifference:
-    """What differs. `aliases` are tied names that the file states without storing them again: they count as there.
-
-    Of a name with several kinds the first that differs is told.
-    """
+    """What differs. `aliases` are tied names that the file states without storing them again: they count as there. Of a
+    name with several kinds the first that differs is told."""
     missing = sorted(set(reference) - set(found) - set(aliases))
     unexpected = sorted(set(found) - set(reference))
     prefix = _prefix_change(reference, found) if missing and unexpected else None
@@ -214,10 +212,8 @@ def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:
 
 
 def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[Finding]:
-    """Optimizer state may appear after the first step, but never vanish or change its shape.
-
-    Of partitions only the kinds of state count (``exp_avg``), because ranks cut them anew.
-    """
+    """Optimizer state may appear after the first step, but never vanish or change its shape. Of partitions only the
+    kinds of state count (``exp_avg``), because ranks cut them anew."""
     expected, found = _of_manifest(reference, "optimizer"), _of_scan(evidence, "optimizer")
     broken = any(f.structure.problems for f in evidence.scan.files)
     missing = any(f.path not in evidence.checkpoint.files for f in (evidence.sealed.files if evidence.sealed else ()))

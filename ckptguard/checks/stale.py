@@ -23,13 +23,10 @@ _Content = Counter[tuple[str, str, str]]  # role, name, digest
 
 
 def check_stale(evidence: Evidence) -> Iterator[Finding]:
-    """A notice where no moment and no weight changed since the previous step of the series; a sickness where
-    something says why, or where it is so for the second time in a row.
-
-    Weights alone may rest for good reasons (a learning rate of 0 in warm-up, a frozen module), moments do not: only
-    with moments does the second time count. A loss scale that fell to nothing is an error: no update will ever go
-    through again.
-    """
+    """A notice where no moment and no weight changed since the previous step of the series; a sickness where something
+    says why, or where it is so for the second time in a row. Weights alone may rest for good reasons (a learning rate
+    of 0 in warm-up, a frozen module), moments do not: only with moments does the second time count. A loss scale that
+    fell to nothing is an error: no update will ever go through again."""
     for file, name, value, _ in _dynamic_scales(evidence):
         if value <= 0:
             message = f"the loss scale is {value:g}: no update can go through any more"
@@ -68,10 +65,8 @@ def skipped_steps(evidence: Evidence) -> int | None:
 
 
 def _unchanged(evidence: Evidence) -> bool:
-    """Whether every tensor that updates change is bit for bit in the previous checkpoint too, and none is new.
-
-    Files do not matter, only names: their names state steps, and shards may be cut anew.
-    """
+    """Whether every tensor that updates change is bit for bit in the previous checkpoint too, and none is new. Files do
+    not matter, only names: their names state steps, and shards may be cut anew."""
     before: _Content = Counter(
         (t.role, t.name, f.spans[t.span].blake3)
         for f in (evidence.previous.files if evidence.previous is not None else ())

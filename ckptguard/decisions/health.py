@@ -50,9 +50,8 @@ _CAUSES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spikes:
-    """What counts as a spike: both `sigma` robust deviations above the median of the last `window` values, and
-    `factor` times as far from zero as it. `in_a_row` of them are a sickness; the first `warm_up` values are only
-    remembered."""
+    """What counts as a spike: both `sigma` robust deviations above the median of the last `window` values, and `factor`
+    times as far from zero as it. `in_a_row` of them are a sickness; the first `warm_up` values are only remembered."""
 
     window: int = 128
     warm_up: int = 128
@@ -110,10 +109,8 @@ class Limits:
 
 class Signal(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about one update. `scale` is the loss scale after it (None: no scaler), `skipped` whether the
-    optimizer left it out (None: to be told from the scale), `error` the text of an exception that it raised.
-
-    `looked`: weights and buffers were read after it; `bad_tensor` then names the first one that is not finite.
-    """
+    optimizer left it out (None: to be told from the scale), `error` the text of an exception that it raised. `looked`:
+    weights and buffers were read after it; `bad_tensor` then names the first one that is not finite."""
 
     step: int
     loss: float | None = None
@@ -128,11 +125,9 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
     """Healthy (`cause` is None), or sick since `onset_step`: no state after an update before it is under suspicion.
-
     What may have done the harm are the updates from `onset_step` to `suspect_through` (None: to `step`). Where no loss
-    showed the harm and only a look at the tensors found it, `onset_through` is the last update that the onset can be
-    by what the losses tell (None: the onset is `onset_step`).
-    """
+    showed the harm and only a look at the tensors found it, `onset_through` is the last update that the onset can be by
+    what the losses tell (None: the onset is `onset_step`)."""
 
     step: int
     cause: str | None = None

@@ -79,13 +79,10 @@ def ever_good(series: str, names: Iterable[str]) -> set[CheckpointId]:
 def choose_known_good(
     names: Mapping[str, Collection[str]], *, before_step: int | None = None, exclude: Collection[CheckpointId] = ()
 ) -> list[Standing]:
-    """Generations that may be known-good, best first, from the ledger names of each series.
-
-    Those are the ones that were GOOD at some time: a generation whose place was damaged since may be whole in a copy,
-    which only its entry tells. The caller takes the first whose entry says that its sealed bytes are good, and that
-    is present. `before_step` is exclusive; ids in `exclude` are left out. A checkpoint without a step is never among
-    them.
-    """
+    """Generations that may be known-good, best first, from the ledger names of each series. Those are the ones that
+    were GOOD at some time: a generation whose place was damaged since may be whole in a copy, which only its entry
+    tells. The caller takes the first whose entry says that its sealed bytes are good, and that is present.
+    `before_step` is exclusive; ids in `exclude` are left out. A checkpoint without a step is never among them."""
     chosen: list[Standing] = []
     for series in sorted(names):
         good = ever_good(series, names[series])

@@ -61,11 +61,9 @@ def unknown_metrics(checkpoints: Sequence[Present], policy: Policy) -> list[str]
 
 
 def ages(times: Sequence[float | None], now: float | None) -> list[float | None]:
-    """How old checkpoints are for sure, in seconds; `times` are when they were saved, oldest step first.
-
-    A checkpoint's age ends at the newest time, or at `now` if that is earlier; the greatest gap on the way counts as
-    nothing, for the clock may have jumped. None: its time is not known, or the times from before it on do not rise.
-    """
+    """How old checkpoints are for sure, in seconds; `times` are when they were saved, oldest step first. A checkpoint's
+    age ends at the newest time, or at `now` if that is earlier; the greatest gap on the way counts as nothing, for the
+    clock may have jumped. None: its time is not known, or the times from before it on do not rise."""
     known = [(place, time) for place, time in enumerate(times) if time is not None]
     unsure = max((place for (_, time), (place, later) in itertools.pairwise(known) if time > later), default=-1)
     found: list[float | None] = [None] * len(times)

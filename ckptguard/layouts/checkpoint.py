@@ -11,12 +11,10 @@ from ckptguard.storage.protocol import Entry
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything saved for one step. `path` is relative to the run; "." means model files at the run's root.
-
-    `entries` are its regular files and `irregular` everything else in it (links, FIFOs, ...), keys relative to the
-    run, sorted. Most lie below `path` or are `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``).
-    `step` is None where names cannot tell it.
-    """
+    """Everything saved for one step. `path` is relative to the run; "." means model files at the run's root. `entries`
+    are its regular files and `irregular` everything else in it (links, FIFOs, ...), keys relative to the run, sorted.
+    Most lie below `path` or are `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``). `step` is None
+    where names cannot tell it."""
 
     path: str
     layout: str

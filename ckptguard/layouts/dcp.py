@@ -16,11 +16,9 @@ _OF_RANK = re.compile(r"__(\d{1,9})(?:_\d+\.distcp|\.metadata)")
 
 
 def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> list[Gap]:
-    """What a folder inside the checkpoint ("": the checkpoint itself) lacks.
-
-    Files that its ``.metadata`` does not name are gaps too: they are of another save, or it is. Empty ones are not: a
-    rank or thread with nothing to write leaves such a file.
-    """
+    """What a folder inside the checkpoint ("": the checkpoint itself) lacks. Files that its ``.metadata`` does not name
+    are gaps too: they are of another save, or it is. Empty ones are not: a rank or thread with nothing to write leaves
+    such a file."""
     prefix = folder + "/" if folder else ""
     sizes = {}
     for entry in checkpoint.entries:

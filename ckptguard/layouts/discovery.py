@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -32,15 +33,17 @@ def enter(key: str) -> bool:
 
 
 def find_checkpoints(entries: Sequence[Entry], patterns: Sequence[Pattern] = ()) -> list[Checkpoint]:
-    """The checkpoints in a recursive listing of a run (taken with `enter`), sorted by path.
-
-    A folder's checkpoint owns all files below it, except those of checkpoints nested in it. `patterns` are the
-    user's own words about names; they come before every layout.
-    """
+    """The checkpoints in a recursive listing of a run (taken with `enter`), sorted by path. A folder's checkpoint owns
+    all files below it, except those of checkpoints nested in it. `patterns` are the user's own words about names; they
+    come before every layout."""
     tree = _Tree(entries, patterns)
     roots = tree.roots()
-    inside = tree.by_checkpoint(roots)
-    found = [tree.folder_checkpoint(path, layout, inside.get(path, [])) for path, layout in roots.items()]
+    inside: dict[str, list[Entry]] = {path: [] for path in roots}
+    for folder, own in tree.folders.items():
+        nearest = next((path for path in _upwards(folder) if path in roots), None)
+        if nearest is not None:
+            inside[nearest] += own
+    found = [tree.folder_checkpoint(path, layout, inside[path]) for path, layout in roots.items()]
     owned = {e.key for c in found for e in (*c.entries, *c.irregular)}
     for folder, own in tree.folders.items():
         if folder.count("/") < MAX_DEPTH and not any(p in roots for p in _upwards(folder)):
@@ -52,9 +55,7 @@ def folder_as_checkpoint(name: str, entries: Sequence[Entry]) -> Checkpoint | No
     """The folder itself as one checkpoint (its entries' keys begin with `name`), if a layout accepts it."""
     tree = _Tree(entries)
     layout = tree.layout_of(name)
-    if layout is None:
-        return None
-    return _checkpoint(name, layout, (e for own in tree.folders.values() for e in own))
+    return _checkpoint(name, layout, itertools.chain(*tree.folders.values())) if layout is not None else None
 
 
 class _Tree:
@@ -78,41 +79,25 @@ class _Tree:
         """Names of what lies in a folder and is none."""
         return frozenset(e.name for e in self.folders.get(folder, ()) if e.kind != "folder")
 
-    def folder(self, path: str) -> Folder:
-        """The folder as layouts see it."""
-        return Folder(
-            path=path,
-            files=self.names(path),
-            below=frozenset(self._below.get(path, ())),
-            around=self.names(path.rpartition("/")[0]),
-        )
-
     def layout_of(self, path: str) -> Layout | None:
         """The first layout that accepts a folder by itself; for one whose name the user gave, at least "folder"."""
-        chosen = choose(self.patterns, path)
-        folder = self.folder(path)
+        files, around = self.names(path), self.names(path.rpartition("/")[0])
+        folder = Folder(path=path, files=files, below=frozenset(self._below.get(path, ())), around=around)
         row = next((row for row in LAYOUTS.values() if row.accepts(folder)), None)
-        return LAYOUTS["folder"] if row is None and chosen and folder.files else row
+        return LAYOUTS["folder"] if row is None and files and choose(self.patterns, path) else row
 
     def roots(self) -> dict[str, Layout]:
-        """The folders that are checkpoints.
-
-        Folders of one series in one place are of one kind: what a half-written one cannot show yet, its siblings do.
-        """
-        by_itself = {
-            path: row
-            for path in self.folders
-            if path and path.count("/") < MAX_DEPTH and (row := self.layout_of(path)) is not None
-        }
+        """The folders that are checkpoints. Folders of one series in one place are of one kind: what a half-written one
+        cannot show yet, its siblings do."""
+        folders = [path for path in self.folders if path and path.count("/") < MAX_DEPTH]
+        by_itself = {path: row for path in folders if (row := self.layout_of(path)) is not None}
         order = list(LAYOUTS)
         kin: dict[str, Layout] = {}
-        for path, row in by_itself.items():
-            series = series_of(path)
-            if series not in kin or order.index(row.name) < order.index(kin[series].name):
-                kin[series] = row
+        for path, row in sorted(by_itself.items(), key=lambda item: order.index(item[1].name)):
+            kin.setdefault(series_of(path), row)
         roots = dict(by_itself)
-        for path in self.folders:
-            row = kin.get(series_of(path)) if path and path.count("/") < MAX_DEPTH else None
+        for path in folders:
+            row = kin.get(series_of(path))
             if row is None or step_from_name(path.rpartition("/")[2]) is None:
                 continue
             if path in by_itself or self.names(path) or any(row.pieces(f) for f in self._below.get(path, ())):
@@ -121,19 +106,9 @@ class _Tree:
 
     def _is_piece(self, path: str, roots: dict[str, Layout]) -> bool:
         """Whether a folder inside a checkpoint is a piece of it instead of a checkpoint nested in it."""
-        above = [p for p in _upwards(path) if p != path and p in roots]
-        if not above:
-            return False
-        return not counts_steps(path.rpartition("/")[2]) or any(roots[p].pieces(path[len(p) + 1 :]) for p in above)
-
-    def by_checkpoint(self, roots: dict[str, Layout]) -> dict[str, list[Entry]]:
-        """All below each checkpoint, down to inner ones."""
-        found: dict[str, list[Entry]] = {}
-        for folder, own in self.folders.items():
-            nearest = next((p for p in _upwards(folder) if p in roots), None)
-            if nearest is not None:
-                found.setdefault(nearest, []).extend(own)
-        return found
+        above = [p for p in _upwards(path)[1:] if p in roots]
+        uncounted = bool(above) and not counts_steps(path.rpartition("/")[2])
+        return uncounted or any(roots[p].pieces(path[len(p) + 1 :]) for p in above)
 
     def folder_checkpoint(self, path: str, row: Layout, inside: Sequence[Entry]) -> Checkpoint:
         """A folder with what is inside, and with what belongs to it beside it."""
@@ -143,17 +118,16 @@ class _Tree:
         return _checkpoint(path, row, entries, chosen=choose(self.patterns, path))
 
     def loose_files(self, folder: str, entries: list[Entry]) -> list[Checkpoint]:
-        """Single-file checkpoints of a folder that is none itself, and the run's final model at its root.
-
-        Links at this level are aliases of other checkpoints (``final.pt``) and are passed over.
-        """
+        """Single-file checkpoints of a folder that is none itself, and the run's final model at its root. Links at this
+        level are aliases of other checkpoints (``final.pt``) and are passed over."""
         state = [e for e in entries if e.kind == "file" and (holds_state(e.name) or choose(self.patterns, e.key))]
-        final: list[Entry] = []
-        if not folder:
-            final = [e for e in state if not is_loose(e.name) and (e.name in _FINAL_NAMES or is_part(e.name))]
-            if final:
-                final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
-        found = [_checkpoint(".", LAYOUTS["folder"], dict.fromkeys(final), series=FINAL_SERIES)] if final else []
+        final = [
+            e for e in state if not folder and not is_loose(e.name) and (e.name in _FINAL_NAMES or is_part(e.name))
+        ]
+        found = []
+        if final:
+            final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
+            found.append(_checkpoint(".", LAYOUTS["folder"], dict.fromkeys(final), series=FINAL_SERIES))
         taken = {e.key for e in final}
         around, by_name = self.names(folder), {e.name: e for e in entries}
         for entry in state:
@@ -169,11 +143,8 @@ class _Tree:
 
 def _upwards(folder: str) -> list[str]:
     """A folder and those around it, nearest first, the root last."""
-    found = [folder]
-    while folder:
-        folder = folder.rpartition("/")[0]
-        found.append(folder)
-    return found
+    parts = folder.split("/") if folder else []
+    return ["/".join(parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
 def _checkpoint(

@@ -40,10 +40,8 @@ def engine_gaps(checkpoint: Checkpoint, structures: Structures, *, latest_needed
 
 def rank_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     """A warning where RNG states, which every rank writes for itself, are missing: those ranks would resume with other
-    random numbers.
-
-    How many there should be, only a DeepSpeed file beside them states; else the highest rank that is there tells.
-    """
+    random numbers. How many there should be, only a DeepSpeed file beside them states; else the highest rank that is
+    there tells."""
     ranks: dict[str, set[int]] = {}
     for key in checkpoint.files:
         match = _OF_RANK.fullmatch(checkpoint.inside(key))

@@ -22,12 +22,10 @@ _SHA1 = re.compile(r"[0-9a-f]{40}")
 
 
 class HubFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a hub cache says about one snapshot beside the bytes of its files. All keys are the storage's.
-
-    `sums`: file -> (algorithm, hex digest) by which its blob is named. `missing` are links without their blob,
-    `refused` those that were not followed, each with the reason. `unfinished` are downloads that did not end.
-    `lost_refs`: ref -> the commit that it names and of which there is no snapshot.
-    """
+    """What a hub cache says about one snapshot beside the bytes of its files. All keys are the storage's. `sums`: file
+    -> (algorithm, hex digest) by which its blob is named. `missing` are links without their blob, `refused` those that
+    were not followed, each with the reason. `unfinished` are downloads that did not end. `lost_refs`: ref -> the commit
+    that it names and of which there is no snapshot."""
 
     sums: Mapping[str, tuple[str, str]] = {}
     missing: tuple[str, ...] = ()

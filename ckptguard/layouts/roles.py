@@ -59,12 +59,10 @@ def key_role(name: str) -> str:
 
 
 def place_role(name: str, containers: Collection[str]) -> str:
-    """The role of the container that a dotted name lies in; "" where none states one.
-
-    Without containers a dot is only a letter: ``scaler.weight`` of a flat state dict is a weight. A container that
-    only wraps all the others (``app.optim.state...``) is looked through, and an average of the weights is one
-    wherever it lies (``callbacks.EMA.weights...``).
-    """
+    """The role of the container that a dotted name lies in; "" where none states one. Without containers a dot is only
+    a letter: ``scaler.weight`` of a flat state dict is a weight. A container that only wraps all the others
+    (``app.optim.state...``) is looked through, and an average of the weights is one wherever it lies
+    (``callbacks.EMA.weights...``)."""
     first, _, rest = name.partition(".")
     if not rest or first not in containers:
         return ""
@@ -80,13 +78,10 @@ def number_role(key: str, name: str, containers: Collection[str]) -> str:
 
 
 def assign_roles(key: str, tensors: Sequence[TensorPlace], *, containers: Collection[str]) -> list[str]:
-    """The role of each tensor of a file.
-
-    A file's name decides where it can, else the container that a tensor lies in. What is left counts as weights,
-    except beside containers what is no weight by its form: 0-dim tensors that lie in no container with other tensors
-    (``{"model": ..., "best": tensor(inf)}``) are "other", and beside known containers tensors without floats are what
-    their key says (``rng_state``).
-    """
+    """The role of each tensor of a file. A file's name decides where it can, else the container that a tensor lies in.
+    What is left counts as weights, except beside containers what is no weight by its form: 0-dim tensors that lie in no
+    container with other tensors (``{"model": ..., "best": tensor(inf)}``) are "other", and beside known containers
+    tensors without floats are what their key says (``rng_state``)."""
     stated = file_role(key)
     if stated not in ("", "model"):
         return [stated] * len(tensors)

@@ -95,11 +95,9 @@ def adapter_gaps(checkpoint: Checkpoint) -> list[Gap]:
 
 
 def dcp_shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
-    """Tensors whose pieces do not make up the whole, as far as it can be known, by folder.
-
-    The whole is as large as its pieces reach, or as the folder above says that holds the consolidated model: without
-    that, nobody can tell that the last ranks are missing.
-    """
+    """Tensors whose pieces do not make up the whole, as far as it can be known, by folder. The whole is as large as its
+    pieces reach, or as the folder above says that holds the consolidated model: without that, nobody can tell that the
+    last ranks are missing."""
     folders: dict[str, list[str]] = {}
     for key in checkpoint.files:
         folder, _, name = key.rpartition("/")

@@ -58,11 +58,9 @@ def id_from_record(folder: str, name: str) -> CheckpointId | None:
 
 
 def series_of(path: str) -> str:
-    """The series of a checkpoint path in its run: digit runs of its last part replaced by ``#``.
-
-    Folders keep their digits: ``seed0/`` and ``seed1/`` of a sweep are not one series. A name too long to be a
-    folder's (of the records) is cut, and ends in a hash of the whole.
-    """
+    """The series of a checkpoint path in its run: digit runs of its last part replaced by ``#``. Folders keep their
+    digits: ``seed0/`` and ``seed1/`` of a sweep are not one series. A name too long to be a folder's (of the records)
+    is cut, and ends in a hash of the whole."""
     folder, slash, name = path.rpartition("/")
     series = folder + slash + re.sub(r"\d+", "#", name)
     if len(series_folder(series)) <= _LONGEST_FOLDER:

@@ -119,12 +119,10 @@ class LikelyCause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Details(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The evidence of an incident, and what was concluded from it.
-
-    `onset`: the first update under suspicion; with `onset_through` the harm was done by any update from `onset` to that
-    one: nothing shows by which. `tensors`: what was not finite, what went first at the top. `changes`: what sets the
-    first bad checkpoint apart from the last good one, what became non-finite first, then what changed most.
-    """
+    """The evidence of an incident, and what was concluded from it. `onset`: the first update under suspicion; with
+    `onset_through` the harm was done by any update from `onset` to that one: nothing shows by which. `tensors`: what
+    was not finite, what went first at the top. `changes`: what sets the first bad checkpoint apart from the last good
+    one, what became non-finite first, then what changed most."""
 
     onset: int | None = None
     onset_through: int | None = None

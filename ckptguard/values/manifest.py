@@ -27,11 +27,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own).
-
-    `largest` is the largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the
-    scan found them, in six digits; None for other than floats, and where the writer sealed without looking.
-    """
+    """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own). `largest` is the
+    largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the scan found them, in
+    six digits; None for other than floats, and where the writer sealed without looking."""
 
     name: str
     dtype: str
@@ -43,11 +41,9 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stored file (shard) of a checkpoint; `path` is relative to the run.
-
-    `envelope` is the BLAKE3 of all bytes outside spans, in file order. `mtime_ns`, `inode` and `etag` are what the
-    storage said when the manifest was written; they only ever serve to tell a re-save from damage, never identity.
-    """
+    """One stored file (shard) of a checkpoint; `path` is relative to the run. `envelope` is the BLAKE3 of all bytes
+    outside spans, in file order. `mtime_ns`, `inode` and `etag` are what the storage said when the manifest was
+    written; they only ever serve to tell a re-save from damage, never identity."""
 
     path: str
     size: int

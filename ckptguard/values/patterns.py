@@ -13,11 +13,9 @@ from ckptguard.values.ids import MAX_STEP
 
 
 class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`path` is a shell pattern (fnmatch; ``*`` also matches ``/``) for paths relative to the run.
-
-    What matches is a checkpoint; with `ignore` it never is, nor is what lies below it. `step` is a regular expression
-    with one group of digits, searched in the path. Patterns are the user's own text, never taken from a run.
-    """
+    """`path` is a shell pattern (fnmatch; ``*`` also matches ``/``) for paths relative to the run. What matches is a
+    checkpoint; with `ignore` it never is, nor is what lies below it. `step` is a regular expression with one group of
+    digits, searched in the path. Patterns are the user's own text, never taken from a run."""
 
     path: str
     step: str | None = None

@@ -28,9 +28,7 @@ class Best(msgspec.Struct, frozen=True):
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Rules of one series; a checkpoint stays if any of them keeps it. Without a `keep_` rule nothing good is removed.
-
-    The newest `keep_good` GOOD ones stay whatever the rules say. SettingsError for a rule that makes no sense.
-    """
+    The newest `keep_good` GOOD ones stay whatever the rules say. SettingsError for a rule that makes no sense."""
 
     keep_last: int | None = None  # the newest n
     keep_every: int | None = None  # the first of every n steps

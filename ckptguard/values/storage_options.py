@@ -40,9 +40,7 @@ class StorageOptions:
 
     def for_url(self, url: str) -> dict[str, Any]:
         """The options for a URL: its protocol's, then those of every beginning of it, the longer ones winning.
-
-        SettingsError if pickle took their values away.
-        """
+        SettingsError if pickle took their values away."""
         found: dict[str, Any] = {}
         for name in sorted(self._by_name, key=lambda name: ("://" in name, len(name))):
             if name == url.partition(":")[0] or ("://" in name and (url == name or url.startswith(f"{name}/"))):
@@ -51,10 +49,8 @@ class StorageOptions:
         return found
 
     def revealed(self) -> dict[str, dict[str, Any]]:
-        """All options with their secrets: for handing them on, never for showing them.
-
-        SettingsError if pickle took their values away.
-        """
+        """All options with their secrets: for handing them on, never for showing them. SettingsError if pickle took
+        their values away."""
         self._must_have_values()
         return {name: _copied(values) for name, values in self._by_name.items()}
 

@@ -27,7 +27,7 @@ class Outcome(enum.Enum):
 
 
 class Severity(enum.Enum):
-    """How much one finding weighs."""
+    """How much one finding weighs, the heaviest first."""
 
     ERROR = "error"
     SICKNESS = "sickness"
@@ -35,9 +35,8 @@ class Severity(enum.Enum):
     NOTICE = "notice"
 
 
-_RANK = {Outcome.GOOD: 0, Outcome.SUSPECT: 1, Outcome.INCOMPLETE: 2, Outcome.BAD: 3}
-# For a whole target: a pending checkpoint outweighs a good one, never a bad one.
-_TARGET_ORDER = (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING, Outcome.SUSPECT, Outcome.GOOD)
+# The worst first. For a whole target a pending checkpoint outweighs a good one, never a bad one.
+_WORST_FIRST = (Outcome.BAD, Outcome.INCOMPLETE, Outcome.PENDING, Outcome.SUSPECT, Outcome.GOOD)
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -97,21 +96,17 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """The worst of some written outcomes: bad > incomplete > suspect > good."""
-    return max(outcomes, key=_RANK.__getitem__)
+    return min(outcomes, key=_WORST_FIRST.index)
 
 
 def target_outcome(outcomes: Iterable[Outcome]) -> Outcome:
     """The outcome of a run over its checkpoints; a run without checkpoints is pending."""
-    present = set(outcomes)
-    return next((o for o in _TARGET_ORDER if o in present), Outcome.PENDING)
+    return min(outcomes, key=_WORST_FIRST.index, default=Outcome.PENDING)
 
 
 def judge(findings: Iterable[Finding], *, sealed: bool) -> Outcome:
-    """Findings to outcome.
-
-    An error is BAD; but a checkpoint that was never sealed and whose only errors are of completeness is INCOMPLETE.
-    A sickness is SUSPECT. Warnings and notices leave GOOD.
-    """
+    """Findings to outcome. An error is BAD; but a checkpoint that was never sealed and whose only errors are of
+    completeness is INCOMPLETE. A sickness is SUSPECT. Warnings and notices leave GOOD."""
     errors = [f for f in findings if f.severity is Severity.ERROR]
     if errors:
         only_incomplete = not sealed and all(f.check == "completeness" for f in errors)
@@ -131,10 +126,10 @@ def is_clearance(finding: Finding) -> bool:
 
 def limit_findings(findings: Sequence[Finding], limit: int = MAX_FINDINGS_PER_CHECK) -> tuple[Finding, ...]:
     """At most `limit` findings of each check, heaviest first, then one that says how many were left out."""
-    weight = {Severity.ERROR: 0, Severity.SICKNESS: 1, Severity.WARNING: 2, Severity.NOTICE: 3}
+    heaviest_first = list(Severity)
     kept: list[Finding] = []
     for check in dict.fromkeys(f.check for f in findings):
-        own = sorted((f for f in findings if f.check == check), key=lambda f: weight[f.severity])
+        own = sorted((f for f in findings if f.check == check), key=lambda f: heaviest_first.index(f.severity))
         kept += own[:limit]
         if len(own) > limit:
             left = len(own) - limit

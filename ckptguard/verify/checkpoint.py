@@ -1,20 +1,27 @@
-"""Verify one checkpoint of a run: read every byte once, judge, record."""
+"""Verify checkpoints of a run: read every byte of each once, judge, record."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.checks.evidence import KnownFacts
-from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
+from ckptguard.errors import (
+    BusyError,
+    ChangedWhileReadError,
+    CouldNotTellError,
+    DeniedError,
+    ResavingError,
+    StorageFullError,
+)
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.ledger import append_verdict
-from ckptguard.records.run_settings import allowed_nonfinite
+from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.file_signatures import signature_seen
 from ckptguard.runs.history import History
@@ -30,6 +37,7 @@ from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict,
 from ckptguard.verify.collect_evidence import collect_evidence, copy_differs, gaps_of, manifest_files, scan_checkpoint
 from ckptguard.verify.damage_or_resave import Change, KnownBefore, classify_change
 from ckptguard.verify.seal import seal_observed
+from ckptguard.verify.selection import Selection
 from ckptguard.version import __version__
 
 
@@ -86,12 +94,36 @@ def verify_checkpoint(
     raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
 
 
-def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
-    """Whether an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them.
+def judge_in_run(
+    view: RunView, what: Selection, reference: Manifest | None, notes: list[str], work: Work
+) -> Callable[[Checkpoint], Checked]:
+    """What verifies one checkpoint after the other through a run's view. `notes` gain what could not be recorded."""
+    how = Verification(record=what.record, reference=reference)
+    if how.record and view.settings.allow_nonfinite:
+        try:
+            allow_nonfinite(view.run, view.settings.allow_nonfinite)
+        except CouldNotTellError as error:
+            notes.append(f"the pattern could not be kept in the run's settings: {error.message}")
 
-    A manifest that its writer sealed has no MD5 of its own: there the verdict of an earlier pass says that it was
-    taken. Files that came later do not count.
-    """
+    def judge(checkpoint: Checkpoint) -> Checked:
+        nonlocal how
+        try:
+            return verify_checkpoint(view, checkpoint, how, work=work)
+        except (DeniedError, StorageFullError) as error:
+            # Reading works and recording does not: a read-only run, or one on a full disk, still gets its answer.
+            unrecorded = msgspec.structs.replace(how, record=False)
+            found = verify_checkpoint(view, checkpoint, unrecorded, work=work)
+            notes.append(f"verdicts could not be recorded: {error.message}")
+            how = unrecorded  # the next one could not be recorded either
+            return found
+
+    return judge
+
+
+def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
+    """Whether an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them. A
+    manifest that its writer sealed has no MD5 of its own: there the verdict of an earlier pass says that it was taken.
+    Files that came later do not count."""
     id = view.current(checkpoint)
     sealed = view.history.manifest(id) if id is not None else None
     if id is None or sealed is None:
@@ -129,8 +161,7 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
         outcome = Outcome.INCOMPLETE
     damaged = sealed is not None and change is not Change.SAME
     if how.record:
-        commits = sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer
-        if commits:
+        if sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer:
             sealed = seal_observed(run, evidence, id)
             history.note_manifest(sealed)
         verdict = Verdict(
@@ -234,10 +265,10 @@ def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: Checkp
 def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
     """Whether the ledger says all of this already: outcome, what weighs, and how the storage describes the files."""
     standing = history.standings(verdict.series).get(verdict.id)
-    torn = standing is not None and (before is None or standing.outcome is not before.outcome)
-    if before is None or before.outcome is not verdict.outcome or torn:
+    if before is None or before.outcome is not verdict.outcome:
         return False
-    return _weighty(before) == _weighty(verdict) and verdict.seen in ((), before.seen)
+    torn = standing is not None and standing.outcome is not before.outcome
+    return not torn and _weighty(before) == _weighty(verdict) and verdict.seen in ((), before.seen)
 
 
 def _weighty(verdict: Verdict) -> set[tuple[object, ...]]:
@@ -248,12 +279,6 @@ def _weighty(verdict: Verdict) -> set[tuple[object, ...]]:
 def _confirm_kept(view: RunView, manifest: Manifest, work: Work) -> None:
     """The bytes in place were damaged: the kept copy counts only if its own bytes are right (a hard link shares the
     damage, a copy does not)."""
-    run = view.run
-    copy = read_kept(run, manifest.id)
-    if copy is not None:
-        try:
-            wrong = copy_differs(run.records, copy.folder + "/", manifest, scanner=work.scanner)
-        except ObjectMissingError:
-            wrong = "gone"
-        if wrong:
-            put_aside(run, copy)
+    copy = read_kept(view.run, manifest.id)
+    if copy and copy_differs(view.run.records, copy.folder + "/", manifest, scanner=work.scanner):
+        put_aside(view.run, copy)

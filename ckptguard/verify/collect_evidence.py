@@ -25,10 +25,8 @@ _READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".y
 
 
 def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:
-    """Why a checkpoint is not finished, from names and file structures alone; None if it is.
-
-    Problems that time will not mend (a wrong CRC) do not count as unfinished: the scan will judge them.
-    """
+    """Why a checkpoint is not finished, from names and file structures alone; None if it is. Problems that time will
+    not mend (a wrong CRC) do not count as unfinished: the scan will judge them."""
     names = [e for e in checkpoint.entries if tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
     try:
         scan = scanner(storage, [e.key for e in names], ScanOptions(structure_only=True), None)
@@ -80,10 +78,8 @@ def gaps_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Gap, ...]:
 
 
 def misplaced_digests(storage: Storage, sealed: Manifest | None, scan: Scan) -> dict[str, tuple[str | None, ...]]:
-    """Digests of the sealed spans' places, for files whose own structure no longer has these spans.
-
-    A second, partial read that happens only for files that are already known to differ: it names the tensors hit.
-    """
+    """Digests of the sealed spans' places, for files whose own structure no longer has these spans. A second, partial
+    read that happens only for files that are already known to differ: it names the tensors hit."""
     found = {f.entry.key: f.structure.spans for f in scan.files}
     placed = {}
     for file in sealed.files if sealed else ():

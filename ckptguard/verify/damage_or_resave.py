@@ -13,7 +13,6 @@ from ckptguard.scan.result import ScannedFile
 from ckptguard.values.manifest import File, Manifest, Span
 from ckptguard.values.verdict import Facts
 
-_NO_FACTS = Facts()
 _STATE = 64  # bytes of floats from which a file's content is no coincidence
 _WIPED = 16  # elements; a shorter tensor may well come to hold one value
 _ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what it took before
@@ -25,7 +24,7 @@ class KnownBefore(msgspec.Struct, frozen=True, kw_only=True):
     the manifests of other steps, which are read only when they are asked for."""
 
     ever_good: bool
-    facts: Facts = _NO_FACTS
+    facts: Facts = Facts()
     other_contents: Callable[[], Sequence[Manifest]] = tuple
 
 

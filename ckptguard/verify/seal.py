@@ -33,10 +33,8 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
 def seal_written(
     run: Run, *, path: str, layout: str, step: int, files: tuple[File, ...], metrics: Mapping[str, float] | None = None
 ) -> Manifest:
-    """Seal a checkpoint that our own writer hashed from memory while saving. It still has no verdict.
-
-    BusyError if another writer sealed the same generation of this step.
-    """
+    """Seal a checkpoint that our own writer hashed from memory while saving. It still has no verdict. BusyError if
+    another writer sealed the same generation of this step."""
     series = series_of(path)
     id = history_of_series(run, series).next_id(series, step)
     return _seal(run, id, path, layout, files, metrics or {}, origin="writer")

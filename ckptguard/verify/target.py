@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundError, SettingsError
 from ckptguard.layouts import LAYOUTS, Checkpoint
@@ -24,10 +23,8 @@ ALL = Selection()
 
 
 def verify_target(target: str, settings: Settings, what: Selection = ALL, *, work: Work = PLAIN) -> Report:
-    """Verify a file, a checkpoint or a run. A run's verdicts are recorded; a stray target writes nothing.
-
-    NotFoundError if there is nothing to verify. What cannot be read is PENDING in the report, never BAD.
-    """
+    """Verify a file, a checkpoint or a run. A run's verdicts are recorded; a stray target writes nothing. NotFoundError
+    if there is nothing to verify. What cannot be read is PENDING in the report, never BAD."""
     resolved = resolve_target(target, settings)
     sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
     reference = read_reference(what.reference, settings, work) if what.reference else None
@@ -35,7 +32,9 @@ def verify_target(target: str, settings: Settings, what: Selection = ALL, *, wor
     notes = [f"{name} is a link out of the cache and was not followed: name it itself" for name in resolved.unread]
     run = resolved.view if sums is None else None
     if run is not None:
-        from ckptguard.verify.in_run import judge_in_run  # records, copies and pins: a stray file needs none of them
+        from ckptguard.verify.checkpoint import (
+            judge_in_run,  # records, copies and pins: a stray file needs none of them
+        )
 
         judge = judge_in_run(run, what, reference, notes, work)
     else:
@@ -89,23 +88,18 @@ def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest
     )
 
 
-def _select(found: Iterable[Checkpoint], what: Selection, target: str) -> list[Checkpoint]:
-    if what.step is not None:
-        found = [c for c in found if c.step == what.step]
-        if not found:
-            raise NotFoundError(f"there is no checkpoint of step {what.step} in {target}")
-    ordered = sorted(found, key=lambda c: (c.step is None, c.step or 0, c.path))
-    if what.newest is not None:
-        numbered = [c for c in ordered if c.step is not None]
-        return numbered[-what.newest :] if what.newest > 0 else []
-    return ordered
-
-
 def _chosen(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
     if resolved.checkpoint is not None:
         return [resolved.checkpoint]
-    if resolved.view is not None:
-        return _select(resolved.view.checkpoints, what, target)
-    if what.step is not None or what.newest is not None:
-        raise SettingsError("the snapshots of a hub cache have no steps to choose by", hint="name one of them")
-    return list(resolved.snapshots)
+    if resolved.view is None:
+        if what.step is not None or what.newest is not None:
+            raise SettingsError("the snapshots of a hub cache have no steps to choose by", hint="name one of them")
+        return list(resolved.snapshots)
+    found = [c for c in resolved.view.checkpoints if what.step is None or c.step == what.step]
+    if what.step is not None and not found:
+        raise NotFoundError(f"there is no checkpoint of step {what.step} in {target}")
+    ordered = sorted(found, key=lambda c: (c.step is None, c.step or 0, c.path))
+    if what.newest is None:
+        return ordered
+    numbered = [c for c in ordered if c.step is not None]
+    return numbered[-what.newest :] if what.newest > 0 else []

@@ -24,9 +24,7 @@ from ckptguard.version import __version__
 
 def accept(view: RunView, step: int, *, work: Work = PLAIN) -> Checked:
     """Take the schema of this step's checkpoint as it should be, from now on, and verify the checkpoint again.
-
-    RefusedError if the checkpoint could not even be sealed (INCOMPLETE).
-    """
+    RefusedError if the checkpoint could not even be sealed (INCOMPLETE)."""
     checkpoint = select_checkpoint(view.run, view.checkpoints, str(step))
     first = verify_checkpoint(view, checkpoint, work=work)
     id = view.current(checkpoint)
@@ -38,11 +36,9 @@ def accept(view: RunView, step: int, *, work: Work = PLAIN) -> Checked:
 
 def reseal(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
     """Take what lies under a path, id or step as a new generation, and verify it as if seen for the first time: it was
-    saved anew where ckptguard, in doubt, called it damaged.
-
-    Its digests are taken as they are; everything that can be known without them is still checked. SettingsError for
-    our own layout: it is complete by its writer's manifest alone, which would count no more.
-    """
+    saved anew where ckptguard, in doubt, called it damaged. Its digests are taken as they are; everything that can be
+    known without them is still checked. SettingsError for our own layout: it is complete by its writer's manifest
+    alone, which would count no more."""
     checkpoint = select_checkpoint(view.run, view.checkpoints, word)
     if LAYOUTS[checkpoint.layout].sealed_by_writer:
         raise SettingsError(
@@ -54,10 +50,8 @@ def reseal(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
 
 def clear(view: RunView, word: str, *, reason: str) -> Verdict:
     """Make the SUSPECT generation that `word` (path, id or step) names GOOD again; the new verdict keeps the reason.
-    Nothing else ever lifts SUSPECT.
-
-    NotFoundError if no generation is meant, RefusedError if it is not SUSPECT: damage cannot be talked away.
-    """
+    Nothing else ever lifts SUSPECT. NotFoundError if no generation is meant, RefusedError if it is not SUSPECT: damage
+    cannot be talked away."""
     run, history = view.run, view.history
     standing = _chosen(run, history, word)
     id = standing.id

@@ -12,7 +12,6 @@ from support.runs import save_file, state_dict, write_safetensors, write_torch
 
 from ckptguard.errors import DeniedError, StorageError
 from ckptguard.verify import checkpoint as checkpoint_module
-from ckptguard.verify import in_run
 
 CONTRACT = ["path", "series", "layout", "step", "id", "outcome", "digest_origin", "bytes", "seconds", "findings"]
 FINDING = ["check", "severity", "file", "tensor", "count", "expected", "found", "message"]
@@ -172,14 +171,14 @@ def test_rubbish_is_a_verdict(document, root, name, damage):
 
 def test_what_cannot_be_read_is_could_not_tell(document, invoke, three, monkeypatch):
     """An I/O error is no verdict: pending in the document, and 1, for nothing bad was found; damage still wins."""
-    real = in_run.verify_checkpoint
+    real = checkpoint_module.verify_checkpoint
 
     def failing(run, checkpoint, *args, **kwargs):
         if checkpoint.step == 200:
             raise StorageError("the disk said no", key=checkpoint.path)
         return real(run, checkpoint, *args, **kwargs)
 
-    monkeypatch.setattr(in_run, "verify_checkpoint", failing)
+    monkeypatch.setattr(checkpoint_module, "verify_checkpoint", failing)
     code, found = document("verify", three)
     assert (code, found["outcome"]) == (1, "pending")
     (three / "net-300.pt").write_bytes(b"rubbish")

@@ -13,7 +13,7 @@ from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
 from ckptguard.scan.result import ScannedFile
-from ckptguard.values.manifest import File, Manifest
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Severity
 
 _STATE_ROLES = ("model", "optimizer", "ema")
@@ -118,18 +118,14 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
         inside = file.path.removeprefix(reference.path + "/")
         before[_shape(inside)] += 1
         if evidence.checkpoint.layout != "file" and _shape(inside) not in now:
-            message = f"{where} has {inside}; this checkpoint has nothing like it"
-            yield _finding(_severity(evidence, reference, file), message)
+            roles = {t.role for t in file.tensors}.intersection(_STATE_ROLES)
+            severity = Severity.ERROR if roles else Severity.WARNING
+            if roles == {"optimizer"} and precedes(evidence, reference):
+                severity = Severity.NOTICE  # optimizer state appears with the first update
+            yield _finding(severity, f"{where} has {inside}; this checkpoint has nothing like it")
     for name, count in sorted(before.items()):
         if file_role(name) == "rng" and 0 < now[name] < count:
             yield _finding(Severity.WARNING, f"{where} has {count} files {name}; here are {now[name]}")
-
-
-def _severity(evidence: Evidence, reference: Manifest, file: File) -> Severity:
-    roles = {t.role for t in file.tensors}.intersection(_STATE_ROLES)
-    if roles == {"optimizer"} and precedes(evidence, reference):
-        return Severity.NOTICE  # optimizer state appears with the first update
-    return Severity.ERROR if roles else Severity.WARNING
 
 
 def precedes(evidence: Evidence, reference: Manifest) -> bool:

@@ -52,7 +52,12 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
         if t.role == "model" and t.largest is not None
     )
     if not before:
-        yield from _growth_of_all(evidence)
+        # The reference was sealed without magnitudes: the largest of all is known from its verdict.
+        largest, name, file = largest_weight(evidence)
+        former = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
+        if former and largest > _FACTOR * former:
+            message = f"the largest magnitude grew from {former:.6g} to {largest:.6g} since the reference"
+            yield Finding("drift", Severity.NOTICE, message, file, name)
         return
     now = _joined(
         (t.name, Magnitudes(math.prod(t.shape), t.numbers.largest, t.numbers.rms))
@@ -69,15 +74,6 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
     message = f"{len(jumps)} {noun} grew tenfold or fell to a tenth since {where}: {worst}{more}"
     file = next((t.file for t in evidence.tensors() if t.name == jumps[0].name and t.role == "model"), None)
     yield Finding("drift", Severity.NOTICE, message, file, jumps[0].name, len(jumps))
-
-
-def _growth_of_all(evidence: Evidence) -> Iterator[Finding]:
-    """Where the reference was sealed without magnitudes, the largest of all is known from its verdict."""
-    largest, name, file = largest_weight(evidence)
-    before = evidence.reference_facts.largest_magnitude if evidence.reference_facts else None
-    if before and largest > _FACTOR * before:
-        message = f"the largest magnitude grew from {before:.6g} to {largest:.6g} since the reference"
-        yield Finding("drift", Severity.NOTICE, message, file, name)
 
 
 def _jumps(before: dict[str, Magnitudes], now: dict[str, Magnitudes]) -> Iterator[_Jump]:

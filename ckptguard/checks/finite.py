@@ -37,8 +37,7 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
         if numbers.nan or numbers.posinf or numbers.neginf:
             if learnt is None:
                 learnt = _named_by_optimizer(evidence)
-            in_reference = (tensor.file, tensor.name) in same
-            yield _non_finite(evidence, tensor, numbers, in_reference=in_reference, learnt=learnt)
+            yield _non_finite(evidence, tensor, numbers, in_reference=(tensor.file, tensor.name) in same, learnt=learnt)
     yield from _degenerate(evidence, matrices)
     yield from _loose_numbers(evidence)
     for file in evidence.scan.files:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.layouts.deepspeed import leftovers
@@ -19,36 +18,30 @@ _BY_RANK = re.compile(
     r"(?:.*/)?(?:\w*zero_pp_rank_\d+_mp_rank_\d+_optim_states|mp_rank_[\d_]+/(?:model_optim_rng|distrib_optim))\.pt"
 )
 _STEP = re.compile(r"(?:.*\.)?step")
+# What is the same on all ranks: Megatron's iteration, and into how many parts DeepSpeed cut the weights.
 _SHARED = re.compile(r"optimizer_state_dict\.partition_count(?:\.\d+)?|iteration")
 _MOST_NAMED = 20
-
-
-class _Statement(NamedTuple):
-    """What a rank's file tells: steps taken, and what is the same on all ranks (Megatron's iteration, and into how
-    many parts DeepSpeed cut the weights)."""
-
-    steps: float
-    shared: tuple[float, ...]
 
 
 def check_one_save(evidence: Evidence) -> Iterator[Finding]:
     """Errors where the optimizer states of ranks, which step together, count different numbers of steps or tell of
     different numbers of ranks, and where they count more steps than DeepSpeed's model states beside them."""
-    groups: dict[str, dict[str, _Statement]] = {}
+    groups: dict[str, list[ScannedFile]] = {}
     left = _left_of_former_saves(evidence)
     for file in evidence.scan.files:
         inside = evidence.checkpoint.inside(file.entry.key)
         if _BY_RANK.fullmatch(inside) and file.entry.key not in left and not file.structure.problems:
-            shared = tuple(n.value for n in file.structure.leaves if _SHARED.fullmatch(n.name))
             kind = re.sub(r"_rank_\d[\d_]*", "_rank_#", inside)  # the folder of a tag keeps its digits
-            groups.setdefault(kind, {})[file.entry.key] = _Statement(_steps_taken(evidence, file), shared)
-    for statements in groups.values():
-        steps = {key: t.steps for key, t in statements.items() if t.steps}  # a rank without weights takes none
+            groups.setdefault(kind, []).append(file)
+    for files in groups.values():
+        taken = {f.entry.key: _steps_taken(evidence, f) for f in files}
+        steps = {key: count for key, count in taken.items() if count}  # a rank without weights takes none
         low, high = min(steps, key=steps.__getitem__, default=""), max(steps, key=steps.__getitem__, default="")
         if low and steps[low] != steps[high]:
             yield _error(low, f"its optimizer took {steps[low]:g} steps, that of {high} {steps[high]:g}")
-        first = next(iter(statements))
-        for key in [key for key, t in statements.items() if t.shared != statements[first].shared][:_MOST_NAMED]:
+        told = {f.entry.key: [n.value for n in f.structure.leaves if _SHARED.fullmatch(n.name)] for f in files}
+        first = files[0].entry.key
+        for key in [key for key, shared in told.items() if shared != told[first]][:_MOST_NAMED]:
             yield _error(key, f"it tells of other ranks or another iteration than {first}")
         folder = low.rpartition("/")[0]
         stayed = (f for f in evidence.scan.files if f.entry.key not in left)

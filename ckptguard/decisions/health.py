@@ -331,7 +331,7 @@ def overdue(step: int, last_saved: int | None, *, save_every: int, most: int) ->
 
 
 def _shows_harm(signal: Signal) -> bool:
-    """Whether its loss is none that healthy weights are known by."""
+    """True if healthy weights cannot give this loss."""
     loss, norm = signal.loss, signal.grad_norm
     # The Hugging Face Trainer shows a loss of exactly 0 where it was NaN: a forward pass that overflowed, which
     # poisons running statistics although the scaler skips the update.

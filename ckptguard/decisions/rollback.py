@@ -44,18 +44,15 @@ class RollbackPolicy:
     unsaved: int = 3
 
     def __post_init__(self) -> None:
-        if self.budget < 0 or self.near < 0 or self.margin < 0 or self.proven < 0:
-            raise SettingsError("budget, near, margin and proven of a RollbackPolicy cannot be negative")
+        ours = "of a RollbackPolicy"
+        if min(self.budget, self.near, self.margin, self.proven) < 0:
+            raise SettingsError(f"budget, near, margin and proven {ours} cannot be negative")
         if not 0 < self.lr_factor <= 1:
-            raise SettingsError(
-                f"lr_factor of a RollbackPolicy must be more than 0 and at most 1, not {self.lr_factor}"
-            )
+            raise SettingsError(f"lr_factor {ours} must be more than 0 and at most 1, not {self.lr_factor}")
         if min(self.check_every, self.nan_losses, self.scale_skips, self.unsaved) < 1:
-            raise SettingsError(
-                "check_every, nan_losses, scale_skips and unsaved of a RollbackPolicy must be at least 1"
-            )
+            raise SettingsError(f"check_every, nan_losses, scale_skips and unsaved {ours} must be at least 1")
         if self.reset_scale is not None and not 0 < self.reset_scale < float("inf"):
-            raise SettingsError(f"reset_scale of a RollbackPolicy must be a positive number, not {self.reset_scale}")
+            raise SettingsError(f"reset_scale {ours} must be a positive number, not {self.reset_scale}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +99,13 @@ def decide(
     if repeats and possibly_since is not None and possibly_since < onset_step:
         onset_step = possibly_since
         how = "skipping every batch since the last clean look" if skip else how
+    reason = how
+    if repeats:
+        far = "one checkpoint" if repeats == 1 else f"{repeats} checkpoints"
+        rate = f"learning rate x {policy.lr_factor:g}"
+        reason = f"again within {policy.near} save intervals: {far} further back, {rate}, {how}"
     if give_up:
         reason = f"the budget of {policy.budget} rollbacks is spent"
-    elif repeats:
-        far = "one checkpoint" if repeats == 1 else f"{repeats} checkpoints"
-        reason = (
-            f"again within {policy.near} save intervals: {far} further back, "
-            f"learning rate x {policy.lr_factor:g}, {how}"
-        )
-    else:
-        reason = how
     return RollbackDecision(
         give_up=give_up,
         onset_step=onset_step,

@@ -20,11 +20,9 @@ def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> lis
     are gaps too: they are of another save, or it is. Empty ones are not: a rank or thread with nothing to write leaves
     such a file."""
     prefix = folder + "/" if folder else ""
-    sizes = {}
-    for entry in checkpoint.entries:
-        inside = checkpoint.inside(entry.key)
-        if inside.startswith(prefix) and "/" not in inside[len(prefix) :]:
-            sizes[inside[len(prefix) :]] = entry.size
+    below = ((checkpoint.inside(e.key), e.size) for e in checkpoint.entries)
+    inside = {name[len(prefix) :]: size for name, size in below if name.startswith(prefix)}
+    sizes = {name: size for name, size in inside.items() if "/" not in name}
     described = [name for name in sizes if is_dcp_metadata(name)]
     stored = sorted(name for name in sizes if name.endswith(SUFFIX))
     named: dict[str, int] = {}  # where the last range of each file ends

@@ -78,11 +78,10 @@ class StorageOptions:
     def __repr__(self) -> str:
         return f"StorageOptions(for {', '.join(self.names) or 'nothing'})"
 
-    def __copy__(self) -> StorageOptions:
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> StorageOptions:
         return self
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StorageOptions:
-        return self
+    __copy__ = __deepcopy__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _without_values, (self.names,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ import msgspec
 
 from ckptguard.checks import run_checks
 from ckptguard.checks.evidence import KnownFacts
-from ckptguard.checks.hub_digests import check_hub_cache
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.formats import FORMATS
 from ckptguard.formats.opaque import NAME as OPAQUE
@@ -24,9 +24,10 @@ from ckptguard.scan import Scan, ScanOptions
 from ckptguard.scan.result import ScannedFile
 from ckptguard.storage import Entry
 from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
+from ckptguard.values.ids import escape
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import judge
+from ckptguard.values.verdict import Finding, Severity, judge
 from ckptguard.verify.checksum_files import CheckSums
 from ckptguard.verify.collect_evidence import collect_evidence, scan_checkpoint
 
@@ -100,7 +101,7 @@ class StrayJudge:
         )
         findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
         if facts is not None:
-            findings += check_hub_cache(scan, facts)
+            findings += _hub_findings(scan, facts)
         outcome = judge(findings, sealed=known.sealed is not None)
         seconds = time.monotonic() - started
         return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
@@ -133,3 +134,27 @@ class StrayJudge:
 def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
     repository, key = checkpoint.path.partition("/")[0], blob_of(entry.key, entry.target) or entry.key
     return Blob(repository, checkpoint.inside(entry.key), key, entry.signature)
+
+
+def _hub_findings(scan: Scan, facts: HubFacts) -> Iterator[Finding]:
+    """Errors for bytes that are not those of the blob's name, for links that lead elsewhere, for blobs that are not
+    there and downloads that did not end. A ref without its snapshot is a warning; files without a digest a notice."""
+    for file in scan.files:
+        algorithm, expected = facts.sums.get(file.entry.key, ("", None))
+        found = file.sums.get(algorithm)
+        if expected is not None and found != expected:
+            message = f"{algorithm} is not the one that its blob is named by"
+            yield Finding("digests", Severity.ERROR, message, file.entry.key, expected=expected, found=found)
+    without = [f.entry.key for f in scan.files if f.entry.key not in facts.sums]
+    if without:
+        what = f"{len(without)} files have no digest in the cache: only their structure and numbers were checked"
+        yield Finding("digests", Severity.NOTICE, what, without[0])
+    for key, why in sorted(facts.refused.items()):
+        yield Finding("structure", Severity.ERROR, f"{why}: it was not read", key)
+    for key in facts.missing:
+        yield Finding("completeness", Severity.ERROR, "its blob is not there: it was not downloaded, or removed", key)
+    for key in facts.unfinished:
+        yield Finding("completeness", Severity.ERROR, "a download into this repository did not end", key)
+    for ref, commit in sorted(facts.lost_refs.items()):
+        message = f"it names the commit {escape(commit)}, of which there is no snapshot"
+        yield Finding("completeness", Severity.WARNING, message, ref)

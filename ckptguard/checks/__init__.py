@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 from ckptguard.checks.completeness import check_completeness
@@ -43,15 +44,11 @@ def run_checks(evidence: Evidence) -> list[Finding]:
 def facts_of(evidence: Evidence) -> Facts:
     """The numbers that later checks of the series will compare with."""
     largest, name, _ = largest_weight(evidence)
-    constant = tuple(
-        t.name
-        for t in evidence.tensors()
-        if t.role == "model" and len(t.shape) >= 2 and t.numbers is not None and t.numbers.constant
-    )
+    constant = (tensor.name for tensor, numbers in evidence.weights() if len(tensor.shape) >= 2 and numbers.constant)
     return Facts(
         largest_magnitude=largest if name is not None else None,
         largest_tensor=name,
-        constant=constant[:1000],
+        constant=tuple(itertools.islice(constant, 1000)),
         resumable=roles_present(evidence),
         stale=is_stale(evidence),
         skipped_steps=skipped_steps(evidence),

@@ -59,11 +59,7 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
             message = f"the largest magnitude grew from {former:.6g} to {largest:.6g} since the reference"
             yield Finding("drift", Severity.NOTICE, message, file, name)
         return
-    now = _joined(
-        (t.name, Magnitudes(math.prod(t.shape), t.numbers.largest, t.numbers.rms))
-        for t in evidence.tensors()
-        if t.role == "model" and t.numbers is not None
-    )
+    now = _joined((t.name, Magnitudes(math.prod(t.shape), n.largest, n.rms)) for t, n in evidence.weights())
     jumps = sorted(_jumps(before, now), key=lambda j: (-j.factor, j.name))
     if not jumps:
         return

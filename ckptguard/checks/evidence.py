@@ -61,6 +61,10 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
         """All tensors of all files, in file order."""
         return [tensor for file in self.scan.files for tensor in self.tensors_of(file)]
 
+    def weights(self) -> list[tuple[ScannedTensor, Numbers]]:
+        """The model's tensors whose numbers were looked at."""
+        return [(t, t.numbers) for t in self.tensors() if t.role == "model" and t.numbers is not None]
+
     def tensors_of(self, file: ScannedFile) -> list[ScannedTensor]:
         """The tensors of one file."""
         places = zip(file.structure.tensors, self.roles[file.entry.key], file.numbers, strict=True)

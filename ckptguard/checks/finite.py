@@ -27,18 +27,15 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
     notices too, and so are tensors that the user allows."""
     same = _unchanged_spans(evidence)
     learnt: frozenset[str] | None = None
-    matrices = []
     for tensor in evidence.tensors():
         numbers = tensor.numbers
         if numbers is None or not numbers.count:
             continue
-        if tensor.role == "model" and len(tensor.shape) >= 2:
-            matrices.append(tensor)
         if numbers.nan or numbers.posinf or numbers.neginf:
             if learnt is None:
                 learnt = _named_by_optimizer(evidence)
             yield _non_finite(evidence, tensor, numbers, in_reference=(tensor.file, tensor.name) in same, learnt=learnt)
-    yield from _degenerate(evidence, matrices)
+    yield from _degenerate(evidence)
     yield from _loose_numbers(evidence)
     for file in evidence.scan.files:
         for name in _unread(evidence, file):
@@ -107,16 +104,16 @@ def _unchanged_spans(evidence: Evidence) -> set[tuple[str, str]]:
     }
 
 
-def _degenerate(evidence: Evidence, matrices: list[ScannedTensor]) -> Iterator[Finding]:
+def _degenerate(evidence: Evidence) -> Iterator[Finding]:
     """Files of zeros pass every digest: a model whose float matrices are all zero is bad."""
-    if matrices and all(t.numbers is not None and t.numbers.zero for t in matrices):
+    matrices = [(t, n) for t, n in evidence.weights() if len(t.shape) >= 2 and n.count]
+    if matrices and all(n.zero for _, n in matrices):
         message = f"all {len(matrices)} float matrices of the model are zero"
-        yield _finding(Severity.ERROR, message, matrices[0].file, matrices[0].name)
+        yield _finding(Severity.ERROR, message, matrices[0][0].file, matrices[0][0].name)
     elif evidence.reference_facts is not None:
         message = "all its elements are equal, which was not so in the reference"
-        for tensor in matrices:
-            constant = tensor.numbers is not None and tensor.numbers.constant and tensor.numbers.count > 1
-            if constant and tensor.name not in evidence.reference_facts.constant:
+        for tensor, numbers in matrices:
+            if numbers.constant and numbers.count > 1 and tensor.name not in evidence.reference_facts.constant:
                 yield _finding(Severity.WARNING, message, tensor.file, tensor.name)
 
 

@@ -21,9 +21,5 @@ def check_headroom(evidence: Evidence) -> Iterator[Finding]:
 
 def largest_weight(evidence: Evidence) -> tuple[float, str | None, str | None]:
     """(magnitude, tensor, file) of the largest finite weight; (0.0, None, None) without weights."""
-    weights = (
-        (t.numbers.largest, t.name, t.file)
-        for t in evidence.tensors()
-        if t.role == "model" and t.numbers is not None and t.numbers.largest > 0.0
-    )
+    weights = ((n.largest, t.name, t.file) for t, n in evidence.weights() if n.largest > 0.0)
     return max(weights, key=itemgetter(0), default=(0.0, None, None))

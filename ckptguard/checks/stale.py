@@ -19,8 +19,6 @@ STATISTICS = re.compile(r"(?:.*[._])?(?:running_(?:mean|var|std)|num_batches_tra
 _SETTINGS = re.compile(r"(?:.*\.)?(?:step|lr)|(?:.*\.)?param_groups\..*")  # of an optimizer; no moments
 _MASTERS = re.compile(r"(?:.*\.)?(?:single_partition_of_)?fp32(?:_flat)?_groups\b.*|(?:.*\.)?fp32_from_fp16.*")
 
-_Content = Counter[tuple[str, str, str]]  # role, name, digest
-
 
 def check_stale(evidence: Evidence) -> Iterator[Finding]:
     """A notice where no moment and no weight changed since the previous step of the series; a sickness where something
@@ -59,21 +57,20 @@ def moments_present(evidence: Evidence) -> bool:
 
 def skipped_steps(evidence: Evidence) -> int | None:
     """How many updates DeepSpeed says that it left out so far."""
-    found = [leaf.value for leaf in evidence.leaves() if leaf.name == "skipped_steps"]
-    whole = [n for n in found if type(n) is int and n >= 0]
-    return max(whole, default=None)
+    found = (leaf.value for leaf in evidence.leaves() if leaf.name == "skipped_steps")
+    return max((n for n in found if type(n) is int and n >= 0), default=None)
 
 
 def _unchanged(evidence: Evidence) -> bool:
     """Whether every tensor that updates change is bit for bit in the previous checkpoint too, and none is new. Files do
     not matter, only names: their names state steps, and shards may be cut anew."""
-    before: _Content = Counter(
+    before = Counter(
         (t.role, t.name, f.spans[t.span].blake3)
         for f in (evidence.previous.files if evidence.previous is not None else ())
         for t in f.tensors
         if t.span is not None and _is_compared(t.role, t.name, t.dtype)
     )
-    now: _Content = Counter(
+    now = Counter(
         (t.role, t.name, file.span_digests[t.span])
         for file in evidence.scan.files
         for t in evidence.tensors_of(file)

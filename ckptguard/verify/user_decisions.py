@@ -92,8 +92,7 @@ def _chosen(run: Run, history: History, word: str) -> Standing:
             meant = parsed is not None and id.order == parsed.order
             if meant or (step is not None and id.step == step) or (manifest and manifest.path == name):
                 found.append(standing)
-    suspects = [s for s in found if s.outcome is Outcome.SUSPECT]
-    chosen = suspects or found
+    chosen = [s for s in found if s.outcome is Outcome.SUSPECT] or found
     if not chosen:
         raise NotFoundError(f"the records of {run.url} know no checkpoint {word}")
     if len({s.id.series for s in chosen}) > 1:

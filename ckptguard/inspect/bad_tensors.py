@@ -54,11 +54,7 @@ def find_culprits(
 
 def _recorded(finding: Finding, path: str) -> Culprit:
     return Culprit(
-        check=finding.check,
-        file=_inside(finding.file, path),
-        tensor=finding.tensor,
-        role=None,
-        message=finding.message,
+        check=finding.check, file=_inside(finding.file, path), tensor=finding.tensor, role=None, message=finding.message
     )
 
 

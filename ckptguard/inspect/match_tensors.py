@@ -57,10 +57,7 @@ def _grouped(tensors: Iterable[HeldTensor]) -> dict[tuple[str, str], list[HeldTe
 
 
 def _pair_equal_names(
-    left: Sequence[HeldTensor],
-    right: Sequence[HeldTensor],
-    steps: tuple[int | None, int | None],
-    matching: Matching,
+    left: Sequence[HeldTensor], right: Sequence[HeldTensor], steps: tuple[int | None, int | None], matching: Matching
 ) -> None:
     """Tensors of one name: the only ones belong together, several (one of each rank) by their files' names."""
     if len(left) == len(right) == 1:

@@ -1,28 +1,24 @@
-"""What every command shares: exit codes in its help, and the options that make its settings."""
+"""What commands share: exit codes in their help, the options that make their settings, and kinds of arguments."""
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from ckptguard.cli.exit_codes import MEANINGS, ExitCode
+from ckptguard.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
 
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
+_RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<binary>i?)B?(/s)?")
+_LEAST_RATE = 2**16
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-
-
-class Shared(TypedDict):
-    """What may be said to every command, by `json_option` and `settings_options`."""
-
-    as_json: bool
-    config: str | None
-    records: str | None
 
 
 class Command(click.Command):
@@ -35,7 +31,7 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the options."""
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(int(code)), MEANINGS[code]) for code in self.codes])
+            formatter.write_dl([(str(int(code)), code.meaning) for code in self.codes])
 
 
 class Place(click.Path):
@@ -53,15 +49,39 @@ class Place(click.Path):
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+config_option = click.option(
+    "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
+)
 
 
 def settings_options(command: _Decorated) -> _Decorated:
     """Add the options of which `settings_from` makes the settings."""
-    config = click.option(
-        "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
-    )
     records = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
-    return config(records(command))
+    return config_option(records(command))
+
+
+class Shared(NamedTuple):
+    """What may be said to every command, by `shared_options`."""
+
+    as_json: bool
+    config: str | None
+    records: str | None
+
+    def settings(self, **flags: object) -> Settings:
+        """As `settings_from` makes them."""
+        return settings_from(self.config, self.records, **flags)
+
+
+def shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --json and the options of the settings; the command gets them as `shared`."""
+
+    @json_option
+    @settings_options
+    @functools.wraps(command)
+    def with_shared(as_json: bool, config: str | None, records: str | None, **own: Any) -> None:
+        command(shared=Shared(as_json, config, records), **own)
+
+    return with_shared
 
 
 def settings_from(config: str | None, records: str | None = None, **flags: object) -> Settings:
@@ -70,3 +90,14 @@ def settings_from(config: str | None, records: str | None = None, **flags: objec
 
     given = {name: value for name, value in flags.items() if value != ()}
     return load_settings(config, os.environ, records=records, **given)
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second, as users write them: ``100MB``, ``50MiB/s``. BadParameter of --rate."""
+    match = _RATE.fullmatch(text)
+    amount = 0.0
+    if match is not None:
+        amount = float(match["amount"]) * (1024 if match["binary"] else 1000) ** " kMGT".index(match["unit"] or " ")
+    if not _LEAST_RATE <= amount < 1e15:
+        raise click.BadParameter(f"{text!r} is no rate of 65536 bytes a second or more", param_hint="--rate")
+    return amount

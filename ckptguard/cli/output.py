@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Mapping
 
 import click
 
@@ -59,11 +58,15 @@ def discard_stdout() -> None:
     os.close(nowhere)
 
 
-def emit(document: Mapping[str, object]) -> None:
-    """One JSON document to stdout. ASCII only: names with control or surrogate characters stay exact and harmless."""
+def emit(command: str, result: object = None, form: str = "", /, **parts: object) -> None:
+    """One JSON document to stdout: the parts, then the keys of the result. ASCII only: names with control or surrogate
+    characters stay exact and harmless."""
     import json
 
-    say(json.dumps(document, ensure_ascii=True, allow_nan=False, indent=2))
+    from ckptguard.documents.build import document, fields
+
+    keys = {} if result is None else fields(result, form)
+    say(json.dumps(document(command, **parts, **keys), ensure_ascii=True, allow_nan=False, indent=2))
 
 
 def trouble(text: str) -> None:

@@ -6,12 +6,14 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-Advance = Callable[[int], None]
+if TYPE_CHECKING:
+    from ckptguard.runs.work import Work
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, total: int | None = None) -> Iterator[Advance | None]:
+def progress_bar(title: str, total: int | None = None) -> Iterator[Callable[[int], None] | None]:
     """Yield what to call with the bytes done since the last call, from any thread; None where nobody is watching."""
     if not sys.stderr.isatty():
         yield None
@@ -23,6 +25,15 @@ def progress_bar(title: str, total: int | None = None) -> Iterator[Advance | Non
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total or None)
         yield lambda done: bar.advance(task, done)
+
+
+@contextlib.contextmanager
+def working(title: str, total: int | None = None, **how: Any) -> Iterator[Work]:
+    """Yield the `Work` that is done in this way, with a bar that shows how far it is."""
+    from ckptguard.runs.work import Work
+
+    with progress_bar(title, total) as advance:
+        yield Work(progress=advance, **how)
 
 
 def bytes_below(target: str) -> int | None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit
-from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.progress import working
 
 if TYPE_CHECKING:
     from ckptguard.documents.build import Document
@@ -22,9 +22,8 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 @click.argument("a", type=Place())
 @click.argument("b", type=Place())
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
-@json_option
-@settings_options
-def command(a: str, b: str, top: int | None, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(a: str, b: str, top: int | None, shared: Shared) -> None:
     """Compare checkpoint B with checkpoint A, tensor by tensor: what was added, removed, reshaped, re-typed or changed.
 
     Tensors are matched by name within their role (model, optimizer, ...), also between files and folders of other
@@ -32,15 +31,13 @@ def command(a: str, b: str, top: int | None, as_json: bool, config: str | None, 
     It ends with 0 whatever the difference; with 3 if one of the two is damaged.
     """
     from ckptguard.cli.render_diff import print_diff
-    from ckptguard.documents.build import document
     from ckptguard.inspect.diff import diff
-    from ckptguard.runs.work import Work
 
-    settings = settings_from(config, records)
-    with progress_bar("comparing") as advance:
-        found = diff(a, b, settings, work=Work(progress=advance))
-    if as_json:
-        emit(document("diff", **diff_fields(found, top)))
+    settings = shared.settings()
+    with working("comparing") as work:
+        found = diff(a, b, settings, work=work)
+    if shared.as_json:
+        emit("diff", **diff_fields(found, top))
     else:
         print_diff(found, top=top)
     raise click.exceptions.Exit(ExitCode.BAD if found.damaged else ExitCode.GOOD)

@@ -6,10 +6,10 @@ import os
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say
-from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.progress import working
 from ckptguard.errors import CkptguardError
 
 
@@ -18,35 +18,24 @@ from ckptguard.errors import CkptguardError
 @click.argument("incident_id", metavar="[ID]", required=False)
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
 @click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again, tensor by tensor.")
-@json_option
-@settings_options
-def command(
-    run: str,
-    incident_id: str | None,
-    html: str | None,
-    read: bool,
-    as_json: bool,
-    config: str | None,
-    records: str | None,
-) -> None:
+@shared_options
+def command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
     """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
     what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
-    from ckptguard.documents.build import document, fields
     from ckptguard.incidents.build_report import choose_incident, report_of
     from ckptguard.incidents.report_text import report_text
     from ckptguard.runs.run_view import open_view
-    from ckptguard.runs.work import Work
 
-    view = open_view(run, settings_from(config, records))
+    view = open_view(run, shared.settings())
     incident = choose_incident(view.run, incident_id)
-    with progress_bar("reading") as advance:
-        report = report_of(view, incident, read=read, work=Work(progress=advance))
+    with working("reading") as work:
+        report = report_of(view, incident, read=read, work=work)
     if html is not None:
         from ckptguard.incidents.report_html import report_html
 
         _write(html, report_html(report))
-    if as_json:
-        emit(document("incident", **fields(report)))
+    if shared.as_json:
+        emit("incident", report)
     elif html is not None:
         say(escape(os.path.abspath(html)))
     else:

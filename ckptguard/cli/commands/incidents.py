@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
 
 
 @click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))
 @click.argument("run", type=Place())
-@json_option
-@settings_options
-def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(run: str, shared: Shared) -> None:
     """List the incidents of RUN, oldest first: when training or a save turned sick, and what was done."""
     from ckptguard.cli.render import table
-    from ckptguard.documents.build import document, fields
+    from ckptguard.documents.build import fields
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
 
-    opened = open_run(run, settings_from(config, records))
+    opened = open_run(run, shared.settings())
     found = list_incidents(opened)
-    if as_json:
-        emit(document("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found]))
+    if shared.as_json:
+        emit("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found])
         return
     if not found:
         say("there are no incidents")

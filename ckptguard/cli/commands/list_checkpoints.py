@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, trouble
 
@@ -16,19 +16,17 @@ if TYPE_CHECKING:
 
 @click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
 @click.argument("run", type=Place())
-@json_option
-@settings_options
-def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(run: str, shared: Shared) -> None:
     """List RUN's checkpoints with their verdicts, from the records; nothing is read back."""
     from ckptguard.cli.render import size, table
-    from ckptguard.documents.build import document
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
-    view = open_named_run(run, settings_from(config, records))
+    view = open_named_run(run, shared.settings())
     states = survey(view)
-    if as_json:
-        emit(document("list", target=view.run.url, checkpoints=states))
+    if shared.as_json:
+        emit("list", target=view.run.url, checkpoints=states)
         return
     if not states:
         trouble("no checkpoints yet")

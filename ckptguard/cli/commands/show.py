@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import bytes_below, progress_bar
+from ckptguard.cli.progress import bytes_below, working
 
 if TYPE_CHECKING:
     from ckptguard.inspect.show import Shown
@@ -18,27 +18,24 @@ if TYPE_CHECKING:
 @click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
 @click.argument("ckpt", type=Place())
 @click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, largest magnitude.")
-@json_option
-@settings_options
-def command(ckpt: str, tensors: bool, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(ckpt: str, tensors: bool, shared: Shared) -> None:
     """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared.
 
     With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
     (65504). These come from the records; a checkpoint that was never verified is read for them.
     """
-    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.show import show
-    from ckptguard.runs.work import Work
 
-    settings = settings_from(config, records)
-    with progress_bar("reading", bytes_below(ckpt)) as advance:
-        shown = show(ckpt, settings, magnitudes=tensors, work=Work(progress=advance))
+    settings = shared.settings()
+    with working("reading", bytes_below(ckpt)) as work:
+        shown = show(ckpt, settings, magnitudes=tensors, work=work)
     for name in shown.left_out:
         trouble(f"warning: {name} is no regular file and was not read")
     for problem in shown.problems:
         trouble(f"warning: {problem}")
-    if as_json:
-        emit(document("show", **fields(shown)))
+    if shared.as_json:
+        emit("show", shown)
     elif tensors:
         from ckptguard.cli.render_tensor_tree import print_tree
 

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say
 
 
 @click.command("status", cls=Command, short_help="Am I protected?", codes=(ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD))
 @click.argument("run", type=Place())
-@json_option
-@settings_options
-def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(run: str, shared: Shared) -> None:
     """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon, copies and
     replicas."""
     from ckptguard.cli.commands.replicate import standing_text
     from ckptguard.cli.render import age, facts, some
-    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.status import status
     from ckptguard.runs.run_view import open_view
 
-    found = status(open_view(run, settings_from(config, records)))
-    if as_json:
-        emit(document("status", **fields(found)))
+    found = status(open_view(run, shared.settings()))
+    if shared.as_json:
+        emit("status", found)
     else:
         known_good, incident, daemon = found.known_good, found.last_incident, found.daemon
         say(f"protected? {escape(found.explanation)}")

@@ -59,15 +59,8 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     help="How long COMMAND may take to end when it is asked to.",
 )
 @settings_options
-@click.pass_context
 def command(
-    context: click.Context,
-    run: str,
-    argv: tuple[str, ...],
-    max_rollbacks: int,
-    stop_seconds: float,
-    config: str | None,
-    records: str | None,
+    run: str, argv: tuple[str, ...], max_rollbacks: int, stop_seconds: float, config: str | None, records: str | None
 ) -> None:
     """Run COMMAND, which saves under RUN, and verify what it saves.
 

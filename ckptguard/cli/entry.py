@@ -14,7 +14,7 @@ from ckptguard.cli.output import discard_stdout, prepare_streams, report_error, 
 from ckptguard.errors import CkptguardError
 from ckptguard.version import __version__
 
-# In the order in which people need them.
+# In the order in which people need them: the module of each, and its name there where it is not `command`.
 COMMANDS = {
     "verify": "verify",
     "status": "status",
@@ -23,7 +23,7 @@ COMMANDS = {
     "diff": "diff",
     "bisect": "bisect",
     "incidents": "incidents",
-    "incident": "incident",
+    "incident": "incidents:incident_command",
     "sums": "sums",
     "known-good": "known_good",
     "restore": "restore",
@@ -34,7 +34,7 @@ COMMANDS = {
     "repair": "repair",
     "prune": "prune",
     "pin": "pin",
-    "unpin": "unpin",
+    "unpin": "pin:unpin_command",
     "clear": "clear",
     "reseal": "reseal",
     "accept": "accept",
@@ -54,7 +54,8 @@ class Commands(click.Group):
         """The command of this name; its module is imported now."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"ckptguard.cli.commands.{COMMANDS[cmd_name]}").command
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(f"ckptguard.cli.commands.{module}"), name or "command")
         assert isinstance(command, click.Command)
         return command
 

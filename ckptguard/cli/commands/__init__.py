@@ -1,1 +1,1 @@
-"""One file a command."""
+"""One file a command, or two that are opposites or one and many."""

@@ -1,12 +1,16 @@
-"""``ckptguard incidents``: what happened to a run, and what was done about it."""
+"""``ckptguard incidents`` and ``ckptguard incident``: what happened to a run, why, and what was done about it."""
 
 from __future__ import annotations
+
+import os
 
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
+from ckptguard.cli.output import emit, escape, say
+from ckptguard.cli.progress import working
+from ckptguard.errors import CkptguardError
 
 
 @click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))
@@ -29,3 +33,40 @@ def command(run: str, shared: Shared) -> None:
         return
     rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
     table(("incident", "step", "cause", "state", "what"), rows)
+
+
+@click.command("incident", cls=Command, short_help="Show an incident's report.", codes=(ExitCode.NOT_FOUND,))
+@click.argument("run", type=Place())
+@click.argument("incident_id", metavar="[ID]", required=False)
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
+@click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again, tensor by tensor.")
+@shared_options
+def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
+    """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
+    what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
+    from ckptguard.incidents.build_report import choose_incident, report_of
+    from ckptguard.incidents.report_text import report_text
+    from ckptguard.runs.run_view import open_view
+
+    view = open_view(run, shared.settings())
+    incident = choose_incident(view.run, incident_id)
+    with working("reading") as work:
+        report = report_of(view, incident, read=read, work=work)
+    if html is not None:
+        from ckptguard.incidents.report_html import report_html
+
+        _write(html, report_html(report))
+    if shared.as_json:
+        emit("incident", report)
+    elif html is not None:
+        say(escape(os.path.abspath(html)))
+    else:
+        say(report_text(report).rstrip("\n"))
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        raise CkptguardError(f"{path} cannot be written: {error.strerror}") from error

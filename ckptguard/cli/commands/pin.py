@@ -1,4 +1,4 @@
-"""``ckptguard pin``: have a checkpoint stay, whatever a policy says."""
+"""``ckptguard pin`` and ``ckptguard unpin``: have a checkpoint stay, whatever a policy says."""
 
 from __future__ import annotations
 
@@ -41,6 +41,22 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
         emit("pin", target=view.run.url, pins=[pinned])
     else:
         say(f"pinned {cell(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""))
+
+
+@click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Lift a checkpoint's pins.")
+@click.argument("ckpt", type=Place())
+@shared_options
+def unpin_command(ckpt: str, shared: Shared) -> None:
+    """Lift every pin of CKPT that somebody set. What is being loaded or restored stays until that has ended."""
+    from ckptguard.cli.render import cell
+    from ckptguard.retention.pin import unpin
+
+    view, checkpoint = checkpoint_of_run(ckpt, shared.settings())
+    released = unpin(view, checkpoint)
+    if shared.as_json:
+        emit("unpin", target=view.run.url, pins=released)
+    else:
+        say(f"unpinned {cell(checkpoint.path)}")
 
 
 def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[RunView, Checkpoint]:

@@ -14,7 +14,6 @@ from ckptguard.cli.progress import working
 if TYPE_CHECKING:
     from ckptguard.recover.restore import Restored
     from ckptguard.replicas.start_run import Started
-    from ckptguard.values.settings import Settings
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.NO_KNOWN_GOOD)
 
@@ -33,6 +32,9 @@ def command(run: str, step: int | None, dest: str | None, as_run: str | None, fo
     settings' replicas. With --as-run, RUN is a replica, and the checkpoint lies in the new run with all that is on
     record about the training: it goes on from there, and with --step leaves later ones behind, as a rollback does.
     """
+    from ckptguard.recover.restore import restore
+    from ckptguard.replicas.start_run import start_run
+    from ckptguard.runs.run_view import open_view
 
     if (dest is None) == (as_run is None):
         raise click.UsageError("say either --to DEST or --as-run RUN")
@@ -40,33 +42,15 @@ def command(run: str, step: int | None, dest: str | None, as_run: str | None, fo
         raise click.UsageError("--force is not for --as-run: training goes on from good checkpoints alone")
     settings = shared.settings()
     done: Restored | Started
-    if as_run is not None:
-        target, done = _start(run, as_run, step, settings)
-    else:
-        assert dest is not None
-        target, done = _restore(run, dest, step, settings, force=force)
+    with working("restoring") as work:
+        if as_run is not None:
+            view = open_view(run, settings.of_replica())
+            done = start_run(view, as_run, settings, step=step, work=work)
+        else:
+            assert dest is not None
+            view = open_view(run, settings, must_exist=not settings.replicas)
+            done = restore(view, dest, step=step, force=force, work=work)
     if shared.as_json:
-        emit("restore", done, target=target)
+        emit("restore", done, target=view.run.url)
     else:
         say(escape(done.path))
-
-
-def _restore(run: str, dest: str, step: int | None, settings: Settings, *, force: bool) -> tuple[str, Restored]:
-    """Copy a checkpoint out; with the run's URL."""
-    from ckptguard.recover.restore import restore
-    from ckptguard.runs.run_view import open_view
-
-    with working("restoring") as work:
-        view = open_view(run, settings, must_exist=not settings.replicas)
-        return view.run.url, restore(view, dest, step=step, force=force, work=work)
-
-
-def _start(replica: str, url: str, step: int | None, settings: Settings) -> tuple[str, Started]:
-    """Begin a run from a replica; with the replica's URL."""
-    from ckptguard.replicas.start_run import start_run
-    from ckptguard.runs.run_view import open_view
-
-    with working("restoring") as work:
-        view = open_view(replica, settings.of_replica())
-        started = start_run(view, url, settings, step=step, work=work)
-        return started.source, started

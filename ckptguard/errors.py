@@ -6,7 +6,7 @@ Every one of them can be copied, pickled and sent to another process, and keeps 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copyreg
 from typing import Any
 
 
@@ -26,16 +26,9 @@ class CkptguardError(Exception):
         self.hint = hint
         self.fields = fields
 
-    def __reduce__(self) -> tuple[Callable[..., CkptguardError], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own would call the class with `args` alone, and fail where a field must be named.
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(kind: type[CkptguardError], args: tuple[object, ...], fields: dict[str, Any]) -> CkptguardError:
-    """An error as it was, without a call of its `__init__`."""
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(fields)
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class SettingsError(CkptguardError, kind="settings"):

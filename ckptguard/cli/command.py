@@ -6,7 +6,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
 _RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<binary>i?)B?(/s)?")
 _LEAST_RATE = 2**16
-_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 class Command(click.Command):
@@ -42,7 +41,6 @@ class Place(click.Path):
         super().__init__(readable=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The text as it was given."""
         if not value:
             self.fail("it is empty", param, ctx)
         return super().convert(value, param, ctx)
@@ -52,44 +50,35 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 config_option = click.option(
     "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
 )
-
-
-def settings_options(command: _Decorated) -> _Decorated:
-    """Add the options of which `settings_from` makes the settings."""
-    records = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
-    return config_option(records(command))
+records_option = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
 
 
 class Shared(NamedTuple):
     """What may be said to every command, by `shared_options`."""
 
-    as_json: bool
-    config: str | None
-    records: str | None
+    as_json: bool = False
+    config: str | None = None
+    records: str | None = None
 
     def settings(self, **flags: object) -> Settings:
-        """As `settings_from` makes them."""
-        return settings_from(self.config, self.records, **flags)
+        """Flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
+        from ckptguard.runs.settings_file import load_settings
+
+        given = {name: value for name, value in flags.items() if value != ()}
+        return load_settings(self.config, os.environ, records=self.records, **given)
 
 
 def shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add --json and the options of the settings; the command gets them as `shared`."""
 
     @json_option
-    @settings_options
+    @config_option
+    @records_option
     @functools.wraps(command)
     def with_shared(as_json: bool, config: str | None, records: str | None, **own: Any) -> None:
         command(shared=Shared(as_json, config, records), **own)
 
     return with_shared
-
-
-def settings_from(config: str | None, records: str | None = None, **flags: object) -> Settings:
-    """The settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
-    from ckptguard.runs.settings_file import load_settings
-
-    given = {name: value for name, value in flags.items() if value != ()}
-    return load_settings(config, os.environ, records=records, **given)
 
 
 def parse_rate(text: str) -> float:

@@ -14,32 +14,19 @@ from ckptguard.cli.output import discard_stdout, prepare_streams, report_error, 
 from ckptguard.errors import CkptguardError
 from ckptguard.version import __version__
 
-# In the order in which people need them: the module of each, and its name there where it is not `command`.
-COMMANDS = {
-    "verify": "verify",
-    "status": "status",
-    "list": "list_checkpoints",
-    "show": "show",
-    "diff": "diff",
-    "bisect": "bisect",
-    "incidents": "incidents",
+# In the order in which people need them.
+COMMANDS = (
+    *("verify", "status", "list", "show", "diff", "bisect", "incidents", "incident", "sums", "known-good", "restore"),
+    *("replicate", "rollback", "supervise", "scrub", "repair", "prune", "pin", "unpin", "clear", "reseal", "accept"),
+    *("doctor", "completion"),
+)
+# Those that are not `command` in the module of their name.
+_ELSEWHERE = {
+    "list": "list_checkpoints:command",
     "incident": "incidents:incident_command",
-    "sums": "sums",
-    "known-good": "known_good",
-    "restore": "restore",
-    "replicate": "replicate",
-    "rollback": "rollback",
-    "supervise": "supervise",
-    "scrub": "scrub",
-    "repair": "repair",
-    "prune": "prune",
-    "pin": "pin",
     "unpin": "pin:unpin_command",
-    "clear": "clear",
-    "reseal": "reseal",
-    "accept": "accept",
-    "doctor": "doctor",
-    "completion": "completion",
+    "reseal": "clear:reseal_command",
+    "accept": "clear:accept_command",
 }
 
 
@@ -47,15 +34,14 @@ class Commands(click.Group):
     """Loads commands on demand and turns every exception into a sentence on stderr and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the table's order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name; its module is imported now."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
-        command = getattr(importlib.import_module(f"ckptguard.cli.commands.{module}"), name or "command")
+        module, _, name = _ELSEWHERE.get(cmd_name, f"{cmd_name.replace('-', '_')}:command").partition(":")
+        command = getattr(importlib.import_module(f"ckptguard.cli.commands.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 

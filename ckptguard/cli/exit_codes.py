@@ -6,15 +6,8 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ckptguard.errors import (
-    BusyError,
-    CkptguardError,
-    NoKnownGoodError,
-    NotFoundError,
-    RefusedError,
-    RollbackExhausted,
-    SettingsError,
-)
+from ckptguard import errors
+from ckptguard.errors import CkptguardError, RefusedError
 
 if TYPE_CHECKING:
     from ckptguard.values.verdict import Outcome
@@ -26,7 +19,6 @@ class ExitCode(enum.IntEnum):
     meaning: str
 
     def __new__(cls, code: int, meaning: str) -> ExitCode:
-        """A number with its words."""
         member = int.__new__(cls, code)
         member._value_, member.meaning = code, meaning
         return member
@@ -47,11 +39,11 @@ class ExitCode(enum.IntEnum):
 PRECEDENCE = (ExitCode.INTERRUPTED, ExitCode.BAD, ExitCode.FAILED, ExitCode.UNDECIDED, ExitCode.GOOD)
 
 _OF_ERROR: tuple[tuple[type[CkptguardError], ExitCode], ...] = (
-    (SettingsError, ExitCode.USAGE),
-    (NotFoundError, ExitCode.NOT_FOUND),
-    (BusyError, ExitCode.BUSY),
-    (RollbackExhausted, ExitCode.EXHAUSTED),
-    (NoKnownGoodError, ExitCode.NO_KNOWN_GOOD),
+    (errors.SettingsError, ExitCode.USAGE),
+    (errors.NotFoundError, ExitCode.NOT_FOUND),
+    (errors.BusyError, ExitCode.BUSY),
+    (errors.RollbackExhausted, ExitCode.EXHAUSTED),
+    (errors.NoKnownGoodError, ExitCode.NO_KNOWN_GOOD),
 )
 
 

@@ -7,7 +7,6 @@ because they have their default. Ids are text, and enums their word.
 
 from __future__ import annotations
 
-import enum
 import functools
 import math
 import operator
@@ -49,8 +48,6 @@ def plain(value: object, form: str = "") -> object:
         return str(value)
     if isinstance(value, msgspec.Struct):
         return fields(value, form)
-    if isinstance(value, enum.Enum):
-        return value.value
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,1 +1,1 @@
-"""One file a command, or two that are opposites or one and many."""
+"""One file a command, or a few that belong together."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.commands.diff import diff_fields, print_diff
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import working
+from ckptguard.cli.output import emit, say, trouble, working
+from ckptguard.cli.render import cell, columns, word
 
 if TYPE_CHECKING:
     from ckptguard.inspect.bad_tensors import Culprit
@@ -32,7 +33,6 @@ def command(run: str, series: str | None, top: int | None, no_record: bool, shar
     are not finite, in file order: in a model that is the order of its layers, as its writer wrote them. It ends with
     0 if all is good, with 3 if something turned bad, and with 13 if nothing good came before.
     """
-    from ckptguard.cli.commands.diff import diff_fields
     from ckptguard.documents.build import fields
     from ckptguard.inspect.bisect import bisect_run
     from ckptguard.runs.run_view import open_view
@@ -59,9 +59,6 @@ def code_of(found: Bisection) -> ExitCode:
 
 def print_bisection(found: Bisection, top: int) -> None:
     """The series step by step, what is wrong, and what else changed."""
-    from ckptguard.cli.render import cell, columns, word
-    from ckptguard.cli.render_diff import print_diff
-
     bad = found.first_bad
     for stage in found.stages:
         mark = " <- last good" if stage == found.last_good else " <- first bad" if stage == bad else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, config_option, json_option, settings_from
+from ckptguard.cli.command import Command, Place, Shared, config_option, json_option
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say
 
@@ -22,7 +22,7 @@ def command(url: str, as_json: bool, config: str | None) -> None:
     """
     from ckptguard.inspect.doctor import diagnose, words
 
-    found = diagnose(url, settings_from(config).storage)
+    found = diagnose(url, Shared(config=config).settings().storage)
     if as_json:
         emit("doctor", found)
     else:

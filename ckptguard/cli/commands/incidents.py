@@ -8,8 +8,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say
-from ckptguard.cli.progress import working
+from ckptguard.cli.output import emit, escape, say, working
+from ckptguard.cli.render import table
 from ckptguard.errors import CkptguardError
 
 
@@ -18,7 +18,6 @@ from ckptguard.errors import CkptguardError
 @shared_options
 def command(run: str, shared: Shared) -> None:
     """List the incidents of RUN, oldest first: when training or a save turned sick, and what was done."""
-    from ckptguard.cli.render import table
     from ckptguard.documents.build import fields
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
@@ -55,18 +54,15 @@ def incident_command(run: str, incident_id: str | None, html: str | None, read: 
     if html is not None:
         from ckptguard.incidents.report_html import report_html
 
-        _write(html, report_html(report))
+        page = report_html(report)
+        try:
+            with open(html, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(page)
+        except OSError as error:
+            raise CkptguardError(f"{html} cannot be written: {error.strerror}") from error
     if shared.as_json:
         emit("incident", report)
     elif html is not None:
         say(escape(os.path.abspath(html)))
     else:
         say(report_text(report).rstrip("\n"))
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-    except OSError as error:
-        raise CkptguardError(f"{path} cannot be written: {error.strerror}") from error

@@ -10,6 +10,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
+from ckptguard.cli.render import cell
 
 if TYPE_CHECKING:
     from ckptguard.layouts import Checkpoint
@@ -29,7 +30,6 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
 
     The trainer's own rotation knows nothing of pins.
     """
-    from ckptguard.cli.render import cell
     from ckptguard.retention.pin import pin
 
     if len(note) > _LONGEST_NOTE:
@@ -48,7 +48,6 @@ def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
 @shared_options
 def unpin_command(ckpt: str, shared: Shared) -> None:
     """Lift every pin of CKPT that somebody set. What is being loaded or restored stays until that has ended."""
-    from ckptguard.cli.render import cell
     from ckptguard.retention.pin import unpin
 
     view, checkpoint = checkpoint_of_run(ckpt, shared.settings())

@@ -9,6 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, trouble
+from ckptguard.cli.render import size, table
 
 if TYPE_CHECKING:
     from ckptguard.retention.prune import Pruned
@@ -54,17 +55,12 @@ def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: obje
 
 
 def _show(done: Pruned) -> None:
-    from ckptguard.cli.render import size, table
-
     if done.policy.asks_nothing:
         trouble("no rule was given: nothing is removed")
     rows = []
     for decision in done.decisions:
-        chosen = decision.checkpoint
-        word = "keep" if decision.keep else "remove"
-        rows.append(
-            (chosen.path, chosen.id, chosen.outcome.value, word, size(chosen.bytes), "; ".join(decision.reasons))
-        )
+        one, word = decision.checkpoint, "keep" if decision.keep else "remove"
+        rows.append((one.path, one.id, one.outcome.value, word, size(one.bytes), "; ".join(decision.reasons)))
     if rows:
         table(("path", "id", "outcome", "decision", "size", "reasons"), rows)
     freed = sum(d.checkpoint.bytes for d in done.removed)

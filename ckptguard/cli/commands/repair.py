@@ -10,6 +10,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.render import cell, word
 
 if TYPE_CHECKING:
     from ckptguard.repair.repair import Repaired
@@ -51,8 +52,6 @@ def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
 
 
 def _show(done: Repaired) -> None:
-    from ckptguard.cli.render import cell, word
-
     for file in done.files:
         what = f"the kept copy's {cell(file.file)}" if file.place == "kept" else cell(file.file)
         if file.repaired:

@@ -9,8 +9,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, parse_rate, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, trouble
-from ckptguard.cli.progress import working
+from ckptguard.cli.output import emit, escape, say, trouble, working
+from ckptguard.cli.render import size, table
 
 if TYPE_CHECKING:
     from ckptguard.replicas.replicate import Replica
@@ -61,8 +61,6 @@ def _code(done: Sequence[Replica]) -> ExitCode:
 
 
 def _show(done: Sequence[Replica]) -> None:
-    from ckptguard.cli.render import size, table
-
     for replica in done:
         say(f"{escape(replica.url)}: " + standing_text(replica))
         rows = [

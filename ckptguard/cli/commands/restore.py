@@ -8,8 +8,7 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say
-from ckptguard.cli.progress import working
+from ckptguard.cli.output import emit, escape, say, working
 
 if TYPE_CHECKING:
     from ckptguard.recover.restore import Restored

@@ -7,6 +7,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
+from ckptguard.cli.render import cell
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
@@ -21,7 +22,6 @@ def command(run: str, dry_run: bool, force: bool, shared: Shared) -> None:
 
     A trainer that resumes from its latest checkpoint then finds the good one. Refused while RUN is being written.
     """
-    from ckptguard.cli.render import cell
     from ckptguard.recover.roll_back import GoBack, roll_back
     from ckptguard.runs.run_view import open_view
 

@@ -9,8 +9,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, parse_rate, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import working
+from ckptguard.cli.output import emit, say, trouble, working
+from ckptguard.cli.render import cell, finding_line, size, word
 
 if TYPE_CHECKING:
     from ckptguard.repair.scrub import Scrubbed
@@ -81,8 +81,6 @@ def command(
 
 
 def _show(done: Scrubbed) -> None:
-    from ckptguard.cli.render import cell, finding_line, size, word
-
     for one in done.places:
         what = " (kept copy)" if one.place == "kept" else ""
         say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what} ({one.id})  {size(one.bytes)}")

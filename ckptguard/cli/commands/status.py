@@ -7,6 +7,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say
+from ckptguard.cli.render import age, facts, some
 
 
 @click.command("status", cls=Command, short_help="Am I protected?", codes=(ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD))
@@ -16,7 +17,6 @@ def command(run: str, shared: Shared) -> None:
     """Say whether RUN is protected: known-good checkpoint, its age, pending saves, last incident, daemon, copies and
     replicas."""
     from ckptguard.cli.commands.replicate import standing_text
-    from ckptguard.cli.render import age, facts, some
     from ckptguard.inspect.status import status
     from ckptguard.runs.run_view import open_view
 
@@ -27,16 +27,14 @@ def command(run: str, shared: Shared) -> None:
         known_good, incident, daemon = found.known_good, found.last_incident, found.daemon
         say(f"protected? {escape(found.explanation)}")
         facts(
-            [
-                ("known-good", known_good and f"{known_good.path} ({known_good.id})"),
-                ("age", age(found.known_good_age_seconds)),
-                ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
-                ("pending", some(found.pending)),
-                ("last incident", incident and f"step {incident.step}: {incident.reason} ({incident.state})"),
-                ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
-                ("kept copies", ", ".join(found.kept_kinds)),
-                *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
-            ]
+            ("known-good", known_good and f"{known_good.path} ({known_good.id})"),
+            ("age", age(found.known_good_age_seconds)),
+            ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
+            ("pending", some(found.pending)),
+            ("last incident", incident and f"step {incident.step}: {incident.reason} ({incident.state})"),
+            ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
+            ("kept copies", ", ".join(found.kept_kinds)),
+            *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
         )
     if found.known_good is None:
         raise click.exceptions.Exit(ExitCode.NO_KNOWN_GOOD)

@@ -8,8 +8,7 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import bytes_below, working
+from ckptguard.cli.output import bytes_below, emit, escape, say, trouble, working
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 
@@ -28,7 +27,6 @@ def command(ckpt: str, shared: Shared) -> None:
         cd runs/exp1 && ckptguard sums net-500.pt | md5sum -c
     """
     from ckptguard.inspect.sums import check_line, sums
-    from ckptguard.values.ids import escape
 
     settings = shared.settings()
     with working("reading", bytes_below(ckpt)) as work:

@@ -9,15 +9,13 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import bytes_below, working
+from ckptguard.cli.output import bytes_below, emit, say, trouble, working
+from ckptguard.cli.render import cell, print_checked, word
 
 if TYPE_CHECKING:
     from ckptguard.runs.results import Report
 
 ORDER = ("bad", "incomplete", "suspect", "pending", "good")
-
-
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
 _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "executor", "workers")
 
@@ -65,8 +63,6 @@ def command(target: str, no_record: bool, shared: Shared, **options: Any) -> Non
 
 def print_report(report: Report) -> None:
     """One line for each checkpoint, its findings below it, and a last line that sums up."""
-    from ckptguard.cli.render import cell, print_checked, word
-
     for checked in report.checkpoints:
         print_checked(checked, notices=report.kind != "run" or checked.outcome.value == "pending")
     counts = Counter(c.outcome.value for c in report.checkpoints)

@@ -32,27 +32,15 @@ _WHERE = {
     "TrainingGuard": "ckptguard.training.guard",
     "check_pretrained": "ckptguard.training.pretrained",
 }
-_SUBMODULES = ("integrations",)
 
-__all__ = [
-    "CkptguardError",
-    "Deadlines",
-    "RollbackExhausted",
-    "RollbackPolicy",
-    "Saving",
-    "SickTrainingError",
-    "Spikes",
-    "TrainingGuard",
-    "__version__",
-    "check_pretrained",
-]
+__all__ = ["__version__", *_WHERE]
 
 
 def __getattr__(name: str) -> object:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name in _SUBMODULES:
-        return importlib.import_module(f"ckptguard.{name}")
+    if name == "integrations":
+        return importlib.import_module("ckptguard.integrations")
     raise AttributeError(f"module 'ckptguard' has no attribute {name!r}")
 
 

@@ -1,28 +1,23 @@
-"""What every command shares: exit codes in its help, and the options that make its settings."""
+"""What commands share: exit codes in their help, the options that make their settings, and kinds of arguments."""
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ckptguard.cli.exit_codes import MEANINGS, ExitCode
+from ckptguard.cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
 
 _ALWAYS = (ExitCode.GOOD, ExitCode.FAILED, ExitCode.USAGE, ExitCode.INTERRUPTED)
-_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-
-
-class Shared(TypedDict):
-    """What may be said to every command, by `json_option` and `settings_options`."""
-
-    as_json: bool
-    config: str | None
-    records: str | None
+_RATE = re.compile(r"(?P<amount>\d{1,15}(\.\d{1,6})?)\s*(?P<unit>[kMGT]?)(?P<binary>i?)B?(/s)?")
+_LEAST_RATE = 2**16
 
 
 class Command(click.Command):
@@ -35,7 +30,7 @@ class Command(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the options."""
         with formatter.section("Exit codes"):
-            formatter.write_dl([(str(int(code)), MEANINGS[code]) for code in self.codes])
+            formatter.write_dl([(str(int(code)), code.meaning) for code in self.codes])
 
 
 class Place(click.Path):
@@ -46,27 +41,52 @@ class Place(click.Path):
         super().__init__(readable=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The text as it was given."""
         if not value:
             self.fail("it is empty", param, ctx)
         return super().convert(value, param, ctx)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+config_option = click.option(
+    "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
+)
+records_option = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
 
 
-def settings_options(command: _Decorated) -> _Decorated:
-    """Add the options of which `settings_from` makes the settings."""
-    config = click.option(
-        "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
-    )
-    records = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
-    return config(records(command))
+class Shared(NamedTuple):
+    """What may be said to every command, by `shared_options`."""
+
+    as_json: bool = False
+    config: str | None = None
+    records: str | None = None
+
+    def settings(self, **flags: object) -> Settings:
+        """Flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
+        from ckptguard.runs.settings_file import load_settings
+
+        given = {name: value for name, value in flags.items() if value != ()}
+        return load_settings(self.config, os.environ, records=self.records, **given)
 
 
-def settings_from(config: str | None, records: str | None = None, **flags: object) -> Settings:
-    """The settings: flags, else ``CKPTGUARD_*``, else the file, else defaults. Empty lists count as not given."""
-    from ckptguard.runs.settings_file import load_settings
+def shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --json and the options of the settings; the command gets them as `shared`."""
 
-    given = {name: value for name, value in flags.items() if value != ()}
-    return load_settings(config, os.environ, records=records, **given)
+    @json_option
+    @config_option
+    @records_option
+    @functools.wraps(command)
+    def with_shared(as_json: bool, config: str | None, records: str | None, **own: Any) -> None:
+        command(shared=Shared(as_json, config, records), **own)
+
+    return with_shared
+
+
+def parse_rate(text: str) -> float:
+    """Bytes a second, as users write them: ``100MB``, ``50MiB/s``. BadParameter of --rate."""
+    match = _RATE.fullmatch(text)
+    amount = 0.0
+    if match is not None:
+        amount = float(match["amount"]) * (1024 if match["binary"] else 1000) ** " kMGT".index(match["unit"] or " ")
+    if not _LEAST_RATE <= amount < 1e15:
+        raise click.BadParameter(f"{text!r} is no rate of 65536 bytes a second or more", param_hint="--rate")
+    return amount

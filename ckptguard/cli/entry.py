@@ -15,31 +15,18 @@ from ckptguard.errors import CkptguardError
 from ckptguard.version import __version__
 
 # In the order in which people need them.
-COMMANDS = {
-    "verify": "verify",
-    "status": "status",
-    "list": "list_checkpoints",
-    "show": "show",
-    "diff": "diff",
-    "bisect": "bisect",
-    "incidents": "incidents",
-    "incident": "incident",
-    "sums": "sums",
-    "known-good": "known_good",
-    "restore": "restore",
-    "replicate": "replicate",
-    "rollback": "rollback",
-    "supervise": "supervise",
-    "scrub": "scrub",
-    "repair": "repair",
-    "prune": "prune",
-    "pin": "pin",
-    "unpin": "unpin",
-    "clear": "clear",
-    "reseal": "reseal",
-    "accept": "accept",
-    "doctor": "doctor",
-    "completion": "completion",
+COMMANDS = (
+    *("verify", "status", "list", "show", "diff", "bisect", "incidents", "incident", "sums", "known-good", "restore"),
+    *("replicate", "rollback", "supervise", "scrub", "repair", "prune", "pin", "unpin", "clear", "reseal", "accept"),
+    *("doctor", "completion"),
+)
+# Those that are not `command` in the module of their name.
+_ELSEWHERE = {
+    "list": "list_checkpoints:command",
+    "incident": "incidents:incident_command",
+    "unpin": "pin:unpin_command",
+    "reseal": "clear:reseal_command",
+    "accept": "clear:accept_command",
 }
 
 
@@ -47,14 +34,14 @@ class Commands(click.Group):
     """Loads commands on demand and turns every exception into a sentence on stderr and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in the table's order."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name; its module is imported now."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"ckptguard.cli.commands.{COMMANDS[cmd_name]}").command
+        module, _, name = _ELSEWHERE.get(cmd_name, f"{cmd_name.replace('-', '_')}:command").partition(":")
+        command = getattr(importlib.import_module(f"ckptguard.cli.commands.{module}"), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -6,15 +6,8 @@ import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ckptguard.errors import (
-    BusyError,
-    CkptguardError,
-    NoKnownGoodError,
-    NotFoundError,
-    RefusedError,
-    RollbackExhausted,
-    SettingsError,
-)
+from ckptguard import errors
+from ckptguard.errors import CkptguardError, RefusedError
 
 if TYPE_CHECKING:
     from ckptguard.values.verdict import Outcome
@@ -23,40 +16,34 @@ if TYPE_CHECKING:
 class ExitCode(enum.IntEnum):
     """What the process ends with; the first that applies in the order of `PRECEDENCE`."""
 
-    GOOD = 0
-    FAILED = 1
-    USAGE = 2
-    BAD = 3
-    UNDECIDED = 4
-    NOT_FOUND = 10
-    BUSY = 11
-    EXHAUSTED = 12
-    NO_KNOWN_GOOD = 13
-    INTERRUPTED = 130
+    meaning: str
 
+    def __new__(cls, code: int, meaning: str) -> ExitCode:
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
-MEANINGS = {
-    ExitCode.GOOD: "all good",
-    ExitCode.FAILED: "could not tell, or the tool failed",
-    ExitCode.USAGE: "wrong usage or settings",
-    ExitCode.BAD: "something checked is bad",
-    ExitCode.UNDECIDED: "nothing bad, but incomplete, pending or suspect",
-    ExitCode.NOT_FOUND: "no such run or checkpoint",
-    ExitCode.BUSY: "locked, raced, or training is still writing",
-    ExitCode.EXHAUSTED: "the rollback budget is spent",
-    ExitCode.NO_KNOWN_GOOD: "no known-good checkpoint",
-    ExitCode.INTERRUPTED: "interrupted",
-}
+    GOOD = 0, "all good"
+    FAILED = 1, "could not tell, or the tool failed"
+    USAGE = 2, "wrong usage or settings"
+    BAD = 3, "something checked is bad"
+    UNDECIDED = 4, "nothing bad, but incomplete, pending or suspect"
+    NOT_FOUND = 10, "no such run or checkpoint"
+    BUSY = 11, "locked, raced, or training is still writing"
+    EXHAUSTED = 12, "the rollback budget is spent"
+    NO_KNOWN_GOOD = 13, "no known-good checkpoint"
+    INTERRUPTED = 130, "interrupted"
+
 
 # What has been checked: interruption hides everything, damage found counts even if something else was unreadable.
 PRECEDENCE = (ExitCode.INTERRUPTED, ExitCode.BAD, ExitCode.FAILED, ExitCode.UNDECIDED, ExitCode.GOOD)
 
 _OF_ERROR: tuple[tuple[type[CkptguardError], ExitCode], ...] = (
-    (SettingsError, ExitCode.USAGE),
-    (NotFoundError, ExitCode.NOT_FOUND),
-    (BusyError, ExitCode.BUSY),
-    (RollbackExhausted, ExitCode.EXHAUSTED),
-    (NoKnownGoodError, ExitCode.NO_KNOWN_GOOD),
+    (errors.SettingsError, ExitCode.USAGE),
+    (errors.NotFoundError, ExitCode.NOT_FOUND),
+    (errors.BusyError, ExitCode.BUSY),
+    (errors.RollbackExhausted, ExitCode.EXHAUSTED),
+    (errors.NoKnownGoodError, ExitCode.NO_KNOWN_GOOD),
 )
 
 
@@ -69,9 +56,9 @@ def of_error(error: CkptguardError) -> ExitCode:
 
 def of_outcomes(outcomes: Iterable[Outcome], *, could_not_tell: bool = False) -> ExitCode:
     """The code of a verification: of everything that was checked the first in `PRECEDENCE`."""
-    found = {ExitCode.FAILED} if could_not_tell else set()
-    for outcome in outcomes:
-        name = outcome.value
-        found.add({"good": ExitCode.GOOD, "bad": ExitCode.BAD}.get(name, ExitCode.UNDECIDED))
+    decided = {"good": ExitCode.GOOD, "bad": ExitCode.BAD}
+    found = {decided.get(outcome.value, ExitCode.UNDECIDED) for outcome in outcomes}
+    if could_not_tell:
+        found.add(ExitCode.FAILED)
     # Nothing checked is nothing shown to be good.
     return next((code for code in PRECEDENCE if code in found), ExitCode.UNDECIDED)

@@ -1,15 +1,20 @@
-"""Data to stdout, trouble to stderr, and never a traceback for a reader that has gone."""
+"""Data to stdout, trouble and progress to stderr, and never a traceback for a reader that has gone."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckptguard.errors import CkptguardError
+
+if TYPE_CHECKING:
+    from ckptguard.runs.work import Work
 
 
 def open_closed_streams() -> None:
@@ -59,11 +64,15 @@ def discard_stdout() -> None:
     os.close(nowhere)
 
 
-def emit(document: Mapping[str, object]) -> None:
-    """One JSON document to stdout. ASCII only: names with control or surrogate characters stay exact and harmless."""
+def emit(command: str, result: object = None, form: str = "", /, **parts: object) -> None:
+    """One JSON document to stdout: the parts, then the keys of the result. ASCII only: names with control or surrogate
+    characters stay exact and harmless."""
     import json
 
-    say(json.dumps(document, ensure_ascii=True, allow_nan=False, indent=2))
+    from ckptguard.documents.build import document, fields
+
+    keys = {} if result is None else fields(result, form)
+    say(json.dumps(document(command, **parts, **keys), ensure_ascii=True, allow_nan=False, indent=2))
 
 
 def trouble(text: str) -> None:
@@ -79,3 +88,56 @@ def report_error(error: CkptguardError) -> None:
     trouble(f"error: {error.message}")
     if error.hint:
         trouble(f"hint: {error.hint}")
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int | None = None) -> Iterator[Callable[[int], None] | None]:
+    """A bar for long reads, on a terminal only. Yield what to call with the bytes done since the last call, from any
+    thread; None where nobody is watching."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total or None)
+        yield lambda done: bar.advance(task, done)
+
+
+@contextlib.contextmanager
+def working(title: str, total: int | None = None, **how: Any) -> Iterator[Work]:
+    """Yield the `Work` that is done in this way, with a bar that shows how far it is."""
+    from ckptguard.runs.work import Work
+
+    with progress_bar(title, total) as advance:
+        yield Work(progress=advance, **how)
+
+
+def bytes_below(target: str) -> int | None:
+    """An estimate for the bar alone: the bytes of a local file or folder; None where that is not known.
+
+    What links lead to counts once, as it is read once: in a hub cache the links are the files.
+    """
+    if "://" in target or not sys.stderr.isatty():
+        return None
+    if os.path.isfile(target):
+        return os.path.getsize(target)
+    from ckptguard.values.ids import RECORDS_FOLDER
+
+    total = 0
+    own: set[tuple[int, int]] = set()
+    linked: dict[tuple[int, int], int] = {}
+    for folder, folders, names in os.walk(target):
+        folders[:] = [f for f in folders if f != RECORDS_FOLDER]
+        for name in names:
+            with contextlib.suppress(OSError):
+                path = os.path.join(folder, name)
+                info = os.stat(path)
+                if os.path.islink(path):
+                    linked[info.st_dev, info.st_ino] = info.st_size
+                else:
+                    own.add((info.st_dev, info.st_ino))
+                    total += info.st_size
+    return total + sum(size for place, size in linked.items() if place not in own)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.output import say
-from ckptguard.values.ids import escape
+from ckptguard.cli.output import escape, say
 
 if TYPE_CHECKING:
     from ckptguard.runs.results import Checked
@@ -30,8 +29,6 @@ COLOURS = {
     "warning": "yellow",
     "notice": "cyan",
 }
-
-
 _LEAST_FOLDED = 20  # columns of the terminal
 
 
@@ -114,7 +111,7 @@ def some(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + more
 
 
-def facts(pairs: Sequence[tuple[str, object]]) -> None:
+def facts(*pairs: tuple[str, object]) -> None:
     """Named values below each other."""
     width = max(len(name) for name, _ in pairs) + 2
     for name, value in pairs:

@@ -1,17 +1,20 @@
-"""One walk that turns any result into JSON values. What a document says otherwise than its type does is in `forms`."""
+"""One walk that turns any result into JSON values, and one table of what documents say otherwise than their types do:
+other keys, another order, values that are made.
+
+A type without a form has the keys of its fields, in their order. It has all of them, also those that records leave out
+because they have their default. Ids are text, and enums their word.
+"""
 
 from __future__ import annotations
 
-import enum
 import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from ckptguard.documents.forms import FORMS, Form
 from ckptguard.values.ids import CheckpointId
 
 SCHEMA = 1
@@ -45,8 +48,6 @@ def plain(value: object, form: str = "") -> object:
         return str(value)
     if isinstance(value, msgspec.Struct):
         return fields(value, form)
-    if isinstance(value, enum.Enum):
-        return value.value
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -66,3 +67,128 @@ def _readers(kind: type, name: str) -> tuple[tuple[str, Callable[[Any], object],
             attribute = f"id.{key}"  # of what has an id alone
         readers.append((key, form.made.get(key) or operator.attrgetter(attribute or key), inner))
     return tuple(readers)
+
+
+class Form(NamedTuple):
+    """`keys` in their order: ``key``, ``key=attribute``, ``key>form of its value``; ``*`` stands for all fields. `made`
+    has what no attribute says."""
+
+    keys: str = "*"
+    made: Mapping[str, Callable[[Any], object]] = {}
+
+
+def _share(holder: Any) -> object:
+    from ckptguard.formats.dtypes import FP16_LIMIT
+
+    return None if holder.largest is None else holder.largest / FP16_LIMIT
+
+
+def _moment(seconds: float | None) -> object:
+    from ckptguard.records.who_and_when import utc_text
+
+    return None if seconds is None else utc_text(seconds)
+
+
+def _stored_bytes(tensor: Any) -> object:
+    from ckptguard.inspect.show import stored_bytes
+
+    return stored_bytes(tensor)
+
+
+def _kept(pruned: Any) -> object:
+    gone = {decision.checkpoint.path for decision in pruned.removed}
+    return [d for d in pruned.decisions if d.checkpoint.path not in gone]
+
+
+# By module and class; or by a name of its own, where a type has a second form.
+FORMS: dict[str, Form] = {
+    # verify, show
+    "results.Report": Form("target kind outcome checkpoints"),
+    "results.Checked": Form("*", {"seconds": lambda c: None if c.seconds is None else round(c.seconds, 3)}),
+    "verdict.Finding": Form("check severity file tensor count expected found message omitted"),
+    "verdict.Verdict": Form("outcome checked_at version digests findings"),
+    "cleared": Form("series step id outcome checked_at version digests findings"),
+    "show.Shown": Form(
+        "target series=manifest.series layout=manifest.layout step=manifest.step id sealed digest_origin"
+        " bytes=manifest.bytes metrics files=manifest.files verdict history",
+        {
+            "digest_origin": lambda s: s.manifest.digest_origin if s.sealed else None,
+            "metrics": lambda s: s.manifest.given_metrics(),
+        },
+    ),
+    "manifest.File": Form("path size format md5 tensors"),
+    "manifest.Tensor": Form(
+        "name dtype shape role bytes largest rms fp16_headroom", {"bytes": _stored_bytes, "fp16_headroom": _share}
+    ),
+    # known-good, status, restore, rollback
+    "find_known_good.KnownGood": Form("path series step id kept place verified_at reason"),
+    "known-good of the daemon": Form("path series step id kept verified_at reason place"),
+    "status.Status": Form(
+        "target=run protected explanation known_good known_good_age_seconds pending outcomes"
+        " last_incident>incident daemon kept_kinds replicas>standing"
+    ),
+    "standing": Form("url behind last_good trouble"),
+    "restore.Restored": Form("path series step id outcome bytes kept source"),
+    "start_run.Started": Form(
+        "path series step id outcome bytes kept source", {"outcome": lambda _: "good", "kept": lambda _: False}
+    ),
+    "roll_back.RolledBack": Form(
+        "dry_run known_good quarantined put_back unverified",
+        {"unverified": lambda done: done.unverified if done.dry_run else ()},
+    ),
+    # diff, bisect, doctor, sums
+    "diff.Diff": Form("a b same counts prefixes changes omitted damaged", {"omitted": lambda _: 0}),
+    "bisect.Bisection": Form("target series stages last_good first_bad findings culprits diff notes"),
+    "doctor.StorageDiagnosis": Form("target=url outcome probes seconds"),
+    "sums.Sums": Form("target id folder recorded files"),
+    # incidents
+    "incident": Form("format id revision step cause reason evidence opened_at state actions source known_good"),
+    "line of incidents": Form(
+        "id opened_at step onset onset_through cause reason state source actions known_good likely_cause",
+        {
+            "onset": lambda i: i.known_details().onset,
+            "onset_through": lambda i: i.known_details().onset_through,
+            "likely_cause": lambda i: next((c.name for c in i.known_details().causes), None),
+        },
+    ),
+    "incident.IncidentReport": Form(
+        "target=run id opened_at step onset onset_through=details.onset_through cause reason state source actions"
+        " known_good evidence causes=details.causes tensors=details.tensors tensors_omitted=details.tensors_omitted"
+        " tensors_from=details.tensors_from changes=details.changes changes_omitted=details.changes_omitted"
+        " changes_note=details.changes_note last_good=details.last_good first_bad=details.first_bad"
+        " training=details.training resumed=details.resumed samples=details.samples"
+    ),
+    "incident.LikelyCause": Form("name title confidence because advice"),
+    "incident.ChangedTensor": Form("* fp16_headroom", {"fp16_headroom": _share}),
+    "incident.Magnitude": Form("* fp16_headroom", {"fp16_headroom": _share}),
+    "incident.CheckpointFacts": Form(
+        "*", {"errors": lambda facts: [{"check": check, "message": said} for check, said in facts.errors]}
+    ),
+    # retention
+    "prune.Pruned": Form("dry_run policy kept removed emptied in_trash could_not_tell", {"kept": _kept}),
+    "retention_policy.Policy": Form(
+        "keep_last keep_every keep_within keep_best keep_good failed=drop_failed",
+        {"keep_best": lambda policy: [str(best) for best in policy.keep_best]},
+    ),
+    "retention.RetentionDecision": Form(
+        "path=checkpoint.path series=checkpoint.id.series step=checkpoint.id.step id=checkpoint.id"
+        " outcome=checkpoint.outcome bytes=checkpoint.bytes metrics=checkpoint.metrics reasons"
+    ),
+    "trash.Trashed": Form("path series step id bytes removed_at"),
+    "pins.Pin": Form("series step id reason note since until"),
+    # scrub, repair, replicate
+    "scrub.Reread": Form("path series step id place outcome bytes seconds findings"),
+    "shared_steps.RepairedFile": Form("path series step id place file repaired source reason"),
+    "replicate.Replicated": Form("path series step id bytes done sent verified message"),
+    "scrub.Scrubbed": Form("stopped left places next could_not_tell"),
+    "scrub_plan.Due": Form("path id place last_read_at", {"last_read_at": lambda due: _moment(due.last)}),
+    "repair.Repaired": Form("dry_run files checkpoints=checked could_not_tell"),
+    # the daemon
+    "healthz": Form("host boot_id pid started_at"),
+    "guarded.WatchedRun": Form(
+        "id=run_id url state trouble passes last_pass_at pending=last_pass.pending scrub replicas>standing",
+        {"trouble": lambda run: run.trouble and {"kind": run.trouble.kind, "message": run.trouble.message}},
+    ),
+    "scrub_state.ScrubState": Form("every_seconds=every bytes_per_second=rate reading last next"),
+    "scrub_state.PlaceAt": Form("path id place at", {"at": lambda place: _moment(place.at)}),
+}

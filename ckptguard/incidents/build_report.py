@@ -11,10 +11,9 @@ from ckptguard.errors import NotFoundError
 from ckptguard.incidents.causes import likely_causes
 from ckptguard.incidents.report_words import NO_SICKNESS
 from ckptguard.inspect.bad_tensors import Culprit, find_culprits
-from ckptguard.inspect.changed_tensors import MOST_CHANGES, changed_tensors
+from ckptguard.inspect.diff import MOST_CHANGES, changed_tensors
 from ckptguard.inspect.list_states import survey
-from ckptguard.inspect.locate import locate
-from ckptguard.inspect.tensor_table import TensorSource
+from ckptguard.inspect.tensor_table import TensorSource, locate
 from ckptguard.records.incidents import Incident, list_incidents, read_incident
 from ckptguard.records.run import Run
 from ckptguard.runs.history import History

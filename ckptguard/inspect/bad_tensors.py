@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from ckptguard.inspect.tensor_table import TensorSource
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
-from ckptguard.scan.result import Numbers
 from ckptguard.values.verdict import Finding, Severity
 from ckptguard.verify.collect_evidence import roles_of
 
@@ -39,27 +38,20 @@ def find_culprits(
     `path` is where the checkpoint lay when it was judged, `source` where it lies now (None: it is gone, and only
     `findings` tell).
     """
-    errors = [f for f in findings if f.severity is Severity.ERROR and not isinstance(f.omitted, int)]
-    recorded = [_recorded(f, path) for f in errors]
+    recorded = [
+        Culprit(check=f.check, file=_inside(f.file, path), tensor=f.tensor, role=None, message=f.message)
+        for f in findings
+        if f.severity is Severity.ERROR and not isinstance(f.omitted, int)
+    ]
     if source is None:
         return tuple(sorted(recorded, key=lambda c: c.check == "finite"))
     wrong = {(c.file, c.tensor) for c in recorded}
     # A mask and what the user allows are only noticed.
     noticed = {(_inside(f.file, path), f.tensor) for f in findings if f.severity is Severity.NOTICE} - wrong
-    sick = [c for c in _not_finite(source, work) if (c.file, c.tensor) not in noticed and c.role in _FIRST_ROLES]
+    sick = [c for c in _not_finite(source, work) if (c.file, c.tensor) not in noticed]
     seen = {(c.file, c.tensor) for c in sick}
     rest = [c for c in recorded if c.check == "finite" and (c.file, c.tensor) not in seen]
     return (*(c for c in recorded if c.check != "finite"), *sick, *rest)
-
-
-def _recorded(finding: Finding, path: str) -> Culprit:
-    return Culprit(
-        check=finding.check,
-        file=_inside(finding.file, path),
-        tensor=finding.tensor,
-        role=None,
-        message=finding.message,
-    )
 
 
 def _inside(file: str | None, path: str) -> str | None:
@@ -67,32 +59,26 @@ def _inside(file: str | None, path: str) -> str | None:
 
 
 def _not_finite(source: TensorSource, work: Work) -> list[Culprit]:
-    """Every tensor that holds NaN or infinity: those of the model first, then as they lie in the files."""
+    """Tensors of the first roles that hold NaN or infinity: those of the model first, then as they lie in the files."""
     found = work.scanner(source.storage, source.checkpoint.files, ScanOptions(md5=False), work.progress).files
     roles = roles_of(found)
     culprits = []
     for file in found:
         inside = _inside(file.entry.key, source.checkpoint.path)
         for tensor, role, numbers in zip(file.structure.tensors, roles[file.entry.key], file.numbers, strict=True):
-            if numbers is not None and numbers.first_bad is not None:
-                culprits.append(
-                    Culprit(
-                        check="finite",
-                        file=inside,
-                        tensor=tensor.name,
-                        role=role,
-                        message=", ".join(_words(numbers)),
-                        nan=numbers.nan,
-                        inf=numbers.posinf + numbers.neginf,
-                        elements=numbers.count,
-                        first_index=numbers.first_bad,
-                    )
-                )
-    order = {role: place for place, role in enumerate(_FIRST_ROLES)}
-    return sorted(culprits, key=lambda c: order.get(c.role or "", len(order)))
-
-
-def _words(numbers: Numbers) -> Iterator[str]:
-    for count, name in ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf")):
-        if count:
-            yield f"{count} {name}"
+            if numbers is None or numbers.first_bad is None or role not in _FIRST_ROLES:
+                continue
+            kinds = ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf"))
+            culprit = Culprit(
+                check="finite",
+                file=inside,
+                tensor=tensor.name,
+                role=role,
+                message=", ".join(f"{count} {kind}" for count, kind in kinds if count),
+                nan=numbers.nan,
+                inf=numbers.posinf + numbers.neginf,
+                elements=numbers.count,
+                first_index=numbers.first_bad,
+            )
+            culprits.append(culprit)
+    return sorted(culprits, key=lambda c: _FIRST_ROLES.index(c.role or ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -9,8 +10,8 @@ import msgspec
 from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, NotFoundError, SettingsError
 from ckptguard.inspect.bad_tensors import Culprit, find_culprits
 from ckptguard.inspect.diff import Diff, diff_sources
-from ckptguard.inspect.list_states import CheckpointState, survey
-from ckptguard.inspect.locate import locate
+from ckptguard.inspect.list_states import survey
+from ckptguard.inspect.tensor_table import locate
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
@@ -43,8 +44,8 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     series: str | None
     stages: tuple[Stage, ...]
-    last_good: Stage | None
-    first_bad: Stage | None
+    last_good: Stage | None = None
+    first_bad: Stage | None = None
     findings: tuple[Finding, ...] = ()
     culprits: tuple[Culprit, ...] = ()
     diff: Diff | None = None
@@ -60,59 +61,53 @@ def bisect_run(view: RunView, *, series: str | None = None, record: bool = True,
     """
     notes: list[str] = []
     judged, unsure = _verify_pending(view, series, notes, record=record, work=work)
-    by_series: dict[str, list[tuple[CheckpointState, Stage]]] = {}
-    for state in survey(view):
+    states = {(state.path, state.id): state for state in survey(view)}
+    by_series: dict[str, list[Stage]] = {}
+    for state in states.values():
         if state.step is not None and series in (None, state.series):
             fresh = judged.get(state.path) if state.outcome is Outcome.PENDING else None
             outcome = fresh.outcome if fresh is not None else state.outcome
             stage = Stage(path=state.path, id=state.id, step=state.step, outcome=outcome)
-            by_series.setdefault(state.series, []).append((state, stage))
+            by_series.setdefault(state.series, []).append(stage)
     if not by_series:
         what = f" of series {series}" if series is not None else ""
         raise NotFoundError(f"{view.run.url} has no checkpoints{what} whose step is known")
+    for stages in by_series.values():
+        stages.sort(key=lambda s: (s.step, s.id.generation if s.id is not None else 0, s.path))
     chosen = _choose(by_series)
+    only = next(iter(by_series)) if len(by_series) == 1 else None
+    stages = by_series[chosen] if chosen is not None else list(itertools.chain.from_iterable(by_series.values()))
+    whole = Bisection(target=view.run.url, series=chosen or only, stages=tuple(stages), could_not_tell=unsure)
     if chosen is None:
-        stages = tuple(stage for own in by_series.values() for _, stage in sorted(own, key=_age))
-        only = next(iter(by_series)) if len(by_series) == 1 else None
-        return Bisection(
-            target=view.run.url,
-            series=only,
-            stages=stages,
-            last_good=None,
-            first_bad=None,
-            notes=tuple(notes),
-            could_not_tell=unsure,
-        )
-    ordered = sorted(by_series[chosen], key=_age)
-    good, bad = _turn([stage for _, stage in ordered])
-    fresh = judged.get(ordered[bad][1].path)
-    findings = _recorded_findings(view, ordered[bad][0]) or (fresh.findings if fresh is not None else ())
-    source = locate(view, ordered[bad][0])
+        return msgspec.structs.replace(whole, notes=tuple(notes))
+    good, at = _turn(stages)
+    bad = stages[at]
+    verdict, fresh = view.history.verdict(bad.id) if bad.id is not None else None, judged.get(bad.path)
+    findings = (verdict.findings if verdict is not None else ()) or (fresh.findings if fresh is not None else ())
+    source = locate(view, states[bad.path, bad.id])
     culprits: tuple[Culprit, ...] = ()
     found: Diff | None = None
     try:
-        culprits = find_culprits(source, ordered[bad][1].path, findings, work=work)
-        earlier = [state for state, stage in ordered[: good + 1 if good is not None else 0] if _is_good(stage)]
-        before = next((s for s in (locate(view, state) for state in reversed(earlier)) if s is not None), None)
+        culprits = find_culprits(source, bad.path, findings, work=work)
+        earlier = [s for s in stages[:at] if s.outcome is Outcome.GOOD]
+        sources = (locate(view, states[s.path, s.id]) for s in reversed(earlier))
+        before = next((s for s in sources if s is not None), None)
         if source is None:
-            notes.append(f"{ordered[bad][1].path} is gone: only its verdict is left")
+            notes.append(f"{bad.path} is gone: only its verdict is left")
         elif before is None:
             notes.append("there is no good checkpoint before it to compare it with")
         else:
             found = diff_sources(before, source, work=work)
     except CkptguardError as error:
         notes.append(f"the two cannot be compared: {error.message}")
-    return Bisection(
-        target=view.run.url,
-        series=chosen,
-        stages=tuple(stage for _, stage in ordered),
-        last_good=ordered[good][1] if good is not None else None,
-        first_bad=ordered[bad][1],
+    return msgspec.structs.replace(
+        whole,
+        last_good=stages[good] if good is not None else None,
+        first_bad=bad,
         findings=findings,
         culprits=culprits,
         diff=found,
         notes=tuple(notes),
-        could_not_tell=unsure,
     )
 
 
@@ -152,39 +147,17 @@ def _quiet(view: RunView, checkpoint: Checkpoint) -> Checkpoint | None:
     return wait_until_quiet(checkpoint, lambda: view.look_again(checkpoint.path), settle=settle, limit=limit)
 
 
-def _age(item: tuple[CheckpointState, Stage]) -> tuple[int, int, str]:
-    stage = item[1]
-    return stage.step, stage.id.generation if stage.id is not None else 0, stage.path
-
-
-def _is_good(stage: Stage) -> bool:
-    return stage.outcome is Outcome.GOOD
-
-
-def _choose(by_series: dict[str, list[tuple[CheckpointState, Stage]]]) -> str | None:
+def _choose(by_series: dict[str, list[Stage]]) -> str | None:
     """The one series that turned bad; else the one that has bad ones at all."""
-    bad = {
-        name: _turn([stage for _, stage in sorted(own, key=_age)])
-        for name, own in by_series.items()
-        if any(stage.outcome is Outcome.BAD for _, stage in own)
-    }
-    turned = [name for name, (good, _) in bad.items() if good is not None] or list(bad)
+    bad = [name for name, stages in by_series.items() if any(s.outcome is Outcome.BAD for s in stages)]
+    turned = [name for name in bad if _turn(by_series[name])[0] is not None] or bad
     if len(turned) > 1:
-        names = ", ".join(name for name in sorted(turned))
-        raise SettingsError(f"several series turned bad: {names}", hint="choose one with --series")
+        raise SettingsError(f"several series turned bad: {', '.join(sorted(turned))}", hint="choose one with --series")
     return turned[0] if turned else None
 
 
 def _turn(stages: Sequence[Stage]) -> tuple[int | None, int]:
     """(last good, first bad): the newest good one with a bad one after it, and the first bad one after that."""
     bad = [i for i, stage in enumerate(stages) if stage.outcome is Outcome.BAD]
-    good = [i for i, stage in enumerate(stages) if _is_good(stage) and i < bad[-1]]
-    if not good:
-        return None, bad[0]
-    return good[-1], next(i for i in bad if i > good[-1])
-
-
-def _recorded_findings(view: RunView, state: CheckpointState) -> tuple[Finding, ...]:
-    """What the recorded verdict found; nothing where there is none."""
-    verdict = view.history.verdict(state.id) if state.id is not None else None
-    return verdict.findings if verdict is not None else ()
+    good = max((i for i, s in enumerate(stages[: bad[-1]]) if s.outcome is Outcome.GOOD), default=None)
+    return good, next(i for i in bad if good is None or i > good)

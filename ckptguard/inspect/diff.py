@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import msgspec
 
-from ckptguard.inspect.match_tensors import Matching, match_tensors
+from ckptguard.errors import CkptguardError
+from ckptguard.inspect.match_tensors import Matching, Prefix, match_tensors
 from ckptguard.inspect.tensor_table import Contents, HeldTensor, TensorSource, find_source, read_contents
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
 from ckptguard.scan.tensor_difference import Difference
 from ckptguard.storage import Reader
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.incident import ChangedTensor, worded
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 
+MOST_SICK = 10  # of those that became non-finite, so that there is room for those that merely changed
+MOST_CHANGES = 20
 KINDS = ("changed", "retyped", "reshaped", "unknown", "added", "removed")
 
 
@@ -54,15 +58,6 @@ class TensorChange(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
 
 
-class Prefix(msgspec.Struct, frozen=True, kw_only=True):
-    """All names of a role begin with `a` on one side and with `b` on the other; they were compared all the same."""
-
-    role: str
-    a: str
-    b: str
-    tensors: int
-
-
 class DamagedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file whose structure is damaged: what it should hold may be missing from the comparison."""
 
@@ -94,8 +89,7 @@ def diff(a: str, b: str, settings: Settings, *, work: Work = PLAIN) -> Diff:
     NotFoundError for what is no checkpoint, RefusedError for one too damaged to be read, CouldNotTellError and its
     kinds where reading fails.
     """
-    first, second = find_source(a, settings), find_source(b, settings)
-    return diff_sources(first, second, work=work)
+    return diff_sources(find_source(a, settings), find_source(b, settings), work=work)
 
 
 def diff_sources(a: TensorSource, b: TensorSource, *, work: Work = PLAIN) -> Diff:
@@ -103,7 +97,8 @@ def diff_sources(a: TensorSource, b: TensorSource, *, work: Work = PLAIN) -> Dif
     before = read_contents(a, work=work)
     after = read_contents(b, work=work)
     matching = match_tensors(before, after)
-    with _Comparison(a, b, work.progress) as comparison:
+    with ExitStack() as stack:
+        comparison = _Comparison((a, b), work.progress, stack)
         found = [comparison.change(x, y) for x, y in sorted(matching.pairs, key=lambda p: (p[0].key, p[1].key))]
         comparison.check_unchanged()
     changes = [c for c in found if c is not None]
@@ -111,7 +106,7 @@ def diff_sources(a: TensorSource, b: TensorSource, *, work: Work = PLAIN) -> Dif
         a=_side(before),
         b=_side(after),
         same=len(found) - len(changes),
-        prefixes=tuple(Prefix(role=r.role, a=r.a, b=r.b, tensors=r.tensors) for r in matching.renamings),
+        prefixes=tuple(matching.renamings),
         changes=tuple(sorted([*changes, *_unpaired(matching)], key=weight)),
         damaged=tuple(
             DamagedFile(side=side, file=d.file, message=d.message)
@@ -145,47 +140,45 @@ def _side(contents: Contents) -> DiffedCheckpoint:
     )
 
 
-def _tensor(held: HeldTensor) -> DiffedTensor:
+def _tensor(held: HeldTensor | None) -> DiffedTensor | None:
+    if held is None:
+        return None
     return DiffedTensor(name=held.name, file=held.file, dtype=held.place.dtype, shape=held.place.shape)
+
+
+def _change(
+    kind: str, a: HeldTensor | None, b: HeldTensor | None, found: Difference | None = None, note: str | None = None
+) -> TensorChange:
+    """A change of a tensor that at least one side holds; it goes by its name in `b`."""
+    name, role = next((held.name, held.role) for held in (b, a) if held is not None)
+    return TensorChange(name=name, role=role, change=kind, a=_tensor(a), b=_tensor(b), difference=found, note=note)
 
 
 def _unpaired(matching: Matching) -> Iterable[TensorChange]:
     for chunks, others in matching.recut:
-        whole = chunks[0]
         note = f"it is stored in {len(chunks)} and in {len(others)} pieces that do not agree"
-        yield TensorChange(
-            name=whole.name.partition("[")[0],
-            role=whole.role,
-            change="unknown",
-            a=_tensor(whole),
-            b=_tensor(others[0]),
-            note=note,
-        )
-    for held in matching.added:
-        yield TensorChange(name=held.name, role=held.role, change="added", a=None, b=_tensor(held))
-    for held in matching.removed:
-        yield TensorChange(name=held.name, role=held.role, change="removed", a=_tensor(held), b=None)
+        change = _change("unknown", chunks[0], others[0], note=note)
+        yield msgspec.structs.replace(change, name=chunks[0].name.partition("[")[0])
+    yield from (_change("added", None, held) for held in matching.added)
+    yield from (_change("removed", held, None) for held in matching.removed)
 
 
 class _Comparison:
     """Compares paired tensors; keeps one file of each side open, so pairs should come file by file."""
 
-    def __init__(self, a: TensorSource, b: TensorSource, progress: Progress | None) -> None:
-        self._sources = (a, b)
-        self._progress = progress
+    def __init__(self, sources: tuple[TensorSource, TensorSource], progress: Progress | None, stack: ExitStack) -> None:
+        self._sources, self._progress, self._stack = sources, progress, stack
         self._open: list[tuple[str, Reader] | None] = [None, None]
-        self._stack = ExitStack()
 
     def change(self, a: HeldTensor, b: HeldTensor) -> TensorChange | None:
         """How two tensors that belong together differ; None if they do not."""
         if _same_bytes(a, b):
             return None
-        fields = {"name": b.name, "role": b.role, "a": _tensor(a), "b": _tensor(b)}
         if a.place.shape != b.place.shape:
-            return TensorChange(change="reshaped", **fields)  # type: ignore[arg-type]
+            return _change("reshaped", a, b)
         retyped = a.place.dtype != b.place.dtype
         if a.place.span is None or b.place.span is None:
-            return TensorChange(change="retyped", **fields) if retyped else None  # type: ignore[arg-type]
+            return _change("retyped", a, b) if retyped else None
         from ckptguard.scan.compare import LocatedTensor, NotComparable, compare
 
         try:
@@ -194,14 +187,13 @@ class _Comparison:
                 LocatedTensor(self._reader(1, b.key), b.offset, b.place),
             )
         except NotComparable as error:
-            kind = "retyped" if retyped else "unknown"
-            return TensorChange(change=kind, note=str(error), **fields)  # type: ignore[arg-type]
+            return _change("retyped" if retyped else "unknown", a, b, note=str(error))
         if self._progress is not None:
             self._progress(a.length + b.length)
-        if retyped:
-            return TensorChange(change="retyped", difference=found, **fields)  # type: ignore[arg-type]
         # Of a span that tensors share, another one may have changed.
-        return TensorChange(change="changed", difference=found, **fields) if found.differing else None  # type: ignore[arg-type]
+        if not retyped and not found.differing:
+            return None
+        return _change("retyped" if retyped else "changed", a, b, found)
 
     def _reader(self, side: int, key: str) -> Reader:
         held = self._open[side]
@@ -218,12 +210,6 @@ class _Comparison:
         for held in self._open:
             if held is not None:
                 held[1].check_unchanged()
-
-    def __enter__(self) -> _Comparison:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stack.close()
 
 
 def _same_bytes(a: HeldTensor, b: HeldTensor) -> bool:
@@ -243,3 +229,41 @@ def shown(changes: Sequence[TensorChange], most: int | None) -> list[TensorChang
             left[change.change] -= 1
             kept.append(change)
     return kept
+
+
+def changed_tensors(
+    good: TensorSource, bad: TensorSource, largest: Mapping[str, float], *, work: Work = PLAIN
+) -> tuple[tuple[ChangedTensor, ...], int, str | None]:
+    """What set the first bad checkpoint apart from the last good one, for a report: (what became non-finite, then what
+    changed most; how many more; why they could not be compared, or not wholly).
+
+    `largest` are the largest finite magnitudes of the good one's tensors by name. Raises nothing about the bytes.
+    """
+    try:
+        found = diff_sources(good, bad, work=work)
+    except CkptguardError as error:
+        return (), 0, f"the two cannot be compared: {error.message}"
+    sick = [c for c in found.changes if c.difference is not None and c.difference.became_nonfinite]
+    rest = [c for c in found.changes if c.difference is None or not c.difference.became_nonfinite]
+    kept = sick[:MOST_SICK]
+    kept += rest[: MOST_CHANGES - len(kept)]
+    damaged = next(iter(found.damaged), None)
+    note = f"{damaged.file} is damaged, so this may not be all" if damaged is not None else None
+    return tuple(_changed(c, largest) for c in kept), len(found.changes) - len(kept), note
+
+
+def _changed(change: TensorChange, largest: Mapping[str, float]) -> ChangedTensor:
+    found, before, side = change.difference, change.a, change.b or change.a
+    return ChangedTensor(
+        name=change.name,
+        role=change.role,
+        change=change.change,
+        dtype=side.dtype if side is not None else None,
+        elements=found.count if found is not None else None,
+        became_nonfinite=found.became_nonfinite if found is not None else 0,
+        first_nonfinite=found.first_nonfinite if found is not None else None,
+        relative_l2=worded(found.relative_l2) if found is not None else None,
+        largest_change=worded(found.largest_change) if found is not None else None,
+        largest=largest.get(before.name) if before is not None and change.role == "model" else None,
+        note=change.note,
+    )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import secrets
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import msgspec
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, ObjectExistsError, ObjectMissingError
-from ckptguard.inspect.inotify import events_arrive
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
@@ -46,6 +46,14 @@ class StorageDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class _Answer(NamedTuple):
+    """What one probe found; None: it cannot be told. Without `means` the table has the sentence."""
+
+    answer: bool | None
+    means: str = ""
+    value: float | None = None
+
+
 # What a "no" makes of the whole; the other probes only inform.
 _UNSAFE = {"read after write", "ranged reads", "overwrites"}
 _LIMITING = {"write", "exclusive create", "listing after write", "delete"}
@@ -53,6 +61,47 @@ _NAMES = (
     *("write", "exclusive create", "read after write", "ranged reads", "overwrites", "listing after write", "delete"),
     *("large objects", "clock", "free space", "round trip", "links", "reflinks", "inotify"),
 )
+# What follows from a "yes", and from a "no".
+_MEANS = {
+    "exclusive create": (
+        "of racing writers exactly one wins: several may guard this run",
+        "the store replaces silently what exists: let only one process at a time write here, so one daemon, "
+        "or the training alone",
+    ),
+    "read after write": (
+        "a checkpoint can be read back as soon as it is written",
+        "what was just written is not what is read: no verdict on this storage can be trusted",
+    ),
+    "ranged reads": (
+        "files are verified in pieces, in little memory",
+        "a part of a file is not what it is in the whole: no verdict on this storage can be trusted",
+    ),
+    "overwrites": (
+        "a file that was replaced is read anew at once",
+        "a replaced file is still read as it was: damage and re-saves stay hidden",
+    ),
+    "listing after write": (
+        "new checkpoints are seen at the next look",
+        "listings lag behind: new checkpoints are seen later, and nothing young may be collected",
+    ),
+    "delete": ("old checkpoints can be removed", "what is removed stays: retention frees no space"),
+    "large objects": (
+        "their uploads are exclusive, too",
+        "of two uploads of one file at the same time the later one stays; manifests are not concerned",
+    ),
+    "links": (
+        "a kept copy costs no space, and shares a rotten block: see `keep`",
+        "a kept copy costs its full size here",
+    ),
+    "reflinks": (
+        "a kept copy costs no space until one side changes",
+        "only full copies are independent of the trainer's files",
+    ),
+    "inotify": (
+        "saves of this machine are seen at once; those of other machines by the timer",
+        "no events arrive: the daemon looks by its timer (`scan_interval`)",
+    ),
+}
 
 
 def diagnose(url: str, options: StorageOptions = NO_OPTIONS) -> StorageDiagnosis:
@@ -73,11 +122,11 @@ def diagnose(url: str, options: StorageOptions = NO_OPTIONS) -> StorageDiagnosis
         thread.join(_GRACE if probing.found else 0)
     if probing.failed is not None:
         raise probing.failed
-    found = dict(probing.found)
+    found = dict(probing.found)  # a thread that hangs may still add to it
     if not found:
         raise CouldNotTellError(f"{escape(probing.url or normalise_url(url))}: no answer within {LIMIT:g} seconds")
-    late = Probe(name="", answer="unknown", means=f"no answer within {LIMIT:g} seconds")
-    probes = tuple(found.get(name) or msgspec.structs.replace(late, name=name) for name in _NAMES)
+    late = f"no answer within {LIMIT:g} seconds"
+    probes = tuple(found.get(name) or Probe(name=name, answer="unknown", means=late) for name in _NAMES)
     return StorageDiagnosis(
         url=probing.url or url, outcome=_outcome(probes), probes=probes, seconds=round(time.monotonic() - begun, 3)
     )
@@ -88,7 +137,7 @@ def _outcome(probes: tuple[Probe, ...]) -> str:
     unsure = {probe.name for probe in probes if probe.answer == "unknown"}
     if refused & _UNSAFE:
         return "bad"
-    if refused & {"write"}:
+    if "write" in refused:
         return "limited"
     if unsure & (_UNSAFE | _LIMITING):
         return "unknown"
@@ -119,42 +168,32 @@ class _Probing:
             self.failed = error
 
     def _all(self) -> None:
-        if not self._write():
+        self._tell("write", self._write())  # what fails here fails altogether
+        if self.found["write"].answer != "yes":
             for name in set(_NAMES) - {"write", "free space"}:
-                self._tell(name, None, "not probed: nothing can be written")
-            self._ask("free space", self._free_space)
+                self._tell(name, _Answer(None, "not probed: nothing can be written"))
+            self._ask("free space")
             return
         try:
-            for name, probe in (
-                ("exclusive create", self._exclusive_create),
-                ("read after write", self._read_after_write),
-                ("ranged reads", self._ranged_reads),
-                ("overwrites", self._overwrites),
-                ("listing after write", self._listing),
-                ("delete", self._delete),
-                ("clock", self._clock),
-                ("free space", self._free_space),
-                ("round trip", self._round_trip),
-                ("links", self._links),
-                ("reflinks", self._reflinks),
-                ("inotify", self._inotify),
-                ("large objects", self._large_objects),
-            ):
-                self._ask(name, probe)
+            for name in _NAMES[1:]:
+                self._ask(name)
         finally:
             # Even when time is up: what the probes wrote must go.
             with contextlib.suppress(CouldNotTellError):
                 self._opening(must_exist=False).remove(self._folder)
 
-    def _ask(self, name: str, probe: Callable[[], None]) -> None:
+    def _ask(self, name: str) -> None:
+        """Make the probe of this name: the method that is called so."""
         try:
-            probe()
+            found = getattr(self, "_" + name.replace(" ", "_"))()
         except CouldNotTellError as error:
-            self._tell(name, None, f"could not tell: {error.message}")
+            found = _Answer(None, f"could not tell: {error.message}")
+        self._tell(name, found if isinstance(found, _Answer) else _Answer(found))
 
-    def _tell(self, name: str, answer: bool | None, means: str, value: float | None = None) -> None:
-        word = "unknown" if answer is None else "yes" if answer else "no"
-        self.found[name] = Probe(name=name, answer=word, value=value, means=means)
+    def _tell(self, name: str, found: _Answer) -> None:
+        word = "unknown" if found.answer is None else "yes" if found.answer else "no"
+        means = found.means or _MEANS[name][not found.answer]
+        self.found[name] = Probe(name=name, answer=word, value=found.value, means=means)
 
     def _key(self, name: str) -> str:
         return f"{self._folder}/{name}"
@@ -168,18 +207,16 @@ class _Probing:
         with self._storage.open(self._key(name)) as reader:
             return reader.read(0, reader.entry.size)
 
-    def _write(self) -> bool:
+    def _write(self) -> _Answer:
         try:
             self._create("first", b"first")
         except DeniedError as error:
             with contextlib.suppress(ObjectMissingError):
                 self._storage.list("")  # who may not do this either can do nothing here: without credentials, say
-            self._tell("write", False, f"checkpoints can be verified here, but nothing is recorded: {error.message}")
-            return False
-        self._tell("write", True, "manifests and verdicts can be recorded here")
-        return True
+            return _Answer(False, f"checkpoints can be verified here, but nothing is recorded: {error.message}")
+        return _Answer(True, "manifests and verdicts can be recorded here")
 
-    def _exclusive_create(self) -> None:
+    def _exclusive_create(self) -> bool:
         def race(number: int) -> bool:
             try:
                 self._storage.create(self._key("raced"), b"%d" % number)
@@ -190,144 +227,109 @@ class _Probing:
         said = self._storage.capabilities().exclusive_create
         with ThreadPoolExecutor(4) as racers:
             winners = [number for number, won in enumerate(racers.map(race, range(4))) if won]
-        if said and len(winners) == 1 and self._read("raced") == b"%d" % winners[0]:
-            self._tell("exclusive create", True, "of racing writers exactly one wins: several may guard this run")
-        else:
-            self._tell(
-                "exclusive create",
-                False,
-                "the store replaces silently what exists: let only one process at a time write here, so one daemon, "
-                "or the training alone",
-            )
+        return said and len(winners) == 1 and self._read("raced") == b"%d" % winners[0]
 
-    def _read_after_write(self) -> None:
+    def _read_after_write(self) -> bool:
         data = secrets.token_bytes(4096)
         self._create("read", data)
-        same = self._read("read") == data
-        means = (
-            "a checkpoint can be read back as soon as it is written"
-            if same
-            else ("what was just written is not what is read: no verdict on this storage can be trusted")
-        )
-        self._tell("read after write", same, means)
+        return self._read("read") == data
 
-    def _ranged_reads(self) -> None:
+    def _ranged_reads(self) -> bool:
         data = secrets.token_bytes(_MEGABYTE)
         self._create("ranges", data)
         with self._storage.open(self._key("ranges")) as reader:
             ranges = ((0, 1), (1, 4096), (_MEGABYTE // 2, 10_000), (_MEGABYTE - 1, 1))
-            same = all(reader.read(at, length) == data[at : at + length] for at, length in ranges)
-        means = (
-            "files are verified in pieces, in little memory"
-            if same
-            else ("a part of a file is not what it is in the whole: no verdict on this storage can be trusted")
-        )
-        self._tell("ranged reads", same, means)
+            return all(reader.read(at, length) == data[at : at + length] for at, length in ranges)
 
-    def _overwrites(self) -> None:
+    def _overwrites(self) -> bool:
         with self._storage.upload(self._key("read"), replace=True) as upload:
             upload.write(b"replaced")
             upload.commit()
-        fresh = self._read("read") == b"replaced"
-        means = (
-            "a file that was replaced is read anew at once"
-            if fresh
-            else ("a replaced file is still read as it was: damage and re-saves stay hidden")
-        )
-        self._tell("overwrites", fresh, means)
+        return self._read("read") == b"replaced"
 
-    def _listing(self) -> None:
+    def _listing_after_write(self) -> _Answer:
         begun = time.monotonic()
         self._create("listed", b"1")
-        late = -1.0
+        late = None
         while time.monotonic() - begun < _PATIENCE:
             if self._key("listed") in [entry.key for entry in self._storage.list(self._folder)]:
-                late = time.monotonic() - begun
+                late = round(time.monotonic() - begun, 3)
                 break
             time.sleep(0.05)
         # One round of asking is no delay of the store.
-        prompt = 0 <= late <= 0.05 + 3 * max(self._times)
-        if prompt:
-            self._tell("listing after write", True, "new checkpoints are seen at the next look", round(late, 3))
-        else:
-            self._tell(
-                "listing after write",
-                False,
-                "listings lag behind: new checkpoints are seen later, and nothing young may be collected",
-                round(late, 3) if late >= 0 else None,
-            )
+        return _Answer(late is not None and late <= 0.05 + 3 * max(self._times), value=late)
 
-    def _delete(self) -> None:
+    def _delete(self) -> bool:
         self._storage.remove(self._key("first"))
         try:
             self._storage.stat(self._key("first"))
         except ObjectMissingError:
-            self._tell("delete", True, "old checkpoints can be removed")
-        else:
-            self._tell("delete", False, "what is removed stays: retention frees no space")
+            return True
+        return False
 
-    def _clock(self) -> None:
+    def _clock(self) -> _Answer:
         now = time.time()
         self._create("clock", b"1")
         told = self._storage.stat(self._key("clock")).mtime_ns
         if told is None:
-            self._tell("clock", None, "the store tells no times: ages are taken from this machine's clock")
-            return
+            return _Answer(None, "the store tells no times: ages are taken from this machine's clock")
         offset = round(told / 1e9 - (now + time.time()) / 2, 3)
         # Many stores tell whole seconds.
         if abs(offset) <= _CLOCK:
-            self._tell("clock", True, "it agrees with this machine's", offset)
-        else:
-            self._tell("clock", False, f"it differs from this machine's by {offset:+.0f} s: set one of them", offset)
+            return _Answer(True, "it agrees with this machine's", offset)
+        return _Answer(False, f"it differs from this machine's by {offset:+.0f} s: set one of them", offset)
 
-    def _free_space(self) -> None:
+    def _free_space(self) -> _Answer:
         free = self._storage.free_space()
         if free is None:
-            self._tell("free space", None, "the store does not say: a full one is noticed when a save fails")
-        else:
-            means = f"{free / 1e9:.1f} GB: saves, restores and copies are refused before they run out"
-            self._tell("free space", free > 0, means, float(free))
+            return _Answer(None, "the store does not say: a full one is noticed when a save fails")
+        means = f"{free / 1e9:.1f} GB: saves, restores and copies are refused before they run out"
+        return _Answer(free > 0, means, float(free))
 
-    def _round_trip(self) -> None:
+    def _round_trip(self) -> _Answer:
         middle = statistics.median(self._times)
-        self._tell("round trip", True, f"a small write takes {middle * 1000:.0f} ms", round(middle, 4))
+        return _Answer(True, f"a small write takes {middle * 1000:.0f} ms", round(middle, 4))
 
-    def _links(self) -> None:
-        how = self._storage.copy(self._key("ranges"), self._key("linked"), how="link")
-        if how == "copy":
-            self._tell("links", False, "a kept copy costs its full size here")
-        else:
-            self._tell("links", True, "a kept copy costs no space, and shares a rotten block: see `keep`")
+    def _links(self) -> bool:
+        return self._storage.copy(self._key("ranges"), self._key("linked"), how="link") != "copy"
 
-    def _reflinks(self) -> None:
-        how = self._storage.copy(self._key("ranges"), self._key("cloned"), how="clone")
-        if how == "reflink":
-            self._tell("reflinks", True, "a kept copy costs no space until one side changes")
-        else:
-            self._tell("reflinks", False, "only full copies are independent of the trainer's files")
+    def _reflinks(self) -> bool:
+        return self._storage.copy(self._key("ranges"), self._key("cloned"), how="clone") == "reflink"
 
-    def _inotify(self) -> None:
+    def _inotify(self) -> _Answer:
         root = self._storage.root
         if root is None:
-            self._tell("inotify", False, "the daemon looks by its timer (`scan_interval`)")
-            return
-        arrived = events_arrive(f"{root}/{self._folder}")
-        means = (
-            "saves of this machine are seen at once; those of other machines by the timer"
-            if arrived
-            else ("no events arrive: the daemon looks by its timer (`scan_interval`)")
-        )
-        self._tell("inotify", arrived, means)
+            return _Answer(False, "the daemon looks by its timer (`scan_interval`)")
+        return _Answer(_events_arrive(f"{root}/{self._folder}"))
 
-    def _large_objects(self) -> None:
-        if self._storage.capabilities().exclusive_upload:
-            self._tell("large objects", True, "their uploads are exclusive, too")
-        else:
-            self._tell(
-                "large objects",
-                False,
-                "of two uploads of one file at the same time the later one stays; manifests are not concerned",
-            )
+    def _large_objects(self) -> bool:
+        return self._storage.capabilities().exclusive_upload
+
+
+def _events_arrive(folder: str) -> bool:
+    """Whether a new file in this local folder is told within a second; leaves the file there."""
+    from watchdog.events import FileSystemEvent, FileSystemEventHandler
+    from watchdog.observers import Observer
+
+    arrived = threading.Event()
+
+    class _Told(FileSystemEventHandler):
+        def on_any_event(self, event: FileSystemEvent) -> None:
+            arrived.set()
+
+    observer = Observer()
+    try:
+        observer.schedule(_Told(), folder)
+        observer.start()
+    except OSError:  # no watches left
+        return False
+    try:
+        with open(os.path.join(folder, "watched"), "wb"):
+            pass
+        return arrived.wait(1.0)
+    finally:
+        observer.stop()
+        observer.join()
 
 
 def words(diagnosis: StorageDiagnosis) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 import msgspec
 
-from ckptguard.inspect.glance import Glance
-from ckptguard.inspect.state_memo import StateMemo, remembered
+from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.keep.copy_cost import own_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
@@ -51,34 +47,61 @@ def survey(view: RunView, memo: StateMemo | None = None) -> tuple[CheckpointStat
     Of checkpoints whose records are unchanged since the last survey nothing is read. What that one learned is in
     `memo`, else in a file of this user's; see `state_memo`.
     """
-    if memo is not None:
-        return states_by_glance(view, Glance(view, memo))
-    with remembered(view.run) as own:
+    with remembered(view.run, memo) as own:
         return states_by_glance(view, Glance(view, own))
 
 
 def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ...]:
     """The same, by what a glance tells of the records."""
-    look = _Look(view, glance, set(list_kept(view.run)), set(list_trashed(view.run)), pins_of(view.run))
+    run, history = view.run, view.history
+    in_kept, in_trash, pins = set(list_kept(run)), set(list_trashed(run)), pins_of(run)
+
+    def state_of(id: CheckpointId, checkpoint: Checkpoint | None) -> CheckpointState:
+        """What is known of a generation, whose content lies in this checkpoint if there is one."""
+        verdict, sealed = glance.judged(id), glance.sealed(id)
+        copy = read_kept(run, id) if id in in_kept else None
+        if copy is not None:
+            files = glance.sealed(id, files=True)
+            if files is not None and not kept_matches(run, copy, files):
+                copy = None  # a hard link shares what was done to the original
+        lies = checkpoint or sealed  # both tell path, layout and size
+        return CheckpointState(
+            path=lies.path if lies else id.series,
+            series=id.series,
+            layout=lies.layout if lies else "",
+            step=id.step,
+            id=id,
+            outcome=verdict.outcome if verdict else Outcome.PENDING,
+            in_place=checkpoint is not None,
+            kept=copy is not None,
+            kept_how=copy.how if copy else None,
+            quarantined=history.is_quarantined(id),
+            trashed=id in in_trash,
+            verified_at=verdict.checked_at if verdict else None,
+            bytes=lies.bytes if lies else None,
+            kept_bytes=own_bytes(run, copy) if copy else None,
+            pins=tuple(pins.get(id, ())),
+            reason=verdict.reason if verdict else "",
+        )
+
     states: dict[CheckpointId, CheckpointState] = {}
     fresh: list[CheckpointState] = []
     for checkpoint in view.checkpoints:
-        id = view.history.current_if_readable(
-            checkpoint.series, checkpoint.step, checkpoint.path, path_of=glance.sealed_path
-        )
-        own = id or view.history.next_id(checkpoint.series, checkpoint.step)
-        state = look.state(own, checkpoint)
-        if id is not None or view.history.has_verdict(own):
+        series, step = checkpoint.series, checkpoint.step
+        id = history.current_if_readable(series, step, checkpoint.path, path_of=glance.sealed_path)
+        own = id or history.next_id(series, step)
+        state = state_of(own, checkpoint)
+        if id is not None or history.has_verdict(own):
             states[own] = state
         else:
             fresh.append(msgspec.structs.replace(state, id=None))
-    for series in view.history.names:
-        for id in view.history.standings(series):
+    for series in history.names:
+        for id in history.standings(series):
             if id not in states:
-                states[id] = look.state(id, None)
+                states[id] = state_of(id, None)
     glance.forget_others()
-    everything = [*states.values(), *fresh]
-    return tuple(sorted(everything, key=_place))
+    found = [*states.values(), *fresh]
+    return tuple(sorted(found, key=lambda s: (s.series, s.step is None, s.step or 0, str(s.id or ""), s.path)))
 
 
 def without_verdict(view: RunView, listed: ListedSteps, *, above: int = -1) -> list[Checkpoint]:
@@ -92,47 +115,3 @@ def without_verdict(view: RunView, listed: ListedSteps, *, above: int = -1) -> l
             if history.verdict(id or history.next_id(checkpoint.series, checkpoint.step)) is None:
                 found.append(checkpoint)
     return found
-
-
-@dataclass(frozen=True)
-class _Look:
-    """Where generations lie besides their places, as one survey found it."""
-
-    view: RunView
-    glance: Glance
-    kept: set[CheckpointId]
-    trash: set[CheckpointId]
-    pins: Mapping[CheckpointId, Sequence[str]]
-
-    def state(self, id: CheckpointId, checkpoint: Checkpoint | None) -> CheckpointState:
-        """What is known of a generation, whose content lies in this checkpoint if there is one."""
-        run = self.view.run
-        verdict, sealed = self.glance.judged(id), self.glance.sealed(id)
-        copy = read_kept(run, id) if id in self.kept else None
-        if copy is not None:
-            files = self.glance.sealed_files(id)
-            if files is not None and not kept_matches(run, copy, files):
-                copy = None  # a hard link shares what was done to the original
-        size = checkpoint.bytes if checkpoint else sealed.bytes if sealed else None
-        return CheckpointState(
-            path=checkpoint.path if checkpoint else sealed.path if sealed else id.series,
-            series=id.series,
-            layout=checkpoint.layout if checkpoint else sealed.layout if sealed else "",
-            step=id.step,
-            id=id,
-            outcome=verdict.outcome if verdict else Outcome.PENDING,
-            in_place=checkpoint is not None,
-            kept=copy is not None,
-            kept_how=copy.how if copy else None,
-            quarantined=self.view.history.is_quarantined(id),
-            trashed=id in self.trash,
-            verified_at=verdict.checked_at if verdict else None,
-            bytes=size,
-            kept_bytes=own_bytes(run, copy) if copy else None,
-            pins=tuple(self.pins.get(id, ())),
-            reason=verdict.reason if verdict else "",
-        )
-
-
-def _place(state: CheckpointState) -> tuple[object, ...]:
-    return (state.series, state.step is None, state.step or 0, str(state.id or ""), state.path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import msgspec
 
 from ckptguard.inspect.tensor_table import Contents, HeldTensor
 
@@ -14,8 +16,8 @@ _CHUNK = re.compile(r"(?P<base>.+)\[[0-9:, ]*\]")
 _MOST_DOTS = 64
 
 
-class Renaming(NamedTuple):
-    """A prefix of all names of a role that is another one on the other side."""
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """All names of a role begin with `a` on one side and with `b` on the other; they were compared all the same."""
 
     role: str
     a: str
@@ -31,14 +33,15 @@ class Matching:
     removed: list[HeldTensor] = field(default_factory=list)
     added: list[HeldTensor] = field(default_factory=list)
     recut: list[tuple[list[HeldTensor], list[HeldTensor]]] = field(default_factory=list)
-    renamings: list[Renaming] = field(default_factory=list)
+    renamings: list[Prefix] = field(default_factory=list)
 
 
 def match_tensors(a: Contents, b: Contents) -> Matching:
     """Pair the tensors of two checkpoints; what has no partner is removed (from `a`) or added (in `b`)."""
     matching = Matching()
     steps = (a.source.checkpoint.step, b.source.checkpoint.step)
-    left, right = _grouped(a.tensors), _grouped(b.tensors)
+    named = operator.attrgetter("role", "name")
+    left, right = _grouped(a.tensors, named), _grouped(b.tensors, named)
     for key, own in left.items():
         _pair_equal_names(own, right.pop(key, []), steps, matching)
     for own in right.values():
@@ -49,18 +52,17 @@ def match_tensors(a: Contents, b: Contents) -> Matching:
     return matching
 
 
-def _grouped(tensors: Iterable[HeldTensor]) -> dict[tuple[str, str], list[HeldTensor]]:
+def _grouped(
+    tensors: Iterable[HeldTensor], key: Callable[[HeldTensor], tuple[str, str]]
+) -> dict[tuple[str, str], list[HeldTensor]]:
     groups: dict[tuple[str, str], list[HeldTensor]] = {}
     for tensor in tensors:
-        groups.setdefault((tensor.role, tensor.name), []).append(tensor)
+        groups.setdefault(key(tensor), []).append(tensor)
     return groups
 
 
 def _pair_equal_names(
-    left: Sequence[HeldTensor],
-    right: Sequence[HeldTensor],
-    steps: tuple[int | None, int | None],
-    matching: Matching,
+    left: Sequence[HeldTensor], right: Sequence[HeldTensor], steps: tuple[int | None, int | None], matching: Matching
 ) -> None:
     """Tensors of one name: the only ones belong together, several (one of each rank) by their files' names."""
     if len(left) == len(right) == 1:
@@ -85,21 +87,17 @@ def _without_step(file: str, step: int | None) -> str:
 
 def _collect_chunks(matching: Matching) -> None:
     """Move tensors that both hold, cut in other ways, from added and removed to `recut`."""
-    left, right = _by_base(matching.removed), _by_base(matching.added)
+    left, right = _grouped(matching.removed, _base), _grouped(matching.added, _base)
     both = [key for key in left if key in right and any(t.name != key[1] for t in (*left[key], *right[key]))]
     if not both:
         return
     # Chunks that happen to agree say nothing without the others.
     wanted = set(both)
-    kept = []
-    for pair in matching.pairs:
-        key = _base(pair[0])
-        if key in wanted:
-            left[key].append(pair[0])
-            right[key].append(pair[1])
-        else:
-            kept.append(pair)
-    matching.pairs = kept
+    for a, b in matching.pairs:
+        if _base(a) in wanted:
+            left[_base(a)].append(a)
+            right[_base(a)].append(b)
+    matching.pairs = [pair for pair in matching.pairs if _base(pair[0]) not in wanted]
     matching.removed = [t for t in matching.removed if _base(t) not in wanted]
     matching.added = [t for t in matching.added if _base(t) not in wanted]
     matching.recut = [(left[key], right[key]) for key in both]
@@ -108,13 +106,6 @@ def _collect_chunks(matching: Matching) -> None:
 def _base(tensor: HeldTensor) -> tuple[str, str]:
     match = _CHUNK.fullmatch(tensor.name)
     return tensor.role, match["base"] if match else tensor.name
-
-
-def _by_base(tensors: Iterable[HeldTensor]) -> dict[tuple[str, str], list[HeldTensor]]:
-    groups: dict[tuple[str, str], list[HeldTensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(_base(tensor), []).append(tensor)
-    return groups
 
 
 def _pair_renamed(role: str, matching: Matching) -> None:
@@ -140,7 +131,7 @@ def _pair_renamed(role: str, matching: Matching) -> None:
     matching.removed = [t for t in matching.removed if id(t) not in gone]
     matching.added = [t for t in matching.added if id(t) not in gone]
     matching.pairs += pairs
-    matching.renamings.append(Renaming(role, a, b, len(pairs)))
+    matching.renamings.append(Prefix(role=role, a=a, b=b, tensors=len(pairs)))
 
 
 def _unique(tensors: Iterable[HeldTensor]) -> dict[str, HeldTensor]:

@@ -10,14 +10,13 @@ import msgspec
 from ckptguard.decisions.known_good import parse_verdict_name
 from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
 from ckptguard.layouts import Checkpoint
-from ckptguard.runs.run_view import RunView
 from ckptguard.runs.target import Target, resolve_target, several_checkpoints
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import Finding, Outcome, Verdict
+from ckptguard.values.verdict import Outcome, Verdict
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
 
 _BITS = dict(SAFETENSORS_DTYPES.values())  # of one element, by our names
@@ -67,17 +66,18 @@ def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Wor
         read = manifest_files(collect_evidence(resolved.storage, checkpoint, scan))
         sealed = msgspec.structs.replace(sealed, files=_with_magnitudes(sealed.files, read))
     verdict = view.history.verdict(id)
+    nonfinite = [f for f in (verdict.findings if verdict else ()) if f.check == "finite" and f.count is not None]
+    entries = (parse_verdict_name(id.series, name) for name in view.history.names.get(id.series, ()))
+    lines = (VerdictLine(number=e.number, outcome=e.outcome) for e in entries if e is not None and e.id == id)
     return Shown(
         target=resolved.url,
         id=id,
         sealed=True,
         manifest=sealed,
         verdict=verdict,
-        history=_lines(view, id),
-        left_out=_left_out(checkpoint),
-        nonfinite=frozenset(
-            (f.file or "", f.tensor or "") for f in (verdict.findings if verdict else ()) if _tells_nonfinite(f)
-        ),
+        history=tuple(sorted(lines, key=lambda line: (line.number, line.outcome.value))),
+        left_out=tuple(checkpoint.inside(entry.key) for entry in checkpoint.irregular),
+        nonfinite=frozenset((f.file or "", f.tensor) for f in nonfinite if f.tensor is not None),
     )
 
 
@@ -103,7 +103,7 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
         manifest=manifest,
         verdict=None,
         history=(),
-        left_out=_left_out(checkpoint),
+        left_out=tuple(checkpoint.inside(entry.key) for entry in checkpoint.irregular),
         problems=tuple(
             f"{checkpoint.inside(f.entry.key)}: {p.message}" for f in scan.files for p in f.structure.problems
         ),
@@ -114,16 +114,6 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
             if numbers is not None and numbers.first_bad is not None
         ),
     )
-
-
-def _lines(view: RunView, id: CheckpointId) -> tuple[VerdictLine, ...]:
-    entries = (parse_verdict_name(id.series, name) for name in view.history.names.get(id.series, ()))
-    lines = sorted((e.number, e.outcome.value) for e in entries if e is not None and e.id == id)
-    return tuple(VerdictLine(number=number, outcome=Outcome(outcome)) for number, outcome in lines)
-
-
-def _left_out(checkpoint: Checkpoint) -> tuple[str, ...]:
-    return tuple(checkpoint.inside(entry.key) for entry in checkpoint.irregular)
 
 
 def stored_bytes(tensor: Tensor) -> int | None:
@@ -138,10 +128,6 @@ def stored_bytes(tensor: Tensor) -> int | None:
 def fp16_share(tensor: Tensor) -> float | None:
     """The largest magnitude as a share of what fp16 can hold; None where it is not known."""
     return None if tensor.largest is None else tensor.largest / FP16_LIMIT
-
-
-def _tells_nonfinite(finding: Finding) -> bool:
-    return finding.check == "finite" and finding.count is not None and finding.tensor is not None
 
 
 def _with_magnitudes(files: Sequence[File], read: Sequence[File]) -> tuple[File, ...]:

@@ -11,17 +11,27 @@ import hashlib
 import os
 import stat
 import threading
+import time
 import uuid
 from collections.abc import Collection, Iterator
 
 import msgspec
 
+from ckptguard.decisions.known_good import by_generation, parse_verdict_name
+from ckptguard.errors import ObjectMissingError, RecordsError
+from ckptguard.records.ledger import FOLDER as LEDGER
+from ckptguard.records.ledger import latest_verdict
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.manifests import read_manifest, sealed_id
 from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
+from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
-from ckptguard.values.ids import CheckpointId
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.ids import CheckpointId, series_from_folder
+from ckptguard.values.verdict import Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
+_COARSE = 5.0  # seconds: more than the step of any file system's times
 _LARGEST = 16 << 20  # bytes of one run's memo: some 100,000 checkpoints
 _MOST_RUNS = 64
 _PREFIX, _SUFFIX = "states-", ".memo"
@@ -114,32 +124,27 @@ class StateMemo:
 
 
 @contextlib.contextmanager
-def remembered(run: Run) -> Iterator[StateMemo]:
-    """The memo of a run from this user's file of it. What was learned is written there at the end of the block.
+def remembered(run: Run, memo: StateMemo | None = None) -> Iterator[StateMemo]:
+    """This memo of a run, else that from this user's file of it. What was learned is written there at the end.
 
     A file that is damaged, not ours or of another version is none. Where none can be written, none is.
     """
-    path = _path(run)
-    memo = StateMemo(_load(path, run) if path is not None else ())
+    if memo is not None:
+        yield memo
+        return
+    # The run without its URL, which may hold a password.
+    name = hashlib.sha256(run.url.encode("utf-8", "surrogateescape")).hexdigest()
+    path = ""
+    with contextlib.suppress(OSError):
+        path = os.path.join(private_runtime_folder(os.environ), f"{_PREFIX}{name[:32]}{_SUFFIX}")
+    memo = StateMemo(_load(path, name))
     yield memo
     rows = memo.news()
-    if path is not None and rows is not None:
-        _save(path, _Stored(__version__, _name_of(run), rows))
+    if path and rows is not None:
+        _save(path, _Stored(__version__, name, rows))
 
 
-def _name_of(run: Run) -> str:
-    """The run without its URL, which may hold a password."""
-    return hashlib.sha256(run.url.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _path(run: Run) -> str | None:
-    try:
-        return os.path.join(private_runtime_folder(os.environ), f"{_PREFIX}{_name_of(run)[:32]}{_SUFFIX}")
-    except OSError:
-        return None
-
-
-def _load(path: str, run: Run) -> tuple[MemoRow, ...]:
+def _load(path: str, name: str) -> tuple[MemoRow, ...]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -152,8 +157,7 @@ def _load(path: str, run: Run) -> tuple[MemoRow, ...]:
             stored = msgspec.msgpack.decode(file.read(_LARGEST + 1), type=_Stored)
     except (OSError, ValueError):  # msgspec's errors are ValueErrors
         return ()
-    ours = stored.version == __version__ and stored.run == _name_of(run)
-    return stored.rows if ours else ()
+    return stored.rows if (stored.version, stored.run) == (__version__, name) else ()
 
 
 def _save(path: str, stored: _Stored) -> None:
@@ -181,3 +185,126 @@ def _forget_old(folder: str) -> None:
     for _, path in ages[_MOST_RUNS:]:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+class Glance:
+    """What the records of a run say of its checkpoints, by as few reads as possible.
+
+    The records are listed when this is made, before anything is read. So what is read is at least as new as the stamp
+    under which the memo remembers it. Where the listing and the view's history differ, the memo is left aside.
+    """
+
+    def __init__(self, view: RunView, memo: StateMemo) -> None:
+        self._memo, self._run = memo, view.run
+        self._entries = _listed(view.run)
+        self._history = view.history
+        self._rows: dict[CheckpointId, MemoRow] = {}
+        self._names: dict[str, dict[CheckpointId, list[str]]] = {}
+
+    def sealed(self, id: CheckpointId, *, files: bool = False) -> SealedAs | None:
+        """What its manifest says, with the files only if asked for; None if it cannot be read."""
+        return self._row(id, files=files).sealed
+
+    def sealed_path(self, id: CheckpointId) -> str | None:
+        """The path that it was sealed for; None if its manifest cannot be read."""
+        sealed = self.sealed(id)
+        return sealed.path if sealed is not None else None
+
+    def judged(self, id: CheckpointId) -> JudgedAs | None:
+        """What the verdict that counts says; None if there is none."""
+        return self._row(id, files=False).judged
+
+    def forget_others(self) -> None:
+        """Have the memo forget what this glance did not look at."""
+        self._memo.keep_only(self._rows.keys())
+
+    def _row(self, id: CheckpointId, *, files: bool) -> MemoRow:
+        row = self._rows.get(id)
+        if row is not None and (row.has_files or not files):
+            return row
+        stamp = self._stamp(id)
+        row = self._memo.row(id, stamp) if stamp is not None else None
+        if row is None or (files and not row.has_files):
+            row = self._read(id, stamp or b"", files)
+            if stamp is not None:
+                self._memo.put(row)
+        self._rows[id] = row
+        return row
+
+    def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> MemoRow:
+        # From storage, and not as the history may remember it: that may be older than the stamp.
+        manifest, sealed, judged = None, None, None
+        if id in self._history.sealed(id.series):
+            with contextlib.suppress(RecordsError):
+                manifest = read_manifest(self._run, id)
+        if manifest is not None:
+            found = (RememberedFile(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files if files)
+            sealed = SealedAs(manifest.path, manifest.layout, manifest.bytes, tuple(found))
+        verdict = latest_verdict(self._run, id, self._names_of(id))
+        if verdict is not None:
+            reason = _heaviest_reason(verdict)
+            judged = JudgedAs(verdict.outcome, verdict.checked_at, verdict.place_damaged, verdict.content, reason)
+        return MemoRow(id.series, id.step, id.generation, stamp, sealed, judged, files or manifest is None)
+
+    def _stamp(self, id: CheckpointId) -> bytes | None:
+        """What tells the records of a checkpoint from others under the same names; None if nothing does."""
+        listed = self._entries.get(id, {})
+        names = {f"{LEDGER}/{name}" for name in self._names_of(id)}
+        if id in self._history.sealed(id.series):
+            names.add(MANIFESTS)
+        if not names or names != listed.keys() or not all(map(_is_told_apart, listed.values())):
+            return None
+        signatures = sorted((name, *entry.signature) for name, entry in listed.items())
+        return hashlib.blake2b(repr(signatures).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+    def _names_of(self, id: CheckpointId) -> list[str]:
+        if id.series not in self._names:
+            self._names[id.series] = by_generation(id.series, self._history.names.get(id.series, ()))
+        return self._names[id.series].get(id, [])
+
+
+def _heaviest_reason(verdict: Verdict) -> str:
+    """The message of the heaviest finding, with what it is about; "" where nothing weighs."""
+    order = (Severity.ERROR, Severity.SICKNESS, Severity.WARNING)
+    weighty = [f for f in verdict.findings if f.severity in order]
+    if not weighty:
+        return ""
+    heaviest = min(weighty, key=lambda f: order.index(f.severity))
+    about = heaviest.tensor or heaviest.file
+    return f"{about}: {heaviest.message}" if about else heaviest.message
+
+
+def _is_told_apart(entry: Entry) -> bool:
+    """Whether a record that is made anew under the same name will look different to storage."""
+    if entry.etag or entry.inode is not None:
+        return True
+    if entry.mtime_ns is None:
+        return False
+    # Where times are whole seconds (SFTP), only of a record that is older than that.
+    return entry.mtime_ns % 1_000_000_000 != 0 or time.time() - entry.mtime_ns / 1e9 > _COARSE
+
+
+def _listed(run: Run) -> dict[CheckpointId, dict[str, Entry]]:
+    """The records of each checkpoint: ledger entries with content by name, and the manifest."""
+    found: dict[CheckpointId, dict[str, Entry]] = {}
+    for series, name, entry in _records(run, LEDGER):
+        standing = parse_verdict_name(series, name) if entry.size else None
+        if standing is not None:
+            found.setdefault(standing.id, {})[f"{LEDGER}/{name}"] = entry
+    for series, name, entry in _records(run, MANIFESTS):
+        id = sealed_id(series, name)
+        if id is not None:
+            found.setdefault(id, {})[MANIFESTS] = entry
+    return found
+
+
+def _records(run: Run, top: str) -> Iterator[tuple[str, str, Entry]]:
+    try:
+        entries = run.records.list(top, recursive=True)
+    except ObjectMissingError:
+        return
+    for entry in entries:
+        _, _, rest = entry.key.partition("/")
+        folder, _, name = rest.partition("/")
+        if entry.kind == "file" and name:
+            yield series_from_folder(folder), name, entry

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
+import time
 
 import msgspec
 
-from ckptguard.inspect.glance import Glance
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
-from ckptguard.inspect.state_memo import StateMemo, remembered
+from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
 from ckptguard.records.incidents import Incident, list_incidents, newest_incidents
+from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.find_replicas import replica_standings
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.find_known_good import Copies, KnownGood, presence_of, ranked_candidates
@@ -43,16 +43,11 @@ def status(view: RunView, memo: StateMemo | None = None) -> Status:
 
     Of checkpoints whose records are unchanged since the last look nothing is read, as for `survey`.
     """
-    if memo is not None:
-        return _status(view, Glance(view, memo))
-    with remembered(view.run) as own:
-        return _status(view, Glance(view, own))
-
-
-def _status(view: RunView, glance: Glance) -> Status:
-    states = states_by_glance(view, glance)
+    with remembered(view.run, memo) as own:
+        glance = Glance(view, own)
+        states = states_by_glance(view, glance)
+        known_good = _known_good(view, glance)
     present = [s for s in states if s.in_place]
-    known_good = _known_good(view, glance)
     newest = newest_incidents(view.run, 1) or list_incidents(view.run)  # the newest may be damaged
     kept = next((s for s in states if known_good is not None and s.id == known_good.id), None)
     return Status(
@@ -76,7 +71,7 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
         verdict = glance.judged(id)
         if verdict is None or sealed_outcome(verdict) is not Outcome.GOOD:
             continue
-        sealed = glance.sealed_files(id)
+        sealed = glance.sealed(id, files=True)
         if sealed is not None:
             found = presence_of(view.history, id, verdict, sealed, copies=Copies.IF_NEEDED, path_of=glance.sealed_path)
             if found is not None:
@@ -98,10 +93,5 @@ def _explain(known_good: KnownGood | None, state: CheckpointState | None) -> str
 
 
 def _age(known_good: KnownGood | None) -> float | None:
-    if known_good is None:
-        return None
-    try:
-        then = datetime.datetime.fromisoformat(known_good.verified_at)
-    except ValueError:
-        return None
-    return round((datetime.datetime.now(datetime.UTC) - then).total_seconds(), 1)
+    verified = seconds_of(known_good.verified_at) if known_good is not None else None
+    return None if verified is None else round(time.time() - verified, 1)

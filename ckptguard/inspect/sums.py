@@ -51,16 +51,13 @@ def sums(target: str, settings: Settings, *, work: Work = PLAIN) -> Sums:
         found = work.scanner(source.storage, checkpoint.files, ScanOptions(md5=True), work.progress).files
         sizes = {f.entry.key: f.entry.size for f in found}
         digests = {f.entry.key: f.md5 or "" for f in found}
-
-    def short(key: str) -> str:
-        return key.rpartition("/")[2] if single else checkpoint.inside(key)
-
+    names = {key: key.rpartition("/")[2] if single else checkpoint.inside(key) for key in sorted(digests)}
     return Sums(
         target=source.url,
         folder=source.url.rpartition("/")[0] or "/" if single else source.url,
         id=source.id,
         recorded=sealed is not None,
-        files=tuple(FileSum(path=short(key), size=sizes[key], md5=digests[key]) for key in sorted(digests)),
+        files=tuple(FileSum(path=name, size=sizes[key], md5=digests[key]) for key, name in names.items()),
         left_out=tuple(checkpoint.inside(e.key) for e in checkpoint.irregular),
     )
 

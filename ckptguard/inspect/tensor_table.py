@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckptguard.errors import CouldNotTellError, RefusedError
+from ckptguard.errors import CouldNotTellError, NotFoundError, RefusedError, StorageError
 from ckptguard.formats.structure import TensorPlace
+from ckptguard.inspect.list_states import CheckpointState
 from ckptguard.layouts import Checkpoint
+from ckptguard.records.kept import read_kept
+from ckptguard.records.quarantine import read_quarantined
+from ckptguard.records.trash import trash_folder
+from ckptguard.runs.run_view import RunView
 from ckptguard.runs.target import resolve_target, several_checkpoints
 from ckptguard.runs.work import Work
 from ckptguard.scan import ScanOptions
@@ -71,18 +76,41 @@ def find_source(target: str, settings: Settings) -> TensorSource:
     checkpoint, view = resolved.checkpoint, resolved.view
     if checkpoint is None:
         raise several_checkpoints(resolved, target)
+    source = TensorSource(resolved.url, resolved.storage, checkpoint)
     id = view.current_if_readable(checkpoint) if view is not None else None
     if view is None or id is None:
-        return TensorSource(resolved.url, resolved.storage, checkpoint)
+        return source
     verdict = view.history.verdict(id)
-    return TensorSource(
-        resolved.url,
-        resolved.storage,
-        checkpoint,
-        id=id,
-        outcome=verdict.outcome if verdict else None,
-        sealed=view.history.manifest(id),
-    )
+    return replace(source, id=id, outcome=verdict.outcome if verdict else None, sealed=view.history.manifest(id))
+
+
+def locate(view: RunView, state: CheckpointState) -> TensorSource | None:
+    """Where the bytes of a surveyed checkpoint can be read now: in place, in quarantine, in its kept copy or in the
+    trash. None if they are gone."""
+    run, id = view.run, state.id
+    if state.in_place:
+        checkpoint = view.look_again(state.path)
+        if checkpoint is None:
+            return None
+        sealed = view.history.manifest(id) if id is not None else None
+        return TensorSource(run.usable(state.path), run.storage, checkpoint, id, state.outcome, sealed)
+    if id is None:
+        return None
+    mark, copy = read_quarantined(run, id), read_kept(run, id)
+    places = []
+    if mark is not None:
+        places.append(mark.folder if mark.path == "." else f"{mark.folder}/{mark.path}")
+    if state.kept and copy is not None:
+        places.append(copy.checkpoint_key)
+    if state.trashed:
+        places.append(f"{trash_folder(id)}/{state.path}")
+    for place in places:
+        try:
+            found = find_source(run.usable_record(place), Settings())
+        except (NotFoundError, StorageError):
+            continue
+        return replace(found, id=id, outcome=state.outcome)
+    return None
 
 
 def read_contents(source: TensorSource, *, work: Work) -> Contents:
@@ -94,26 +122,21 @@ def read_contents(source: TensorSource, *, work: Work) -> Contents:
     checkpoint, storage = source.checkpoint, source.storage
     structures = work.scanner(storage, checkpoint.files, ScanOptions(structure_only=True), None).files
     found = {f.entry.key: f for f in structures}
-    digests = {
-        key: recorded
-        for key, file in found.items()
-        if (recorded := _recorded(source.sealed.file(key) if source.sealed else None, file)) is not None
-    }
-    unread = [key for key, file in found.items() if file.structure.spans and key not in digests]
+    digests = {key: _recorded(source.sealed.file(key) if source.sealed else None, f) for key, f in found.items()}
+    unread = [key for key, file in found.items() if file.structure.spans and digests[key] is None]
     if unread:
         for file in work.scanner(storage, unread, ScanOptions(md5=False), work.progress).files:
             found[file.entry.key] = file
             digests[file.entry.key] = file.span_digests
     files = [found[key] for key in checkpoint.files]
     roles = roles_of(files)
-    tensors = tuple(
-        tensor
-        for file in files
-        for tensor in _held(checkpoint, file, roles[file.entry.key], digests.get(file.entry.key, ()))
-    )
+    tensors = tuple(t for f in files for t in _held(checkpoint, f, roles[f.entry.key], digests[f.entry.key] or ()))
     damage = tuple(Damage(checkpoint.inside(f.entry.key), p.message) for f in files for p in f.structure.problems)
+    if not tensors and damage:
+        said = f"{source.url} cannot be read: {damage[0].file}: {damage[0].message}"
+        raise RefusedError(said, outcome="bad", hint=f"ckptguard verify {source.url}")
     if not tensors:
-        _refuse(source, damage)
+        raise CouldNotTellError(f"{source.url} holds no tensors that ckptguard can read")
     return Contents(source, tensors, damage, "read" if unread else "recorded")
 
 
@@ -138,14 +161,3 @@ def _held(checkpoint: Checkpoint, file: ScannedFile, roles: Sequence[str], diges
         offset, length = (span.offset, span.length) if span else (0, 0)
         held.append(HeldTensor(tensor.name, role, inside, key, tensor, offset, length, digest))
     return held
-
-
-def _refuse(source: TensorSource, damage: Sequence[Damage]) -> None:
-    if damage:
-        first = damage[0]
-        raise RefusedError(
-            f"{source.url} cannot be read: {first.file}: {first.message}",
-            outcome="bad",
-            hint=f"ckptguard verify {source.url}",
-        )
-    raise CouldNotTellError(f"{source.url} holds no tensors that ckptguard can read")

@@ -1,1 +1,1 @@
-"""One file a command."""
+"""One file a command, or a few that belong together."""

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.commands.diff import diff_fields, print_diff
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.output import emit, say, trouble, working
+from ckptguard.cli.render import cell, columns, word
 
 if TYPE_CHECKING:
     from ckptguard.inspect.bad_tensors import Culprit
@@ -24,36 +25,25 @@ DEFAULT_TOP = 10
 @click.option("--series", metavar="NAME", help="Which checkpoints of the run, if several kinds turned bad.")
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
 @click.option("--no-record", is_flag=True, help="Write no verdicts into the run's records.")
-@json_option
-@settings_options
-def command(
-    run: str,
-    series: str | None,
-    top: int | None,
-    no_record: bool,
-    as_json: bool,
-    config: str | None,
-    records: str | None,
-) -> None:
+@shared_options
+def command(run: str, series: str | None, top: int | None, no_record: bool, shared: Shared) -> None:
     """Compare the last good checkpoint of RUN with the first bad one after it, and list what is wrong in that one.
 
     Verdicts come from the records; what has none is verified first. Recorded damage comes first, then the tensors that
     are not finite, in file order: in a model that is the order of its layers, as its writer wrote them. It ends with
     0 if all is good, with 3 if something turned bad, and with 13 if nothing good came before.
     """
-    from ckptguard.cli.commands.diff import diff_fields
-    from ckptguard.documents.build import document, fields
+    from ckptguard.documents.build import fields
     from ckptguard.inspect.bisect import bisect_run
     from ckptguard.runs.run_view import open_view
-    from ckptguard.runs.work import Work
 
-    view = open_view(run, settings_from(config, records))
-    with progress_bar("reading") as advance:
-        found = bisect_run(view, series=series, record=not no_record, work=Work(progress=advance))
+    view = open_view(run, shared.settings())
+    with working("reading") as work:
+        found = bisect_run(view, series=series, record=not no_record, work=work)
     for note in dict.fromkeys(found.notes):
         trouble(f"warning: {note}")
-    if as_json:
-        emit(document("bisect", **fields(found, diff=found.diff and diff_fields(found.diff, top))))
+    if shared.as_json:
+        emit("bisect", **fields(found, diff=found.diff and diff_fields(found.diff, top)))
     else:
         print_bisection(found, DEFAULT_TOP if top is None else top)
     raise click.exceptions.Exit(code_of(found))
@@ -69,9 +59,6 @@ def code_of(found: Bisection) -> ExitCode:
 
 def print_bisection(found: Bisection, top: int) -> None:
     """The series step by step, what is wrong, and what else changed."""
-    from ckptguard.cli.render import cell, columns, word
-    from ckptguard.cli.render_diff import print_diff
-
     bad = found.first_bad
     for stage in found.stages:
         mark = " <- last good" if stage == found.last_good else " <- first bad" if stage == bad else ""

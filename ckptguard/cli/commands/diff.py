@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit
-from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.output import emit, say, trouble, working
+from ckptguard.cli.render import cell, columns
 
 if TYPE_CHECKING:
     from ckptguard.documents.build import Document
-    from ckptguard.inspect.diff import Diff
+    from ckptguard.inspect.diff import Diff, DiffedCheckpoint, TensorChange
+    from ckptguard.scan.tensor_difference import Difference
 
+DEFAULT_TOP = 20
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 
 
@@ -22,25 +24,21 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 @click.argument("a", type=Place())
 @click.argument("b", type=Place())
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
-@json_option
-@settings_options
-def command(a: str, b: str, top: int | None, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(a: str, b: str, top: int | None, shared: Shared) -> None:
     """Compare checkpoint B with checkpoint A, tensor by tensor: what was added, removed, reshaped, re-typed or changed.
 
     Tensors are matched by name within their role (model, optimizer, ...), also between files and folders of other
     formats. What became NaN or infinite comes first, then the changes by their relative L2 distance |b - a| / |a|.
     It ends with 0 whatever the difference; with 3 if one of the two is damaged.
     """
-    from ckptguard.cli.render_diff import print_diff
-    from ckptguard.documents.build import document
     from ckptguard.inspect.diff import diff
-    from ckptguard.runs.work import Work
 
-    settings = settings_from(config, records)
-    with progress_bar("comparing") as advance:
-        found = diff(a, b, settings, work=Work(progress=advance))
-    if as_json:
-        emit(document("diff", **diff_fields(found, top)))
+    settings = shared.settings()
+    with working("comparing") as work:
+        found = diff(a, b, settings, work=work)
+    if shared.as_json:
+        emit("diff", **diff_fields(found, top))
     else:
         print_diff(found, top=top)
     raise click.exceptions.Exit(ExitCode.BAD if found.damaged else ExitCode.GOOD)
@@ -53,3 +51,78 @@ def diff_fields(found: Diff, top: int | None) -> Document:
 
     changes = shown(found.changes, top)
     return fields(found, changes=changes, omitted=len(found.changes) - len(changes))
+
+
+def print_diff(diff: Diff, *, top: int | None) -> None:
+    """Both sides, the changes as a table, and a line that sums up."""
+    from ckptguard.inspect.diff import shown
+
+    for name, side in (("a", diff.a), ("b", diff.b)):
+        say(f"{name}  {cell(side.path)}  ({_side(side)})")
+    for prefix in diff.prefixes:
+        say(
+            f"names: {_quoted(prefix.a)} in a is {_quoted(prefix.b)} in b"
+            f" ({prefix.tensors} tensors, role {cell(prefix.role)})"
+        )
+    for damaged in diff.damaged:
+        side = diff.a if damaged.side == "a" else diff.b
+        trouble(f"warning: {side.path} is damaged, so this is not all: {damaged.file}: {damaged.message}")
+    most = DEFAULT_TOP if top is None else top
+    kept = shown(diff.changes, most)
+    if kept:
+        say("")
+        many = len({s.file for c in diff.changes for s in (c.a, c.b) if s is not None}) > 2
+        columns(("change", "rel. L2", "largest", "tensor", "type", "remark"), [_row(change, many) for change in kept])
+    counts = diff.counts
+    left = {kind: n - most for kind, n in counts.items() if n > most}
+    if left:
+        say("... and " + ", ".join(f"{n} more {kind}" for kind, n in left.items()) + f" (--top {max(counts.values())})")
+    say("")
+    parts = [f"{n} {kind}" for kind, n in counts.items() if n]
+    say(", ".join([f"{diff.same} the same", *parts]))
+
+
+def _side(side: DiffedCheckpoint) -> str:
+    tensors = f"{side.tensors} tensor{'s' * (side.tensors != 1)}"
+    stated = [side.id and str(side.id), side.outcome.value if side.outcome else None, tensors]
+    return ", ".join(s for s in stated if s)
+
+
+def _quoted(prefix: str) -> str:
+    return f'"{cell(prefix)}"' if prefix else "nothing"
+
+
+def _row(change: TensorChange, with_file: bool) -> tuple[object, ...]:
+    found = change.difference
+    sides = [s for s in (change.a, change.b) if s is not None]
+    return (
+        change.change,
+        None if found is None or found.relative_l2 is None else f"{found.relative_l2:.3g}",
+        None if found is None or found.largest_change is None else f"{found.largest_change:.4g}",
+        f"{sides[-1].file}: {change.name}" if with_file else change.name,
+        f"{_arrow([s.dtype for s in sides])} {_arrow([str(list(s.shape)) for s in sides])}",
+        change.note or (remark(found) if found is not None else None),
+    )
+
+
+def _arrow(texts: list[str]) -> str:
+    return " -> ".join(dict.fromkeys(texts))
+
+
+def remark(found: Difference) -> str:
+    """What the distance does not say."""
+    if found.became_nonfinite:
+        kinds = [name for name, n in (("NaN", found.nan_b), ("Inf", found.inf_b)) if n]
+        return (
+            f"{found.became_nonfinite} of {found.count} became {' or '.join(kinds)},"
+            f" first at {list(found.first_nonfinite or ())}"
+        )
+    before, after = found.nan_a + found.inf_a, found.nan_b + found.inf_b
+    if before or after:
+        return f"not finite: {before} in a, {after} in b"
+    if not found.differing:
+        return "the same values"
+    where = f"largest at {list(found.largest_index)}" if found.largest_index else ""
+    all_differ = found.differing == found.count and found.largest_change is not None
+    share = "" if all_differ else f"{found.differing} of {found.count} differ"
+    return ", ".join(text for text in (share, where) if text)

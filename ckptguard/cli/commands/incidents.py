@@ -1,32 +1,68 @@
-"""``ckptguard incidents``: what happened to a run, and what was done about it."""
+"""``ckptguard incidents`` and ``ckptguard incident``: what happened to a run, why, and what was done about it."""
 
 from __future__ import annotations
 
+import os
+
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
+from ckptguard.cli.output import emit, escape, say, working
+from ckptguard.cli.render import table
+from ckptguard.errors import CkptguardError
 
 
 @click.command("incidents", cls=Command, short_help="List a run's incidents.", codes=(ExitCode.NOT_FOUND,))
 @click.argument("run", type=Place())
-@json_option
-@settings_options
-def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(run: str, shared: Shared) -> None:
     """List the incidents of RUN, oldest first: when training or a save turned sick, and what was done."""
-    from ckptguard.cli.render import table
-    from ckptguard.documents.build import document, fields
+    from ckptguard.documents.build import fields
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
 
-    opened = open_run(run, settings_from(config, records))
+    opened = open_run(run, shared.settings())
     found = list_incidents(opened)
-    if as_json:
-        emit(document("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found]))
+    if shared.as_json:
+        emit("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found])
         return
     if not found:
         say("there are no incidents")
         return
     rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
     table(("incident", "step", "cause", "state", "what"), rows)
+
+
+@click.command("incident", cls=Command, short_help="Show an incident's report.", codes=(ExitCode.NOT_FOUND,))
+@click.argument("run", type=Place())
+@click.argument("incident_id", metavar="[ID]", required=False)
+@click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
+@click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again, tensor by tensor.")
+@shared_options
+def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
+    """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
+    what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
+    from ckptguard.incidents.build_report import choose_incident, report_of
+    from ckptguard.incidents.report_text import report_text
+    from ckptguard.runs.run_view import open_view
+
+    view = open_view(run, shared.settings())
+    incident = choose_incident(view.run, incident_id)
+    with working("reading") as work:
+        report = report_of(view, incident, read=read, work=work)
+    if html is not None:
+        from ckptguard.incidents.report_html import report_html
+
+        page = report_html(report)
+        try:
+            with open(html, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(page)
+        except OSError as error:
+            raise CkptguardError(f"{html} cannot be written: {error.strerror}") from error
+    if shared.as_json:
+        emit("incident", report)
+    elif html is not None:
+        say(escape(os.path.abspath(html)))
+    else:
+        say(report_text(report).rstrip("\n"))

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say
 
+CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
-@click.command(
-    "known-good",
-    cls=Command,
-    short_help="Print the path to go back to.",
-    codes=(ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD),
-)
+
+@click.command("known-good", cls=Command, codes=CODES, short_help="Print the path to go back to.")
 @click.argument("run", type=Place())
-@json_option
 @click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Only steps lower than N.")
 @click.option("--series", metavar="NAME", help="Only this series, such as checkpoint-#.")
-@settings_options
-def command(
-    run: str, as_json: bool, before_step: int | None, series: str | None, config: str | None, records: str | None
-) -> None:
+@shared_options
+def command(run: str, before_step: int | None, series: str | None, shared: Shared) -> None:
     """Print the path of RUN's last known-good checkpoint, and nothing else.
 
     What RUN has lost is looked for in the settings' replicas.
     """
-    settings = settings_from(config, records)
+    settings = shared.settings()
     if settings.replicas:
         from ckptguard.replicas.find_replicas import find_known_good_anywhere
         from ckptguard.runs.find_known_good import Wanted
@@ -40,9 +34,7 @@ def command(
         from ckptguard.runs.find_known_good import find_known_good
 
         known_good = find_known_good(open_run(run, settings), before_step=before_step, series=series)
-    if as_json:
-        from ckptguard.documents.build import document, fields
-
-        emit(document("known-good", **fields(known_good)))
+    if shared.as_json:
+        emit("known-good", known_good)
     else:
         say(escape(known_good.path))

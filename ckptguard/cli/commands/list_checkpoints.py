@@ -2,56 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, trouble
+from ckptguard.cli.render import size, table
 
-if TYPE_CHECKING:
-    from ckptguard.inspect.list_states import CheckpointState
+_PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash"))
 
 
 @click.command("list", cls=Command, short_help="List a run's checkpoints and verdicts.", codes=(ExitCode.NOT_FOUND,))
 @click.argument("run", type=Place())
-@json_option
-@settings_options
-def command(run: str, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(run: str, shared: Shared) -> None:
     """List RUN's checkpoints with their verdicts, from the records; nothing is read back."""
-    from ckptguard.cli.render import size, table
-    from ckptguard.documents.build import document
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
-    view = open_named_run(run, settings_from(config, records))
+    view = open_named_run(run, shared.settings())
     states = survey(view)
-    if as_json:
-        emit(document("list", target=view.run.url, checkpoints=states))
+    if shared.as_json:
+        emit("list", target=view.run.url, checkpoints=states)
         return
     if not states:
         trouble("no checkpoints yet")
         return
-    titles = ["path", "id", "outcome", "where", "size", "reason"]
-    rows = [[s.path, s.id, s.outcome.value, where(s), size(s.bytes), s.reason or "; ".join(s.pins)] for s in states]
-    if any(s.kept for s in states):
-        titles.insert(-1, "copy")
-        for row, state in zip(rows, states, strict=True):
-            row.insert(-1, copy_cost(state))
+    copies = any(s.kept for s in states)
+    titles = ("path", "id", "outcome", "where", "size", *(("copy",) if copies else ()), "reason")
+    rows = []
+    for s in states:
+        cost = ("shared" if s.kept_bytes is None else size(s.kept_bytes)) if s.kept else None
+        copy = (cost,) if copies else ()
+        reason = s.reason or "; ".join(s.pins)
+        where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
+        rows.append((s.path, s.id, s.outcome.value, where, size(s.bytes), *copy, reason))
     table(titles, rows)
-
-
-def where(state: object) -> str:
-    """In which places the checkpoint's files are, in one word each."""
-    places = [("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash")]
-    return "+".join(word for field, word in places if getattr(state, field)) or "gone"
-
-
-def copy_cost(state: CheckpointState) -> str | None:
-    """What the kept copy takes on storage that would be free without it."""
-    from ckptguard.cli.render import size
-
-    if not state.kept:
-        return None
-    return "shared" if state.kept_bytes is None else size(state.kept_bytes)

@@ -1,4 +1,4 @@
-"""``ckptguard pin``: have a checkpoint stay, whatever a policy says."""
+"""``ckptguard pin`` and ``ckptguard unpin``: have a checkpoint stay, whatever a policy says."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
+from ckptguard.cli.render import cell
 
 if TYPE_CHECKING:
     from ckptguard.layouts import Checkpoint
@@ -23,26 +24,38 @@ _LONGEST_NOTE = 1000
 @click.argument("ckpt", type=Place())
 @click.option("--note", default="", metavar="TEXT", help="Why; `prune` and `list` show it.")
 @click.option("--until", metavar="WHEN", help="A date, a time (2027-01-31T12:00), or a span from now (30d).")
-@json_option
-@settings_options
-def command(ckpt: str, note: str, until: str | None, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:
     """Keep CKPT and its copies from being pruned, until it is unpinned or the time has come.
 
     The trainer's own rotation knows nothing of pins.
     """
-    from ckptguard.cli.render import cell
-    from ckptguard.documents.build import document
     from ckptguard.retention.pin import pin
 
     if len(note) > _LONGEST_NOTE:
         raise click.BadParameter(f"it has more than {_LONGEST_NOTE} characters", param_hint="--note")
     lasts = None if until is None else _lasts(until)
-    view, checkpoint = checkpoint_of_run(ckpt, settings_from(config, records))
+    view, checkpoint = checkpoint_of_run(ckpt, shared.settings())
     pinned = pin(view, checkpoint, note=note, lasts=lasts)
-    if as_json:
-        emit(document("pin", target=view.run.url, pins=[pinned]))
+    if shared.as_json:
+        emit("pin", target=view.run.url, pins=[pinned])
     else:
         say(f"pinned {cell(checkpoint.path)}" + (f" until {pinned.until}" if pinned.until else ""))
+
+
+@click.command("unpin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Lift a checkpoint's pins.")
+@click.argument("ckpt", type=Place())
+@shared_options
+def unpin_command(ckpt: str, shared: Shared) -> None:
+    """Lift every pin of CKPT that somebody set. What is being loaded or restored stays until that has ended."""
+    from ckptguard.retention.pin import unpin
+
+    view, checkpoint = checkpoint_of_run(ckpt, shared.settings())
+    released = unpin(view, checkpoint)
+    if shared.as_json:
+        emit("unpin", target=view.run.url, pins=released)
+    else:
+        say(f"unpinned {cell(checkpoint.path)}")
 
 
 def checkpoint_of_run(ckpt: str, settings: Settings) -> tuple[RunView, Checkpoint]:

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, trouble
+from ckptguard.cli.render import size, table
 
 if TYPE_CHECKING:
     from ckptguard.retention.prune import Pruned
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
-
-
-class Options(Shared):
-    """What may be said beside RUN."""
-
-    keep_last: int | None
-    keep_every: int | None
-    keep_within: str | None
-    keep_best: tuple[str, ...]
-    failed: bool
-    dry_run: bool
 
 
 @click.command("prune", cls=Command, codes=CODES, short_help="Remove checkpoints that the policy does not keep.")
@@ -35,9 +25,8 @@ class Options(Shared):
 @click.option("--keep-best", metavar="METRIC:min|max[:N]", multiple=True, help="Keep the N best by a saved metric.")
 @click.option("--failed", is_flag=True, help="Also remove bad, incomplete and suspect ones that are old enough.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
-@json_option
-@settings_options
-def command(run: str, **options: Unpack[Options]) -> None:
+@shared_options
+def command(run: str, failed: bool, dry_run: bool, shared: Shared, **rules: object) -> None:
     """Keep the good checkpoints of RUN that any rule asks for, in each series, and move the others to the trash.
 
     A rule counts verified good ones only. One is sealed when the guard saves it, or else when it is first verified. The
@@ -46,18 +35,16 @@ def command(run: str, **options: Unpack[Options]) -> None:
     the trash, until trash_grace is over.
     """
     from ckptguard.decisions.retention import unknown_metrics
-    from ckptguard.documents.build import document, fields
     from ckptguard.retention.prune import prune
     from ckptguard.runs.target import open_named_run
     from ckptguard.values.retention_policy import parse_span
 
-    given = {name: value for name, value in options.items() if name.startswith("keep_")}
-    settings = settings_from(options["config"], options["records"], prune_failed=options["failed"] or None, **given)
+    settings = shared.settings(prune_failed=failed or None, **rules)
     view = open_named_run(run, settings)
     policy = settings.retention()
-    done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=options["dry_run"])
-    if options["as_json"]:
-        emit(document("prune", target=view.run.url, **fields(done)))
+    done = prune(view, policy, grace=parse_span(settings.trash_grace), dry_run=dry_run)
+    if shared.as_json:
+        emit("prune", done, target=view.run.url)
     else:
         _show(done)
     for metric in unknown_metrics([d.checkpoint for d in done.decisions], policy):
@@ -68,17 +55,12 @@ def command(run: str, **options: Unpack[Options]) -> None:
 
 
 def _show(done: Pruned) -> None:
-    from ckptguard.cli.render import size, table
-
     if done.policy.asks_nothing:
         trouble("no rule was given: nothing is removed")
     rows = []
     for decision in done.decisions:
-        chosen = decision.checkpoint
-        word = "keep" if decision.keep else "remove"
-        rows.append(
-            (chosen.path, chosen.id, chosen.outcome.value, word, size(chosen.bytes), "; ".join(decision.reasons))
-        )
+        one, word = decision.checkpoint, "keep" if decision.keep else "remove"
+        rows.append((one.path, one.id, one.outcome.value, word, size(one.bytes), "; ".join(decision.reasons)))
     if rows:
         table(("path", "id", "outcome", "decision", "size", "reasons"), rows)
     freed = sum(d.checkpoint.bytes for d in done.removed)

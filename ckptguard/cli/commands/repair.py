@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.render import cell, word
 
 if TYPE_CHECKING:
     from ckptguard.repair.repair import Repaired
@@ -21,28 +22,26 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.argument("run", type=Place())
 @click.argument("ckpt", required=False, type=Place())
 @click.option("--dry-run", is_flag=True, help="Say what would be repaired, and from where; write nothing.")
-@json_option
-@settings_options
-def command(run: str, ckpt: str | None, dry_run: bool, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(run: str, ckpt: str | None, dry_run: bool, shared: Shared) -> None:
     """Repair what is known to be damaged in RUN, in place and kept copies; or CKPT (a path, id or step), which is read.
 
     Only damaged files are replaced, by copies whose every byte is as it was sealed; the damaged ones go to quarantine.
     Refused while training writes them. `ckptguard scrub` finds damage.
     """
-    from ckptguard.documents.build import document, fields
     from ckptguard.repair.repair import repair
     from ckptguard.runs.target import open_named_run
     from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of
 
-    settings = settings_from(config, records)
+    settings = shared.settings()
     view = open_named_run(run, settings)
     if ckpt is not None and "://" not in ckpt and os.path.lexists(ckpt):
         ckpt = os.path.abspath(ckpt)
     with scanner_of(settings) as scanner:
         done = repair(view, ckpt, dry_run=dry_run, work=Work(scanner=scanner))
-    if as_json:
-        emit(document("repair", target=view.run.url, **fields(done)))
+    if shared.as_json:
+        emit("repair", done, target=view.run.url)
     else:
         _show(done)
     for sentence in done.could_not_tell:
@@ -53,8 +52,6 @@ def command(run: str, ckpt: str | None, dry_run: bool, as_json: bool, config: st
 
 
 def _show(done: Repaired) -> None:
-    from ckptguard.cli.render import cell, word
-
     for file in done.files:
         what = f"the kept copy's {cell(file.file)}" if file.place == "kept" else cell(file.file)
         if file.repaired:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, parse_rate, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, trouble
-from ckptguard.cli.progress import progress_bar
-from ckptguard.cli.rates import parse_rate
+from ckptguard.cli.output import emit, escape, say, trouble, working
+from ckptguard.cli.render import size, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ckptguard.replicas.replicate import Replica
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
@@ -25,38 +23,26 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--to", "urls", multiple=True, type=Place(), metavar="URL", help="Instead of the settings' replicas.")
 @click.option("--rate", metavar="RATE", help="Bytes a second to read and send at most: 100MB, 50MiB.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
-@json_option
-@settings_options
-def command(
-    run: str,
-    urls: tuple[str, ...],
-    rate: str | None,
-    dry_run: bool,
-    as_json: bool,
-    config: str | None,
-    records: str | None,
-) -> None:
+@shared_options
+def command(run: str, urls: tuple[str, ...], rate: str | None, dry_run: bool, shared: Shared) -> None:
     """Send RUN's good checkpoints to its replicas, the newest first, and read each back from there.
 
     A replica is a run: verify, known-good and restore work on it without the original. What is there already is not
     sent again; what was cut short goes on. Nothing is removed from it: `ckptguard prune REPLICA` does that.
     """
-    from ckptguard.documents.build import document
     from ckptguard.replicas.replicate import replica_urls, replicate
     from ckptguard.runs.target import open_named_run
-    from ckptguard.runs.work import Work
 
     fastest = None if rate is None else parse_rate(rate)
-    settings = settings_from(config, records, replicas=urls, replica_rate=fastest)
+    settings = shared.settings(replicas=urls, replica_rate=fastest)
     view = open_named_run(run, settings)
     places = replica_urls(view.run.url, settings)
     if not places:
         raise click.UsageError("there is no place to replicate to: give --to, or `replicas` in the settings")
-    with progress_bar("replicating") as advance:
-        work = Work(rate=settings.replica_rate, progress=advance)
+    with working("replicating", rate=settings.replica_rate) as work:
         done = [replicate(view, url, dry_run=dry_run, work=work) for url in places]
-    if as_json:
-        emit(document("replicate", target=view.run.url, dry_run=dry_run, replicas=done))
+    if shared.as_json:
+        emit("replicate", target=view.run.url, dry_run=dry_run, replicas=done)
     else:
         _show(done)
     for replica in done:
@@ -75,8 +61,6 @@ def _code(done: Sequence[Replica]) -> ExitCode:
 
 
 def _show(done: Sequence[Replica]) -> None:
-    from ckptguard.cli.render import size, table
-
     for replica in done:
         say(f"{escape(replica.url)}: " + standing_text(replica))
         rows = [

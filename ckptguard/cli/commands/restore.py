@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say
-from ckptguard.cli.progress import progress_bar
+from ckptguard.cli.output import emit, escape, say, working
 
 if TYPE_CHECKING:
     from ckptguard.recover.restore import Restored
     from ckptguard.replicas.start_run import Started
-    from ckptguard.values.settings import Settings
 
 CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.NO_KNOWN_GOOD)
-
-
-class Options(Shared):
-    """What may be said beside RUN."""
-
-    step: int | None
-    dest: str | None
-    as_run: str | None
-    force: bool
 
 
 @click.command("restore", cls=Command, short_help="Copy a verified checkpoint out.", codes=CODES)
@@ -34,53 +23,33 @@ class Options(Shared):
 @click.option("--to", "dest", type=Place(), metavar="DEST", help="An absent or empty folder.")
 @click.option("--as-run", type=Place(), metavar="RUN", help="Have training go on there: the lost or new run's place.")
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
-@json_option
-@settings_options
-def command(run: str, **options: Unpack[Options]) -> None:
+@shared_options
+def command(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
 
     The copy is complete and verified, or there is none. The nearest whole copy is taken: in place, kept, then in the
     settings' replicas. With --as-run, RUN is a replica, and the checkpoint lies in the new run with all that is on
     record about the training: it goes on from there, and with --step leaves later ones behind, as a rollback does.
     """
-    from ckptguard.documents.build import document, fields
+    from ckptguard.recover.restore import restore
+    from ckptguard.replicas.start_run import start_run
+    from ckptguard.runs.run_view import open_view
 
-    dest, as_run, force = options["dest"], options["as_run"], options["force"]
     if (dest is None) == (as_run is None):
         raise click.UsageError("say either --to DEST or --as-run RUN")
     if as_run is not None and force:
         raise click.UsageError("--force is not for --as-run: training goes on from good checkpoints alone")
-    settings = settings_from(options["config"], options["records"])
+    settings = shared.settings()
     done: Restored | Started
-    if as_run is not None:
-        target, done = _start(run, as_run, options["step"], settings)
-    else:
-        assert dest is not None
-        target, done = _restore(run, dest, options["step"], settings, force=force)
-    if options["as_json"]:
-        emit(document("restore", target=target, **fields(done)))
+    with working("restoring") as work:
+        if as_run is not None:
+            view = open_view(run, settings.of_replica())
+            done = start_run(view, as_run, settings, step=step, work=work)
+        else:
+            assert dest is not None
+            view = open_view(run, settings, must_exist=not settings.replicas)
+            done = restore(view, dest, step=step, force=force, work=work)
+    if shared.as_json:
+        emit("restore", done, target=view.run.url)
     else:
         say(escape(done.path))
-
-
-def _restore(run: str, dest: str, step: int | None, settings: Settings, *, force: bool) -> tuple[str, Restored]:
-    """Copy a checkpoint out; with the run's URL."""
-    from ckptguard.recover.restore import restore
-    from ckptguard.runs.run_view import open_view
-    from ckptguard.runs.work import Work
-
-    with progress_bar("restoring") as advance:
-        view = open_view(run, settings, must_exist=not settings.replicas)
-        return view.run.url, restore(view, dest, step=step, force=force, work=Work(progress=advance))
-
-
-def _start(replica: str, url: str, step: int | None, settings: Settings) -> tuple[str, Started]:
-    """Begin a run from a replica; with the replica's URL."""
-    from ckptguard.replicas.start_run import start_run
-    from ckptguard.runs.run_view import open_view
-    from ckptguard.runs.work import Work
-
-    with progress_bar("restoring") as advance:
-        view = open_view(replica, settings.of_replica())
-        started = start_run(view, url, settings, step=step, work=Work(progress=advance))
-        return started.source, started

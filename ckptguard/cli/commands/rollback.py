@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say
+from ckptguard.cli.render import cell
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
 
@@ -15,22 +16,19 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.argument("run", type=Place())
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--force", is_flag=True, help="Even while files of the run are being written.")
-@json_option
-@settings_options
-def command(run: str, dry_run: bool, force: bool, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(run: str, dry_run: bool, force: bool, shared: Shared) -> None:
     """Move what is newer than RUN's known-good checkpoint to quarantine, and put the known-good one back in its place.
 
     A trainer that resumes from its latest checkpoint then finds the good one. Refused while RUN is being written.
     """
-    from ckptguard.cli.render import cell
-    from ckptguard.documents.build import document, fields
     from ckptguard.recover.roll_back import GoBack, roll_back
     from ckptguard.runs.run_view import open_view
 
-    view = open_view(run, settings_from(config, records))
+    view = open_view(run, shared.settings())
     done = roll_back(view, GoBack(reason="rolled back from the command line", dry_run=dry_run, force=force))
-    if as_json:
-        emit(document("rollback", target=view.run.url, **fields(done)))
+    if shared.as_json:
+        emit("rollback", done, target=view.run.url)
         return
     for path in done.unverified if dry_run else ():
         say(f"would first verify {cell(path)}, and go back to it if it is good; else:")

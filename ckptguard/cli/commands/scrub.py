@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, parse_rate, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import progress_bar
-from ckptguard.cli.rates import parse_rate
+from ckptguard.cli.output import emit, say, trouble, working
+from ckptguard.cli.render import cell, finding_line, size, word
 
 if TYPE_CHECKING:
     from ckptguard.repair.scrub import Scrubbed
@@ -22,16 +21,6 @@ _HOOK_SECONDS = 65.0
 Value = TypeVar("Value")
 
 
-class Options(Shared):
-    """What may be said beside RUN."""
-
-    max_duration: str | None
-    max_age: str | None
-    subset: str | None
-    rate: str | None
-    md5: bool
-
-
 @click.command("scrub", cls=Command, codes=CODES, short_help="Read again what has a verdict, to find rot.")
 @click.argument("run", type=Place())
 @click.option("--max-duration", metavar="SPAN", help="Stop after SPAN (2h); the next scrub goes on there.")
@@ -39,20 +28,25 @@ class Options(Shared):
 @click.option("--subset", metavar="N/T", help="Only the N-th of T parts of all checkpoints.")
 @click.option("--rate", metavar="RATE", help="Bytes a second to read at most: 100MB, 50MiB.")
 @click.option("--md5", is_flag=True, help="Compare MD5 too, where it is on record.")
-@json_option
-@settings_options
-def command(run: str, **options: Unpack[Options]) -> None:
+@shared_options
+def command(
+    run: str,
+    max_duration: str | None,
+    max_age: str | None,
+    subset: str | None,
+    rate: str | None,
+    md5: bool,
+    shared: Shared,
+) -> None:
     """Read RUN's checkpoints and kept copies again, what nobody has read for the longest time first.
 
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage turns the verdict BAD, is an
     incident, and is told to hooks; a damaged kept copy counts no more. `ckptguard repair` puts the right bytes back.
     """
-    from ckptguard.documents.build import document, fields
     from ckptguard.incidents.notify import Hooks
     from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
     from ckptguard.repair.scrub_plan import parse_subset
     from ckptguard.runs.target import open_named_run
-    from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of
     from ckptguard.values.retention_policy import parse_span
 
@@ -60,23 +54,22 @@ def command(run: str, **options: Unpack[Options]) -> None:
         return None if text is None else parse(text)
 
     order = ScrubOrder(
-        max_duration=said(parse_span, options["max_duration"]),
-        max_age=said(parse_span, options["max_age"]),
-        subset=said(parse_subset, options["subset"]),
-        md5=options["md5"],
+        max_duration=said(parse_span, max_duration),
+        max_age=said(parse_span, max_age),
+        subset=said(parse_subset, subset),
+        md5=md5,
     )
-    rate = said(parse_rate, options["rate"])
-    settings = settings_from(options["config"], options["records"])
+    fastest = said(parse_rate, rate)
+    settings = shared.settings()
     view = open_named_run(run, settings)
     hooks = Hooks(settings, _log)
     try:
-        with progress_bar("scrubbing") as advance, scanner_of(settings) as scanner:
-            work = Work(scanner=scanner, progress=advance, rate=rate)
+        with scanner_of(settings) as scanner, working("scrubbing", scanner=scanner, rate=fastest) as work:
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
     finally:
         hooks.close(patience=_HOOK_SECONDS)
-    if options["as_json"]:
-        emit(document("scrub", target=view.run.url, **fields(done)))
+    if shared.as_json:
+        emit("scrub", done, target=view.run.url)
     else:
         _show(done)
     for sentence in done.could_not_tell:
@@ -88,8 +81,6 @@ def command(run: str, **options: Unpack[Options]) -> None:
 
 
 def _show(done: Scrubbed) -> None:
-    from ckptguard.cli.render import cell, finding_line, size, word
-
     for one in done.places:
         what = " (kept copy)" if one.place == "kept" else ""
         say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what} ({one.id})  {size(one.bytes)}")

@@ -2,46 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from ckptguard.cli.command import Command, Place, json_option, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say, trouble
-from ckptguard.cli.progress import bytes_below, progress_bar
+from ckptguard.cli.output import bytes_below, emit, say, trouble, working
+from ckptguard.cli.render import cell, facts, finding_line, size, table
 
 if TYPE_CHECKING:
     from ckptguard.inspect.show import Shown
+
+_WIDEST_NAME = 60
+_DEEPEST = 20  # levels; longer names go on in one piece
 
 
 @click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
 @click.argument("ckpt", type=Place())
 @click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, largest magnitude.")
-@json_option
-@settings_options
-def command(ckpt: str, tensors: bool, as_json: bool, config: str | None, records: str | None) -> None:
+@shared_options
+def command(ckpt: str, tensors: bool, shared: Shared) -> None:
     """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared.
 
     With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
     (65504). These come from the records; a checkpoint that was never verified is read for them.
     """
-    from ckptguard.documents.build import document, fields
     from ckptguard.inspect.show import show
-    from ckptguard.runs.work import Work
 
-    settings = settings_from(config, records)
-    with progress_bar("reading", bytes_below(ckpt)) as advance:
-        shown = show(ckpt, settings, magnitudes=tensors, work=Work(progress=advance))
+    settings = shared.settings()
+    with working("reading", bytes_below(ckpt)) as work:
+        shown = show(ckpt, settings, magnitudes=tensors, work=work)
     for name in shown.left_out:
         trouble(f"warning: {name} is no regular file and was not read")
     for problem in shown.problems:
         trouble(f"warning: {problem}")
-    if as_json:
-        emit(document("show", **fields(shown)))
+    if shared.as_json:
+        emit("show", shown)
     elif tensors:
-        from ckptguard.cli.render_tensor_tree import print_tree
-
         print_tree(shown)
     else:
         print_shown(shown)
@@ -51,23 +52,19 @@ def command(ckpt: str, tensors: bool, as_json: bool, config: str | None, records
 
 def print_shown(shown: Shown) -> None:
     """What is known of the checkpoint, its files, then what was found in it."""
-    from ckptguard.cli.render import facts, finding_line, size, table
-
     manifest, verdict = shown.manifest, shown.verdict
     facts(
-        [
-            ("checkpoint", shown.target),
-            ("id", shown.id),
-            ("series", manifest.series),
-            ("layout", manifest.layout),
-            ("step", manifest.step),
-            ("sealed", f"{manifest.sealed_at}, digests by the {manifest.digest_origin}" if shown.sealed else "no"),
-            ("verdict", verdict and f"{verdict.outcome.value}, {verdict.checked_at}, by ckptguard {verdict.version}"),
-            ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
-            ("resumable", verdict and ", ".join(verdict.facts.resumable)),
-            ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),
-            ("size", size(manifest.bytes)),
-        ]
+        ("checkpoint", shown.target),
+        ("id", shown.id),
+        ("series", manifest.series),
+        ("layout", manifest.layout),
+        ("step", manifest.step),
+        ("sealed", f"{manifest.sealed_at}, digests by the {manifest.digest_origin}" if shown.sealed else "no"),
+        ("verdict", verdict and f"{verdict.outcome.value}, {verdict.checked_at}, by ckptguard {verdict.version}"),
+        ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
+        ("resumable", verdict and ", ".join(verdict.facts.resumable)),
+        ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),
+        ("size", size(manifest.bytes)),
     )
     say("")
     rows = [
@@ -77,3 +74,80 @@ def print_shown(shown: Shown) -> None:
     table(("file", "size", "format", "tensors", "md5"), rows)
     for finding in verdict.findings if verdict else ():
         say(finding_line(finding, manifest.path))
+
+
+Row = tuple[str, tuple[str, ...]]  # a name, indented by its place in the tree, and the cells after it
+
+
+class TensorLine(NamedTuple):
+    """One tensor: the parts of its name, how large it is, and the cells of its line."""
+
+    parts: tuple[str, ...]
+    bytes: int
+    cells: tuple[str, ...]
+
+
+def print_tree(shown: Shown) -> None:
+    """Every tensor under its role and the parts of its name; groups say how many tensors and bytes they hold."""
+    from ckptguard.inspect.show import fp16_share, stored_bytes
+
+    manifest = shown.manifest
+    by_role: dict[str, list[TensorLine]] = {}
+    many = sum(bool(f.tensors) for f in manifest.files) > 1
+    for file in manifest.files:
+        for tensor in file.tensors:
+            stored, share = stored_bytes(tensor), fp16_share(tensor)
+            cells = (
+                cell(tensor.dtype),
+                str(list(tensor.shape)),
+                size(stored),
+                "-" if tensor.largest is None else f"{tensor.largest:.4g}",
+                "-" if share is None else f"{100 * share:.2g}%" if share <= 1 else "beyond",
+                "not finite" if (file.path, tensor.name) in shown.nonfinite else "",
+                *((cell(file.path.removeprefix(manifest.path + "/")),) if many else ()),
+            )
+            parts = tuple(cell(p) for p in tensor.name.split(".", _DEEPEST))
+            by_role.setdefault(tensor.role, []).append(TensorLine(parts, stored or 0, cells))
+    rows: list[Row] = []
+    for role, leaves in by_role.items():
+        leaves.sort(key=lambda leaf: [_natural(p) for p in leaf.parts])
+        rows.append((f"{role}: {_sum(leaves)}", ()))
+        rows += _rows(leaves, 0, 1)
+    _print(rows, ("type", "shape", "bytes", "largest", "of fp16", "", *(("file",) if many else ())))
+
+
+def _rows(leaves: Sequence[TensorLine], level: int, depth: int) -> Iterator[Row]:
+    """The lines of tensors whose names agree in their first `level` parts."""
+    for first, alike in itertools.groupby(leaves, key=lambda leaf: leaf.parts[level : level + 1]):
+        group = list(alike)
+        if len(group) == 1 or not first:
+            yield from (("  " * depth + (".".join(leaf.parts[level:]) or "."), leaf.cells) for leaf in group)
+            continue
+        shared = level + 1  # parts that all of the group have in common stay on one line
+        while all(len(leaf.parts) > shared + 1 and leaf.parts[shared] == group[0].parts[shared] for leaf in group):
+            shared += 1
+        yield f"{'  ' * depth}{'.'.join(group[0].parts[level:shared])}: {_sum(group)}", ()
+        yield from _rows(group, shared, depth + 1)
+
+
+def _sum(leaves: Sequence[TensorLine]) -> str:
+    return f"{len(leaves)} tensor{'s' * (len(leaves) > 1)}, {size(sum(leaf.bytes for leaf in leaves))}"
+
+
+def _natural(part: str) -> tuple[tuple[int, str], ...]:
+    """Layers in the order of their numbers: 2 before 10."""
+    return tuple((int(p[:18]), "") if p.isascii() and p.isdigit() else (-1, p) for p in re.split(r"(\d+)", part))
+
+
+def _print(lines: Sequence[Row], titles: Sequence[str]) -> None:
+    names = max((min(len(name), _WIDEST_NAME) for name, cells in lines if cells), default=0)
+    widths = [max(map(len, column)) for column in zip(titles, *(cells for _, cells in lines if cells), strict=True)]
+    printed = [_line("TENSOR", [t.upper() for t in titles], names, widths)] if any(c for _, c in lines) else []
+    printed += [name if not cells else _line(name, cells, names, widths) for name, cells in lines]
+    say("\n".join(printed))
+
+
+def _line(name: str, cells: Sequence[str], names: int, widths: Sequence[int]) -> str:
+    right = {2, 3, 4}  # numbers
+    columns = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+    return "  ".join([name.ljust(names), *columns]).rstrip()

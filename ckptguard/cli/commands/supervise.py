@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from ckptguard.cli.command import Command, Place, settings_from, settings_options
+from ckptguard.cli.command import Command, Place, Shared, config_option, records_option
 from ckptguard.cli.exit_codes import ExitCode, of_error
 from ckptguard.cli.output import report_error, trouble
 
@@ -19,7 +19,6 @@ class _Command(Command):
     --config, would silently be ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As ever, and say what is missing."""
         is_marked, count = "--" in args, len(args)  # they are used up
         try:
             left = super().parse_args(ctx, args)
@@ -58,16 +57,10 @@ def _no_nan(ctx: click.Context, param: click.Parameter, value: float) -> float:
     metavar="SECONDS",
     help="How long COMMAND may take to end when it is asked to.",
 )
-@settings_options
-@click.pass_context
+@config_option
+@records_option
 def command(
-    context: click.Context,
-    run: str,
-    argv: tuple[str, ...],
-    max_rollbacks: int,
-    stop_seconds: float,
-    config: str | None,
-    records: str | None,
+    run: str, argv: tuple[str, ...], max_rollbacks: int, stop_seconds: float, config: str | None, records: str | None
 ) -> None:
     """Run COMMAND, which saves under RUN, and verify what it saves.
 
@@ -87,7 +80,7 @@ def command(
         done = supervise(
             run,
             argv,
-            settings_from(config, records),
+            Shared(config=config, records=records).settings(),
             signals,
             max_rollbacks=max_rollbacks,
             stop_seconds=stop_seconds,

@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.hub_caches import COMMIT, LATER, Hub, flip, git_sha1, sharded_files
 
-from ckptguard.cli.progress import bytes_below
+from ckptguard.cli.output import bytes_below
 from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings
 from ckptguard.verify.target import verify_target

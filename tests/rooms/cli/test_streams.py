@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ckptguard.cli.progress import bytes_below, progress_bar
+from ckptguard.cli.output import bytes_below, progress_bar
 from ckptguard.cli.render import age, size, some
 
 

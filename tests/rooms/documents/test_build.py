@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 import ckptguard
-from ckptguard.documents.build import document, fields, plain
-from ckptguard.documents.forms import FORMS
+from ckptguard.documents.build import FORMS, document, fields, plain
 from ckptguard.records.incidents import Incident
 from ckptguard.records.trash import Trashed
 from ckptguard.values.ids import CheckpointId

@@ -16,13 +16,7 @@ from functools import partial
 import msgspec
 
 from ckptguard.decisions.restarts import CommandEnd, NextAction, decide
-from ckptguard.errors import (
-    BusyError,
-    CkptguardError,
-    NoKnownGoodError,
-    RollbackExhausted,
-    SettingsError,
-)
+from ckptguard.errors import BusyError, CkptguardError, NoKnownGoodError, RollbackExhausted, SettingsError
 from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of

@@ -24,11 +24,7 @@ class SignalWatch:
     back; what may hang is done in the one of `background`, and waited for."""
 
     def __init__(
-        self,
-        signals: HeldSignals,
-        command: SupervisedCommand,
-        background: Background,
-        tell: Callable[[str], None],
+        self, signals: HeldSignals, command: SupervisedCommand, background: Background, tell: Callable[[str], None]
     ) -> None:
         self._signals, self._command, self._background, self._tell = signals, command, background, tell
         self.asked: int | None = None  # the first signal by which we were told to end

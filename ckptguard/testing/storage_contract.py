@@ -11,12 +11,7 @@ import threading
 
 import pytest
 
-from ckptguard.errors import (
-    ChangedWhileReadError,
-    DeniedError,
-    ObjectExistsError,
-    ObjectMissingError,
-)
+from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage import Entry, Storage
 from ckptguard.testing.storage_trouble import HonestyLaws, NameLaws, SharedLaws
 from ckptguard.testing.storage_uploads import UploadLaws

@@ -17,21 +17,7 @@ from ckptguard.errors import DeniedError, ObjectExistsError, StorageError
 from ckptguard.storage import Storage, open_storage
 
 ODD = (
-    *(
-        "a b",
-        " ",
-        "a ",
-        "[x]*?",
-        "{a,b}",
-        "new\nline",
-        "tab\t",
-        "größe-重み-🙂",
-        "-rf",
-        "#%41",
-        "%2F",
-        "a+b",
-        "a&b=c",
-    ),
+    *("a b", " ", "a ", "[x]*?", "{a,b}", "new\nline", "tab\t", "größe-重み-🙂", "-rf", "#%41", "%2F", "a+b", "a&b=c"),
     *(".hidden", "...", "a::b", "q?x=1", "~", "semi;colon", "'\"", "back\\slash", "$HOME", "é", "\x7f"),
 )
 

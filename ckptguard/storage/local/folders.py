@@ -116,13 +116,7 @@ def _bare_entries(folder: int, key: str) -> list[Entry]:
 
 
 def walk(
-    folder: int,
-    key: str,
-    where: str,
-    *,
-    recursive: bool,
-    enter: Callable[[str], bool] | None,
-    bare: bool = False,
+    folder: int, key: str, where: str, *, recursive: bool, enter: Callable[[str], bool] | None, bare: bool = False
 ) -> list[Entry]:
     """All entries below an open folder, unsorted; `bare`: of files no more than their names. A folder
     that vanishes meanwhile is left out; one that cannot be read is an error that names it below `where`, because a

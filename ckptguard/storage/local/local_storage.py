@@ -90,12 +90,7 @@ class LocalStorage:
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            exclusive_create=True,
-            exclusive_upload=True,
-            links=True,
-            folders=True,
-            etags=False,
-            any_name=True,
+            exclusive_create=True, exclusive_upload=True, links=True, folders=True, etags=False, any_name=True
         )
 
     def free_space(self) -> int | None:
@@ -121,11 +116,7 @@ class LocalStorage:
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        with (
-            translated(source, self._root),
-            self._place(source) as (folder, name),
-            translated(target, self._root),
-        ):
+        with translated(source, self._root), self._place(source) as (folder, name), translated(target, self._root):
             kind = folders.entry_at(folder, name, source).kind if _exists(folder, name) else None
             if kind is None:
                 raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)

@@ -13,12 +13,7 @@ class RemoteReader(RangedReader):
     """A `Reader` by ranged reads; there is no handle, so a replaced object shows only in `check_unchanged`."""
 
     def __init__(
-        self,
-        file_system: Callable[[], Any],
-        path: str,
-        entry: Entry,
-        where: str,
-        stat_now: Callable[[str], Entry],
+        self, file_system: Callable[[], Any], path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
     ) -> None:
         super().__init__(entry, where, stat_now)
         self._fs = file_system

@@ -147,12 +147,7 @@ class SftpStorage:
         with translated("", self._url):
             links = self._can_link()
         return Capabilities(
-            exclusive_create=links,
-            exclusive_upload=links,
-            links=links,
-            folders=True,
-            etags=False,
-            any_name=True,
+            exclusive_create=links, exclusive_upload=links, links=links, folders=True, etags=False, any_name=True
         )
 
     def free_space(self) -> int | None:

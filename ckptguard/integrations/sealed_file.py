@@ -12,7 +12,7 @@ import msgspec
 from ckptguard.errors import ChangedWhileReadError
 from ckptguard.runs.run_view import RunView
 from ckptguard.scan import ScanOptions, scan_files
-from ckptguard.storage.protocol import Entry, Storage
+from ckptguard.storage.protocol import Entry, Reader, Storage
 from ckptguard.values.manifest import Manifest
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files
 from ckptguard.verify.seal import seal_written
@@ -46,7 +46,7 @@ def write_sealed(view: RunView, path: str, data: memoryview) -> Manifest | None:
     return seal_written(run, path=path, layout=checkpoint.layout, step=checkpoint.step, files=files)
 
 
-class _InMemory:
+class _InMemory(Reader):
     """As much of a storage, and of its reader, as a scan of one file needs."""
 
     root = None
@@ -76,12 +76,6 @@ class _InMemory:
         pass
 
     def close(self) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
         pass
 
 

@@ -47,9 +47,9 @@ class HubCacheStorage(LocalStorage):
     path would see links.
     """
 
-    @property
-    def root(self) -> str | None:
-        return None
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.root = None
 
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None

@@ -2,7 +2,7 @@
 
 A key is a ``/``-separated path relative to the storage's root, without ``.``, ``..``, empty parts or NUL;
 ``""`` is the root itself. Only `StorageError` and its kinds (and `ChangedWhileReadError` from readers) come out of
-these methods: a foreign exception is an implementation's bug.
+these methods: a foreign exception is an implementation's bug. Implementations inherit from these classes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class Reader(Protocol):
     """Random access to one object that was opened once. Safe to call from several threads."""
 
-    @property
-    def entry(self) -> Entry:
-        """What the storage said about the opened object (kind "file") at open time."""
+    entry: Entry  # what the storage said about the opened object (kind "file") at open time
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes; ChangedWhileReadError when the object ends earlier."""
@@ -57,9 +55,11 @@ class Reader(Protocol):
     def close(self) -> None:
         """Free the handle; calling it again does nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,22 +86,22 @@ class Upload(Protocol):
     def abort(self) -> None:
         """Leave nothing behind. Calling it again, or after a commit, does nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        self.abort()
 
 
 class Storage(Protocol):
     """Bytes under keys. Implementations: `local.LocalStorage`, `remote.RemoteStorage`, `sftp.SftpStorage`; around
     them `retrying.RetryingStorage`."""
 
-    @property
-    def url(self) -> str:
-        """The normalised URL (or absolute path) of the root."""
+    url: str  # the normalised URL (or absolute path) of the root
+    root: str | None = None  # its absolute local path; None where the storage is not a local file system
 
-    @property
-    def root(self) -> str | None:
-        """The absolute local path of the root; None where the storage is not a local file system."""
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
@@ -115,6 +115,7 @@ class Storage(Protocol):
 
     def names(self, prefix: str = "") -> Sequence[str]:
         """The keys that a recursive listing has, in any order: for those who want to know nothing else of so many."""
+        return [entry.key for entry in self.list(prefix, recursive=True)]
 
     def stat(self, key: str) -> Entry:
         """The entry of a file, link or folder; ObjectMissingError if there is none."""
@@ -157,3 +158,4 @@ class Storage(Protocol):
 
     def free_space(self) -> int | None:
         """Bytes that can still be written here; None where nobody can say (object stores)."""
+        return None

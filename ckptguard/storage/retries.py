@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ckptguard.errors import StoppedError, TransientError
+from ckptguard.errors import ObjectExistsError, StoppedError, TransientError
 
 T = TypeVar("T")
 
@@ -65,6 +65,25 @@ class Retries:
                 if self._clock.pause(wait, self.stop):
                     raise StoppedError(f"{error.message}; called off while waiting to try again", key=key) from error
         raise AssertionError("attempts must be at least 1")
+
+    def run_exclusive(self, key: str, act: Callable[[], T], is_ours: Callable[[], bool]) -> T | None:
+        """The same for what makes something under a key that must be free. A try whose answer was lost may have
+        succeeded, and the next one then finds the key taken: None, if `is_ours` says that this is what happened."""
+        unclear = False
+
+        def attempt() -> T | None:
+            nonlocal unclear
+            try:
+                return act()
+            except TransientError:
+                unclear = True
+                raise
+            except ObjectExistsError:
+                if not unclear or not is_ours():
+                    raise
+                return None
+
+        return self.run(key, attempt)
 
     def once(self, key: str, act: Callable[[], T]) -> T:
         """What `act` returns, not begun when called off before."""

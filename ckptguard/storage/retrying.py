@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Self
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError, TransientError
+from ckptguard.errors import ObjectMissingError, TransientError
 from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.retries import Retries
 
@@ -14,7 +13,7 @@ _BLOCK = 4 << 20
 Entries = list[Entry]  # inside the class, `list` is the method
 
 
-class RetryingStorage:
+class RetryingStorage(Storage):
     """Another storage, whose transient failures are met by further tries; permanent ones are passed on at once.
 
     An upload's data is gone once it is handed over, so it is not repeated here: the storage below repeats its parts
@@ -22,19 +21,11 @@ class RetryingStorage:
     """
 
     def __init__(self, storage: Storage, retries: Retries) -> None:
-        self.inner = storage
-        self.retries = retries
+        self.inner, self.retries = storage, retries
+        self.url, self.root = storage.url, storage.root
 
     def __repr__(self) -> str:
         return f"RetryingStorage({self.inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def root(self) -> str | None:
-        return self.inner.root
 
     def list(self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None) -> Entries:
         return self.retries.run(prefix, lambda: self.inner.list(prefix, recursive=recursive, enter=enter))
@@ -49,43 +40,19 @@ class RetryingStorage:
         return RetryingReader(self.retries.run(key, lambda: self.inner.open(key)), self.retries)
 
     def create(self, key: str, data: bytes) -> None:
-        """As `Storage.create`. A try whose answer was lost may have succeeded: then the next one finds the key taken
-        by our own bytes. So what must have one winner needs a nonce in it."""
-        unclear = False
-
-        def attempt() -> None:
-            nonlocal unclear
-            try:
-                self.inner.create(key, data)
-            except TransientError:
-                unclear = True
-                raise
-            except ObjectExistsError:
-                if not unclear or not self._holds(key, data):
-                    raise
-
-        self.retries.run(key, attempt)
+        """As `Storage.create`. After a lost answer our own bytes under the key count as ours: so what must have one
+        winner needs a nonce in it."""
+        self.retries.run_exclusive(key, lambda: self.inner.create(key, data), lambda: self._holds(key, data))
 
     def upload(self, key: str, *, replace: bool = False) -> RetryingUpload:
         return RetryingUpload(self.retries.run(key, lambda: self.inner.upload(key, replace=replace)), key, self.retries)
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        unclear = False
-
-        def attempt() -> str:
-            nonlocal unclear
-            try:
-                return self.inner.copy(source, target, how=how)
-            except TransientError:
-                unclear = True
-                raise
-            except ObjectExistsError:
-                # Ours, or somebody's: only bytes that were read and found the same may count as the copy.
-                if not unclear or not self._same(source, target):
-                    raise
-                return "copy"
-
-        return self.retries.run(source, attempt)
+        # What is there then is ours, or somebody's: only bytes that were read and found the same count as the copy.
+        done = self.retries.run_exclusive(
+            source, lambda: self.inner.copy(source, target, how=how), lambda: self._same(source, target)
+        )
+        return done or "copy"
 
     def move(self, source: str, target: str) -> None:
         """As `Storage.move`, tried once: after an unclear end nobody can say what was already moved. An object store
@@ -119,15 +86,11 @@ class RetryingStorage:
             )
 
 
-class RetryingReader:
+class RetryingReader(Reader):
     """A reader whose transient failures are met by further tries."""
 
     def __init__(self, reader: Reader, retries: Retries) -> None:
-        self._reader, self._retries = reader, retries
-
-    @property
-    def entry(self) -> Entry:
-        return self._reader.entry
+        self.entry, self._reader, self._retries = reader.entry, reader, retries
 
     def read(self, offset: int, length: int) -> bytes:
         return self._retries.run(self.entry.key, lambda: self._reader.read(offset, length))
@@ -144,14 +107,8 @@ class RetryingReader:
     def close(self) -> None:
         self._reader.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class RetryingUpload:
+class RetryingUpload(Upload):
     """An upload that ends when it is called off, and that is then never committed."""
 
     def __init__(self, upload: Upload, key: str, retries: Retries) -> None:
@@ -165,9 +122,3 @@ class RetryingUpload:
 
     def abort(self) -> None:
         self._upload.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.abort()

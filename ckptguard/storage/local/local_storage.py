@@ -16,7 +16,7 @@ from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.local.system_calls import clone_into
 from ckptguard.storage.local.upload import LocalUpload
 from ckptguard.storage.local.writes import NO_LINKS, move_exclusively, publish, temporary, write_all
-from ckptguard.storage.protocol import Capabilities, Entry
+from ckptguard.storage.protocol import Capabilities, Entry, Storage
 from ckptguard.values.ids import escape
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
@@ -26,22 +26,11 @@ Parts = list[str]  # inside the class, `list` is the method
 Entries = list[Entry]
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """Bytes under a local folder. Links below the root are entries, never ways; every write is durable on return."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
-
-    def __repr__(self) -> str:
-        return f"LocalStorage({self._root!r})"
-
-    @property
-    def url(self) -> str:
-        return self._root
-
-    @property
-    def root(self) -> str | None:
-        return self._root
+        self.url = self.root = root
 
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
@@ -54,31 +43,31 @@ class LocalStorage:
     def _walk(
         self, prefix: str, *, recursive: bool, enter: Callable[[str], bool] | None = None, bare: bool = False
     ) -> Entries:
-        with translated(prefix, self._root):
+        with translated(prefix, self.url):
             try:
-                with folders.folder_of(self._root, parts_of(prefix)) as folder:
-                    return folders.walk(folder, prefix, self._root, recursive=recursive, enter=enter, bare=bare)
+                with folders.folder_of(self.url, parts_of(prefix)) as folder:
+                    return folders.walk(folder, prefix, self.url, recursive=recursive, enter=enter, bare=bare)
             except (FileNotFoundError, NotADirectoryError):
                 if not prefix:
                     raise
-                os.close(folders.open_root(self._root))  # an absent root is an error, an absent folder is not
+                os.close(folders.open_root(self.url))  # an absent root is an error, an absent folder is not
                 return []
 
     def stat(self, key: str) -> Entry:
-        with translated(key, self._root):
+        with translated(key, self.url):
             if not key:
-                return entry_of("", os.stat(self._root))
+                return entry_of("", os.stat(self.url))
             with self._place(key) as (folder, name):
                 return folders.entry_at(folder, name, key)
 
     def open(self, key: str) -> LocalReader:
-        with translated(key, self._root), self._place(key) as (folder, name):
+        with translated(key, self.url), self._place(key) as (folder, name):
             descriptor, entry = self._open_file(folder, name, key)
-        return LocalReader(descriptor, entry, self._root, self.stat)
+        return LocalReader(descriptor, entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         with (
-            translated(key, self._root),
+            translated(key, self.url),
             self._place(key, make=True) as (folder, name),
             temporary(folder) as (descriptor, temporary_name),
         ):
@@ -86,7 +75,7 @@ class LocalStorage:
             publish(folder, descriptor, temporary_name, name)
 
     def upload(self, key: str, *, replace: bool = False) -> LocalUpload:
-        return LocalUpload(self._root, key, self._parts(key), replace=replace)
+        return LocalUpload(self.url, key, self._parts(key), replace=replace)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -94,18 +83,18 @@ class LocalStorage:
         )
 
     def free_space(self) -> int | None:
-        with translated("", self._root):
-            place = self._root
+        with translated("", self.url):
+            place = self.url
             while not os.path.lexists(place):  # a root that the first write will make
                 place = os.path.dirname(place)
             found = os.statvfs(place)
             return found.f_bavail * found.f_frsize
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        with translated(source, self._root), self._place(source) as (folder, name):
+        with translated(source, self.url), self._place(source) as (folder, name):
             descriptor, entry = self._open_file(folder, name, source)
             try:
-                with translated(target, self._root), self._place(target, make=True) as (target_folder, target_name):
+                with translated(target, self.url), self._place(target, make=True) as (target_folder, target_name):
                     if _exists(target_folder, target_name):  # before any work; the publication is exclusive anyway
                         raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
                     done = self._copy_file(descriptor, entry, target_folder, target_name, how)
@@ -116,7 +105,7 @@ class LocalStorage:
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        with translated(source, self._root), self._place(source) as (folder, name), translated(target, self._root):
+        with translated(source, self.url), self._place(source) as (folder, name), translated(target, self.url):
             kind = folders.entry_at(folder, name, source).kind if _exists(folder, name) else None
             if kind is None:
                 raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
@@ -127,25 +116,25 @@ class LocalStorage:
                     folders.sync_folder(folder)
 
     def remove(self, key: str) -> None:
-        with translated(key, self._root):
+        with translated(key, self.url):
             try:
                 with self._place(key) as (folder, name):
                     folders.remove_tree(folder, name)
                     folders.sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
-                os.close(folders.open_root(self._root))
+                os.close(folders.open_root(self.url))
 
     @contextlib.contextmanager
     def _place(self, key: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The folder's descriptor and the last part of a key."""
         parts = self._parts(key)
-        with folders.folder_of(self._root, parts[:-1], make=make) as folder:
+        with folders.folder_of(self.url, parts[:-1], make=make) as folder:
             yield folder, parts[-1]
 
     def _parts(self, key: str) -> Parts:
         parts = parts_of(key)
         if not parts:
-            raise DeniedError(f"{escape(self._root)}: the root itself cannot be used so", key=key)
+            raise DeniedError(f"{escape(self.url)}: the root itself cannot be used so", key=key)
         return parts
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:

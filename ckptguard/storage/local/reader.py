@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from typing import Self
 
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Entry, Reader
 from ckptguard.values.ids import escape
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
@@ -28,24 +27,17 @@ def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry
     )
 
 
-class LocalReader:
+class LocalReader(Reader):
     """A `Reader` over pread: no memory maps, because a writer that truncates a mapped file kills the reader."""
 
     def __init__(self, descriptor: int, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
-        self._descriptor = descriptor
-        self._entry = entry
-        self._where = where
-        self._stat_now = stat_now
-
-    @property
-    def entry(self) -> Entry:
-        return self._entry
+        self.entry, self._descriptor, self._where, self._stat_now = entry, descriptor, where, stat_now
 
     def read(self, offset: int, length: int) -> bytes:
         # Not a buffer of the asked length first: a hostile header must not make us allocate what the file cannot hold.
-        if offset + length > self._entry.size:
+        if offset + length > self.entry.size:
             raise self._changed("ends earlier than expected")
-        with translated(self._entry.key, self._where):
+        with translated(self.entry.key, self._where):
             found = os.pread(self._descriptor, length, offset)  # one allocation: it may be large
         if len(found) == length:
             return found
@@ -55,7 +47,7 @@ class LocalReader:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         done = 0
-        with translated(self._entry.key, self._where):
+        with translated(self.entry.key, self._where):
             while done < len(buffer):
                 count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
                 if count == 0:
@@ -63,14 +55,14 @@ class LocalReader:
                 done += count
 
     def check_unchanged(self) -> None:
-        key = self._entry.key
+        key = self.entry.key
         with translated(key, self._where):
             opened = entry_of(key, os.fstat(self._descriptor))
             try:
                 present = self._stat_now(key)
             except ObjectMissingError as error:
                 raise self._changed("vanished") from error
-        if not opened.signature == present.signature == self._entry.signature or present.kind != "file":
+        if not opened.signature == present.signature == self.entry.signature or present.kind != "file":
             raise self._changed("changed")
 
     def done_with(self, offset: int, length: int) -> None:
@@ -85,12 +77,6 @@ class LocalReader:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     def _changed(self, what: str) -> ChangedWhileReadError:
-        key = self._entry.key
+        key = self.entry.key
         return ChangedWhileReadError(f"{escape(key)} {what} while it was read", key=key)

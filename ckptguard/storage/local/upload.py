@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from typing import Self
 
 from ckptguard.errors import ObjectExistsError
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.folders import folder_of, sync_folder
 from ckptguard.storage.local.writes import publish, temporary, write_all
+from ckptguard.storage.protocol import Upload
 from ckptguard.values.ids import escape
 
 
-class LocalUpload:
+class LocalUpload(Upload):
     """An `Upload` into a temporary file beside the target."""
 
     def __init__(self, root: str, key: str, parts: list[str], *, replace: bool) -> None:
@@ -47,12 +47,6 @@ class LocalUpload:
     def abort(self) -> None:
         with translated(self._key, self._root):
             self._open.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.abort()
 
     def _refuse_taken(self) -> None:
         try:

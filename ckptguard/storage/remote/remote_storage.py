@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError, TransientError
+from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.storage.failures import translated
 from ckptguard.storage.keys import parts_of
-from ckptguard.storage.protocol import Capabilities, Entry
+from ckptguard.storage.protocol import Capabilities, Entry, Storage
 from ckptguard.storage.remote.conditional_put import ConditionalPuts
 from ckptguard.storage.remote.listing import RemoteListing, entry_of
 from ckptguard.storage.remote.multipart import parts_for
@@ -30,44 +30,30 @@ from ckptguard.values.ids import escape
 _MEMORY_LOCK = threading.RLock()
 
 
-class RemoteStorage:
+class RemoteStorage(Storage):
     """Bytes under a prefix of an fsspec file system, which `connect` opens. Folders need not exist: a prefix is there
     while objects are."""
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]], retries: Retries | None = None) -> None:
-        self._url = url
+        self.url = url
         self._retries = retries if retries is not None else Retries()
         self._root = RemoteRoot(url, connect)
         self._listing = RemoteListing(self._root)
         self._conditional = ConditionalPuts(self._root)
 
-    def __repr__(self) -> str:
-        return f"RemoteStorage({self._url!r})"
-
     @property
     def _fs(self) -> Any:
         return self._root.fs
 
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def root(self) -> str | None:
-        return None
-
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
     ) -> list[Entry]:
-        with translated(prefix, self._url):
+        with translated(prefix, self.url):
             found = self._listing.under(prefix, recursive=recursive, enter=enter)
         return sorted(found, key=lambda entry: entry.key)
 
-    def names(self, prefix: str = "") -> Sequence[str]:
-        return [entry.key for entry in self.list(prefix, recursive=True)]
-
     def stat(self, key: str) -> Entry:
-        with translated(key, self._url):
+        with translated(key, self.url):
             if self._root.cut_above(self._root.path(key)) is None:
                 return entry_of(key, self._fs.info(self._root.path(key)))
             if not self._listing.is_present(key):
@@ -78,12 +64,12 @@ class RemoteStorage:
         entry = self.stat(key)
         if entry.kind != "file":
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
-        return RemoteReader(lambda: self._fs, self._root.path(key), entry, self._url, self.stat)
+        return RemoteReader(lambda: self._fs, self._root.path(key), entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         """See `Storage.create`. An answer can get lost between a store and us, so where the store reports a conflict
         the object is read back, and the same bytes count as ours: what must have one winner needs a nonce in it."""
-        with translated(key, self._url), self._exclusive():
+        with translated(key, self.url), self._exclusive():
             path = self._root.object_path(key)
             if not self._conditional.of_objects() and self._fs.exists(path):
                 raise FileExistsError(key)
@@ -96,7 +82,7 @@ class RemoteStorage:
                 if present is None:
                     raise
                 if self._root.traits.in_process or present != data:
-                    raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key) from error
+                    raise ObjectExistsError(f"{escape(self.url)}/{escape(key)}: exists already", key=key) from error
 
     def upload(self, key: str, *, replace: bool = False) -> RemoteUpload:
         path = self._root.object_path(key)
@@ -107,7 +93,7 @@ class RemoteStorage:
             except ObjectMissingError:
                 return
             if taken != "file" or not replace:
-                raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key)
+                raise ObjectExistsError(f"{escape(self.url)}/{escape(key)}: exists already", key=key)
 
         def put_whole(data: bytes) -> None:
             if replace:
@@ -119,7 +105,7 @@ class RemoteStorage:
         refuse_taken()
         return RemoteUpload(
             key,
-            self._url,
+            self.url,
             lambda: parts_for(self._root.traits, self._fs, path, exclusive=not replace),
             put_whole,
             refuse_taken,
@@ -128,7 +114,7 @@ class RemoteStorage:
         )
 
     def capabilities(self) -> Capabilities:
-        with translated("", self._url):
+        with translated("", self.url):
             return Capabilities(
                 exclusive_create=self._conditional.of_objects(),
                 exclusive_upload=self._conditional.of_parts(),
@@ -138,34 +124,31 @@ class RemoteStorage:
                 any_name=self._root.traits.mangled_names is None,
             )
 
-    def free_space(self) -> int | None:
-        return None
-
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
         del how  # a store has no links; its own copy is independent
-        with translated(source, self._url), self._exclusive():
+        with translated(source, self.url), self._exclusive():
             entry = entry_of(source, self._fs.info(self._root.path(source)))
             if entry.kind != "file":
                 raise DeniedError(f"{escape(source)} is not a regular file", key=source)
-            with translated(target, self._url):
+            with translated(target, self.url):
                 self._copy_object(entry, target)
         return "copy"
 
     def move(self, source: str, target: str) -> None:
         parts_of(target)
-        with translated(source, self._url), self._exclusive():
+        with translated(source, self.url), self._exclusive():
             moved = self._listing.at_or_below(source)
             if not moved:
                 raise FileNotFoundError(source)
             if self._listing.is_present(target):
-                raise ObjectExistsError(f"{escape(self._url)}/{escape(target)}: exists already", key=target)
+                raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
             for entry in moved:
                 self._copy_step(entry, target + entry.key.removeprefix(source))
             self._retries.run(source, lambda: self.remove(source))  # last: killed before this line, nothing is lost
 
     def remove(self, key: str) -> None:
         self._root.refuse(key)
-        with translated(key, self._url), self._exclusive():
+        with translated(key, self.url), self._exclusive():
             folders: set[str] = {key}
             for entry in self._listing.at_or_below(key):
                 with contextlib.suppress(FileNotFoundError):
@@ -187,31 +170,25 @@ class RemoteStorage:
 
     def _copy_step(self, entry: Entry, target: str) -> None:
         """One copy of a move, tried again by itself: a move as a whole cannot be, once some of it is done."""
-        unclear = False
 
         def attempt() -> None:
-            nonlocal unclear
-            try:
-                with translated(target, self._url):
-                    self._copy_object(entry, target)
-            except TransientError:
-                unclear = True
-                raise
-            except ObjectExistsError:
-                there = self.stat(target)
-                if not unclear or (there.size, there.etag) != (entry.size, entry.etag):
-                    raise
+            with translated(target, self.url):
+                self._copy_object(entry, target)
 
-        self._retries.run(target, attempt)
+        def is_ours() -> bool:
+            there = self.stat(target)
+            return (there.size, there.etag) == (entry.size, entry.etag)
+
+        self._retries.run_exclusive(target, attempt, is_ours)
 
     def _copy_object(self, entry: Entry, target: str) -> None:
         path = self._root.object_path(target)
         if self._listing.is_present(target):
-            raise ObjectExistsError(f"{escape(self._url)}/{escape(target)}: exists already", key=target)
+            raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
         try:
             self._fs.cp_file(self._root.path(entry.key), path)
         except NotImplementedError as error:
-            raise StorageError(f"{escape(self._url)} cannot copy objects", key=target) from error
+            raise StorageError(f"{escape(self.url)} cannot copy objects", key=target) from error
         if self._fs.info(path).get("size") != entry.size:
             raise StorageError(f"{escape(target)}: the copy has another size than its source", key=target)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from ckptguard.errors import StorageError
 from ckptguard.storage.failures import translated
+from ckptguard.storage.protocol import Upload
 from ckptguard.storage.remote.multipart import MultipartUpload
 from ckptguard.storage.retries import Retries
 
@@ -23,7 +24,7 @@ def part_size(number: int) -> int:
     return SMALLEST_PART << (number // _PARTS_OF_A_SIZE)
 
 
-class RemoteUpload:
+class RemoteUpload(Upload):
     """An `Upload`: one put for what fits into one part, else parts that are joined at the commit."""
 
     def __init__(
@@ -90,12 +91,6 @@ class RemoteUpload:
             # What led here is the error to tell; parts that stay behind show nowhere.
             with contextlib.suppress(Exception):
                 parts.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.abort()
 
     def _part_size(self) -> int:
         return part_size(self._count)

@@ -7,11 +7,11 @@ import errno
 import os
 import secrets
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from ckptguard.errors import ObjectExistsError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Entry, Upload
 from ckptguard.storage.ranged_reader import RangedReader
 from ckptguard.storage.sftp.session import SftpSession
 from ckptguard.values.ids import escape
@@ -53,7 +53,7 @@ class SftpReader(RangedReader):
         return self._handle
 
 
-class SftpUpload:
+class SftpUpload(Upload):
     """An `Upload` into a temporary file beside the target, which then gets its name by a hard link (exclusive) or by
     a rename that replaces."""
 
@@ -95,12 +95,6 @@ class SftpUpload:
         for attempt in (lambda _: self._handle.close(), lambda client: client.remove(self._temporary)):
             with contextlib.suppress(OSError):
                 self._session.run(attempt)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.abort()
 
     def _finish_file(self) -> None:
         try:

@@ -7,13 +7,13 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage.failures import translated
 from ckptguard.storage.keys import is_plain, join, parts_of
-from ckptguard.storage.protocol import Capabilities, Entry
+from ckptguard.storage.protocol import Capabilities, Entry, Storage
 from ckptguard.storage.sftp.files import SftpReader, SftpUpload, attributes_of, publish
 from ckptguard.storage.sftp.session import SftpSession
 from ckptguard.values.ids import escape
@@ -26,30 +26,19 @@ Entries = list[Entry]
 Names = list[tuple[str, Any]]
 
 
-class SftpStorage:
+class SftpStorage(Storage):
     """Bytes under a remote folder. Links below the root are entries, never ways."""
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]]) -> None:
-        self._url = url
+        self.url = url
         self._session = SftpSession(connect)
         self._base = self._session.base.rstrip("/") or "/"
         self._real_base: str | None = None
         self._links: bool | None = None
 
-    def __repr__(self) -> str:
-        return f"SftpStorage({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def root(self) -> str | None:
-        return None
-
     def list(self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None) -> Entries:
         found: Entries = []
-        with translated(prefix, self._url):
+        with translated(prefix, self.url):
             pending = [prefix]
             while pending:
                 folder = pending.pop()
@@ -57,7 +46,7 @@ class SftpStorage:
                     level = self._level(folder)
                 except (FileNotFoundError, NotADirectoryError):
                     if folder == prefix and self._attributes("") is None:
-                        raise FileNotFoundError(self._url) from None
+                        raise FileNotFoundError(self.url) from None
                     continue
                 for entry in level:
                     if recursive and entry.kind == "folder":
@@ -67,11 +56,8 @@ class SftpStorage:
                         found.append(entry)
         return sorted(found, key=lambda entry: entry.key)
 
-    def names(self, prefix: str = "") -> Sequence[str]:
-        return [entry.key for entry in self.list(prefix, recursive=True)]
-
     def stat(self, key: str) -> Entry:
-        with translated(key, self._url):
+        with translated(key, self.url):
             found = self._attributes(key)
             if found is None:
                 raise FileNotFoundError(key)
@@ -81,8 +67,8 @@ class SftpStorage:
         entry = self.stat(key)
         if entry.kind != "file":
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
-        with translated(key, self._url):
-            return SftpReader(self._session, self._path(key), entry, self._url, self.stat)
+        with translated(key, self.url):
+            return SftpReader(self._session, self._path(key), entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         with self.upload(key) as upload:
@@ -90,15 +76,15 @@ class SftpStorage:
             upload.commit()
 
     def upload(self, key: str, *, replace: bool = False) -> SftpUpload:
-        with translated(key, self._url):
-            return SftpUpload(self._session, self._made(key), key, self._url, replace=replace)
+        with translated(key, self.url):
+            return SftpUpload(self._session, self._made(key), key, self.url, replace=replace)
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        with translated(source, self._url):
+        with translated(source, self.url):
             entry = self.stat(source)
             if entry.kind != "file":
                 raise DeniedError(f"{escape(source)} is not a regular file", key=source)
-            with translated(target, self._url):
+            with translated(target, self.url):
                 path = self._made(target)
                 if attributes_of(self._session, path) is not None:
                     raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
@@ -110,12 +96,12 @@ class SftpStorage:
         return "copy"
 
     def move(self, source: str, target: str) -> None:
-        with translated(source, self._url):
+        with translated(source, self.url):
             if self._attributes(source) is None or not source:
                 raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
             if target == source or target.startswith(source + "/"):
                 raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
-            with translated(target, self._url):
+            with translated(target, self.url):
                 path = self._made(target)
                 if attributes_of(self._session, path) is not None:
                     raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
@@ -123,7 +109,7 @@ class SftpStorage:
 
     def remove(self, key: str) -> None:
         self._refuse_root(key)
-        with translated(key, self._url):
+        with translated(key, self.url):
             found = self._attributes(key)
             if found is None:
                 return
@@ -144,14 +130,14 @@ class SftpStorage:
                 self._gone("rmdir", folder)
 
     def capabilities(self) -> Capabilities:
-        with translated("", self._url):
+        with translated("", self.url):
             links = self._can_link()
         return Capabilities(
             exclusive_create=links, exclusive_upload=links, links=links, folders=True, etags=False, any_name=True
         )
 
     def free_space(self) -> int | None:
-        with translated("", self._url):
+        with translated("", self.url):
             place = self._base
             while len(place) > 1 and attributes_of(self._session, place) is None:
                 place = place.rpartition("/")[0] or "/"
@@ -165,7 +151,7 @@ class SftpStorage:
 
     def _refuse_root(self, key: str) -> None:
         if not parts_of(key):
-            raise DeniedError(f"{escape(self._url)}: the root itself cannot be used so", key=key)
+            raise DeniedError(f"{escape(self.url)}: the root itself cannot be used so", key=key)
 
     def _path(self, key: str) -> str:
         parts = parts_of(key)

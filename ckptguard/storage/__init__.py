@@ -70,8 +70,7 @@ def open_storage(
 def _opened(place: str, retries: Retries | None, options: StorageOptions) -> Storage:
     if _SCHEME.match(place):
         from ckptguard.storage.opening import open_remote
-        from ckptguard.storage.retries import Retries
-        from ckptguard.storage.retrying import RetryingStorage
+        from ckptguard.storage.retries import Retries, RetryingStorage
 
         retries = retries if retries is not None else Retries()
         return RetryingStorage(open_remote(place, retries, options), retries)

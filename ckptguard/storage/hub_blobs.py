@@ -10,14 +10,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
 from ckptguard.errors import DeniedError, ObjectMissingError
 from ckptguard.storage.local import folders as folders
 from ckptguard.storage.local.local_storage import LocalStorage
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Enter, Entry
 
 REPOSITORY = re.compile(r"(?:models|datasets|spaces|kernels)--[^/]+")
 SNAPSHOTS, BLOBS, REFS = "snapshots", "blobs", "refs"
@@ -51,9 +50,7 @@ class HubCacheStorage(LocalStorage):
         super().__init__(root)
         self.root = None
 
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         return [self._seen(entry) for entry in super().list(prefix, recursive=recursive, enter=enter)]
 
     def stat(self, key: str) -> Entry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import threading
 from collections.abc import Callable
@@ -76,14 +77,12 @@ def _connect_sftp(url: str, given: StorageOptions, fresh: bool = False) -> tuple
         from sshfs import SSHFileSystem
     except ImportError as error:
         raise _cannot_open(url, error) from error
-    configured: dict[str, Any] = {}
-    for name in traits_of_url(url).names:
-        configured.update(fsspec.config.conf.get(name, {}))
+    configured = (fsspec.config.conf.get(name, {}) for name in traits_of_url(url).names)
     options: dict[str, Any] = {
         "known_hosts": (),  # the user's; sshfs would trust any host
         "sftp_client_kwargs": {"path_errors": "surrogateescape"},
         "login_timeout": _LOGIN_SECONDS,
-        **configured,
+        **functools.reduce(operator.or_, configured, {}),
         **_options_for(url, given),
         **SSHFileSystem._get_kwargs_from_urls(_place_in(url)),
     }

@@ -12,6 +12,11 @@ from typing import Protocol, Self
 
 import msgspec
 
+from ckptguard.errors import DeniedError
+from ckptguard.values.ids import escape
+
+Enter = Callable[[str], bool]  # whether a listing goes into the folder of this key
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One object in a listing. Links are never followed: `kind` of a link is "link", `target` its text."""
@@ -94,8 +99,7 @@ class Upload(Protocol):
 
 
 class Storage(Protocol):
-    """Bytes under keys. Implementations: `local.LocalStorage`, `remote.RemoteStorage`, `sftp.SftpStorage`; around
-    them `retrying.RetryingStorage`."""
+    """Bytes under keys: `LocalStorage`, `RemoteStorage`, `SftpStorage`, and `RetryingStorage` around the latter two."""
 
     url: str  # the normalised URL (or absolute path) of the root
     root: str | None = None  # its absolute local path; None where the storage is not a local file system
@@ -103,9 +107,7 @@ class Storage(Protocol):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         """Entries under a folder, sorted by key; an absent folder lists as empty, but an absent root is an error.
 
         Recursive listings hold files, links and others, no folders; `enter(key)` says whether to go into a folder
@@ -159,3 +161,34 @@ class Storage(Protocol):
     def free_space(self) -> int | None:
         """Bytes that can still be written here; None where nobody can say (object stores)."""
         return None
+
+
+def is_encodable(name: str) -> bool:
+    """Whether the name is valid Unicode; names that a file system holds as other bytes carry surrogates."""
+    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
+
+
+def is_plain(name: str) -> bool:
+    """Whether one listed name can be a part of a key."""
+    return name not in ("", ".", "..") and "\0" not in name and "/" not in name and is_encodable(name)
+
+
+def parts_of(key: str) -> list[str]:
+    """The parts of a key; DeniedError for anything that could lead outside the root. The root has no parts."""
+    parts = key.split("/") if key else []
+    if not all(map(is_plain, parts)):
+        raise DeniedError(f"not a key: {escape(key)!r}", key=escape(key))
+    return parts
+
+
+def parts_below(root: str, key: str) -> list[str]:
+    """The same where the root itself is no answer; DeniedError names it."""
+    parts = parts_of(key)
+    if not parts:
+        raise DeniedError(f"{escape(root)}: the root itself cannot be used so", key=key)
+    return parts
+
+
+def join(folder: str, name: str) -> str:
+    """The key of a name in a folder."""
+    return f"{folder}/{name}" if folder else name

@@ -1,4 +1,4 @@
-"""What the readers of remote storages have in common: nothing is cached, and a short answer is never data."""
+"""What remote storages have in common: nothing is cached, and a short answer is never data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,23 @@ from collections.abc import Callable
 
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, TransientError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Entry, Reader
+from ckptguard.storage.protocol import Enter, Entry, Reader
 from ckptguard.values.ids import escape
+
+
+def listed_by_levels(
+    prefix: str, level: Callable[[str], list[Entry]], *, recursive: bool, enter: Enter | None
+) -> list[Entry]:
+    """See `Storage.list`, unsorted, by what `level` finds in one folder after the other."""
+    found: list[Entry] = []
+    pending = [prefix]
+    while pending:
+        for entry in level(pending.pop()):
+            if not recursive or entry.kind != "folder":
+                found.append(entry)
+            elif enter is None or enter(entry.key):
+                pending.append(entry.key)
+    return found
 
 
 class RangedReader(Reader):

@@ -97,8 +97,7 @@ def send_signal(process: Process, number: int) -> None:
 
 
 def collect_orphans(leave: Callable[[], Collection[int]]) -> None:
-    """Collect children that have ended and whose own parents ended before, but not `leave`, which is asked after the
-    look at them: those are waited for."""
+    """Collect children that have ended, but not `leave`, asked after the look at them: those are waited for."""
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return  # no child has ended, so there is no need to look at every process of the machine

@@ -9,21 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.keys import parts_of
 from ckptguard.storage.local import folders as folders
-from ckptguard.storage.local.reader import LocalReader, entry_of
+from ckptguard.storage.local.folders import entry_of
 from ckptguard.storage.local.syncs import sync
-from ckptguard.storage.local.system_calls import clone_into
-from ckptguard.storage.local.upload import LocalUpload
-from ckptguard.storage.local.writes import NO_LINKS, move_exclusively, publish, temporary, write_all
-from ckptguard.storage.protocol import Capabilities, Entry, Storage
+from ckptguard.storage.local.writes import NO_LINKS, clone_into, move_exclusively, publish, temporary, write_all
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_below, parts_of
 from ckptguard.values.ids import escape
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
 _BLOCK = 4 << 20
 
-Parts = list[str]  # inside the class, `list` is the method
-Entries = list[Entry]
+Entries = list[Entry]  # inside the class, `list` is the method
 
 
 class LocalStorage(Storage):
@@ -32,17 +28,13 @@ class LocalStorage(Storage):
     def __init__(self, root: str) -> None:
         self.url = self.root = root
 
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         return sorted(self._walk(prefix, recursive=recursive, enter=enter), key=lambda entry: entry.key)
 
     def names(self, prefix: str = "") -> Sequence[str]:
         return [entry.key for entry in self._walk(prefix, recursive=True, bare=True)]
 
-    def _walk(
-        self, prefix: str, *, recursive: bool, enter: Callable[[str], bool] | None = None, bare: bool = False
-    ) -> Entries:
+    def _walk(self, prefix: str, *, recursive: bool, enter: Enter | None = None, bare: bool = False) -> Entries:
         with translated(prefix, self.url):
             try:
                 with folders.folder_of(self.url, parts_of(prefix)) as folder:
@@ -75,7 +67,7 @@ class LocalStorage(Storage):
             publish(folder, descriptor, temporary_name, name)
 
     def upload(self, key: str, *, replace: bool = False) -> LocalUpload:
-        return LocalUpload(self.url, key, self._parts(key), replace=replace)
+        return LocalUpload(self.url, key, replace=replace)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -127,15 +119,9 @@ class LocalStorage(Storage):
     @contextlib.contextmanager
     def _place(self, key: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The folder's descriptor and the last part of a key."""
-        parts = self._parts(key)
-        with folders.folder_of(self.url, parts[:-1], make=make) as folder:
-            yield folder, parts[-1]
-
-    def _parts(self, key: str) -> Parts:
-        parts = parts_of(key)
-        if not parts:
-            raise DeniedError(f"{escape(self.url)}: the root itself cannot be used so", key=key)
-        return parts
+        *above, name = parts_below(self.url, key)
+        with folders.folder_of(self.url, above, make=make) as folder:
+            yield folder, name
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
         # Opening a device can have effects, so the kind is looked at before and, against races, after.
@@ -196,3 +182,101 @@ def _exists(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+class LocalUpload(Upload):
+    """An `Upload` into a temporary file beside the target."""
+
+    def __init__(self, root: str, key: str, *, replace: bool) -> None:
+        *above, self._name = parts_below(root, key)
+        self._root, self._key, self._replace, self._length = root, key, replace, 0
+        with contextlib.ExitStack() as stack, translated(key, root):
+            self._folder = stack.enter_context(folders.folder_of(root, above, make=True))
+            self._refuse_taken()
+            self._descriptor, self._temporary = stack.enter_context(temporary(self._folder))
+            self._open = stack.pop_all()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with translated(self._key, self._root):
+            write_all(self._descriptor, memoryview(data).cast("B"), self._length)
+        self._length += len(memoryview(data).cast("B"))
+
+    def commit(self) -> None:
+        try:
+            with translated(self._key, self._root):
+                self._refuse_taken()
+                if self._replace:
+                    os.fsync(self._descriptor)
+                    os.replace(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                    folders.sync_folder(self._folder)
+                else:
+                    publish(self._folder, self._descriptor, self._temporary, self._name)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        with translated(self._key, self._root):
+            self._open.close()
+
+    def _refuse_taken(self) -> None:
+        try:
+            is_folder = stat.S_ISDIR(os.lstat(self._name, dir_fd=self._folder).st_mode)
+        except FileNotFoundError:
+            return
+        if is_folder or not self._replace:
+            raise ObjectExistsError(f"{escape(self._key)}: exists already", key=self._key)
+
+
+class LocalReader(Reader):
+    """A `Reader` over pread: no memory maps, because a writer that truncates a mapped file kills the reader."""
+
+    def __init__(self, descriptor: int, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
+        self.entry, self._descriptor, self._where, self._stat_now = entry, descriptor, where, stat_now
+
+    def read(self, offset: int, length: int) -> bytes:
+        # Not a buffer of the asked length first: a hostile header must not make us allocate what the file cannot hold.
+        if offset + length > self.entry.size:
+            raise self._changed("ends earlier than expected")
+        with translated(self.entry.key, self._where):
+            found = os.pread(self._descriptor, length, offset)  # one allocation: it may be large
+        if len(found) == length:
+            return found
+        buffer = bytearray(length)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        done = 0
+        with translated(self.entry.key, self._where):
+            while done < len(buffer):
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                if count == 0:
+                    raise self._changed("ends earlier than expected")
+                done += count
+
+    def check_unchanged(self) -> None:
+        key = self.entry.key
+        with translated(key, self._where):
+            opened = entry_of(key, os.fstat(self._descriptor))
+            try:
+                present = self._stat_now(key)
+            except ObjectMissingError as error:
+                raise self._changed("vanished") from error
+        if not opened.signature == present.signature == self.entry.signature or present.kind != "file":
+            raise self._changed("changed")
+
+    def done_with(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise") and length > 0:
+            try:
+                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+            except OSError:
+                pass  # only a hint
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _changed(self, what: str) -> ChangedWhileReadError:
+        key = self.entry.key
+        return ChangedWhileReadError(f"{escape(key)} {what} while it was read", key=key)

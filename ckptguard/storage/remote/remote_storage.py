@@ -8,55 +8,50 @@ the condition; then only one writer at a time is safe.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError
-from ckptguard.storage.failures import translated
-from ckptguard.storage.keys import parts_of
-from ckptguard.storage.protocol import Capabilities, Entry, Storage
-from ckptguard.storage.remote.conditional_put import ConditionalPuts
-from ckptguard.storage.remote.listing import RemoteListing, entry_of
+from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError, TransientError
+from ckptguard.storage.failures import storage_error, translated
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_below, parts_of
+from ckptguard.storage.ranged_reader import RangedReader
+from ckptguard.storage.remote.listing import RemoteRoot, entry_of
 from ckptguard.storage.remote.multipart import parts_for
-from ckptguard.storage.remote.reader import RemoteReader
-from ckptguard.storage.remote.root import RemoteRoot
 from ckptguard.storage.remote.upload import RemoteUpload
-from ckptguard.storage.retries import Retries
+from ckptguard.storage.retries import Retries, RetryingStorage
 from ckptguard.storage.traits import StoreTraits
 from ckptguard.values.ids import escape
 
 # fsspec's memory file system checks and then writes; its one store is global to the process, and so is this lock.
 _MEMORY_LOCK = threading.RLock()
+_MOST_PAGES = 1000
 
 
 class RemoteStorage(Storage):
-    """Bytes under a prefix of an fsspec file system, which `connect` opens. Folders need not exist: a prefix is there
-    while objects are."""
+    """Bytes under a prefix of an fsspec file system, which `connect` opens. A folder is there while objects are."""
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]], retries: Retries | None = None) -> None:
         self.url = url
         self._retries = retries if retries is not None else Retries()
         self._root = RemoteRoot(url, connect)
-        self._listing = RemoteListing(self._root)
         self._conditional = ConditionalPuts(self._root)
 
     @property
     def _fs(self) -> Any:
         return self._root.fs
 
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         with translated(prefix, self.url):
-            found = self._listing.under(prefix, recursive=recursive, enter=enter)
+            found = self._root.under(prefix, recursive=recursive, enter=enter)
         return sorted(found, key=lambda entry: entry.key)
 
     def stat(self, key: str) -> Entry:
         with translated(key, self.url):
             if self._root.cut_above(self._root.path(key)) is None:
                 return entry_of(key, self._fs.info(self._root.path(key)))
-            if not self._listing.is_present(key):
+            if not self._root.is_present(key):
                 raise FileNotFoundError(key)
             return Entry(key=key, kind="folder")
 
@@ -101,7 +96,7 @@ class RemoteStorage(Storage):
             else:
                 self.create(key, data)
 
-        self._root.refuse(key)
+        parts_below(self.url, key)
         refuse_taken()
         return RemoteUpload(
             key,
@@ -125,7 +120,7 @@ class RemoteStorage(Storage):
             )
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        del how  # a store has no links; its own copy is independent
+        # However: a store has no links, and its own copy is independent.
         with translated(source, self.url), self._exclusive():
             entry = entry_of(source, self._fs.info(self._root.path(source)))
             if entry.kind != "file":
@@ -137,20 +132,20 @@ class RemoteStorage(Storage):
     def move(self, source: str, target: str) -> None:
         parts_of(target)
         with translated(source, self.url), self._exclusive():
-            moved = self._listing.at_or_below(source)
+            moved = self._root.at_or_below(source)
             if not moved:
                 raise FileNotFoundError(source)
-            if self._listing.is_present(target):
+            if self._root.is_present(target):
                 raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
             for entry in moved:
                 self._copy_step(entry, target + entry.key.removeprefix(source))
             self._retries.run(source, lambda: self.remove(source))  # last: killed before this line, nothing is lost
 
     def remove(self, key: str) -> None:
-        self._root.refuse(key)
+        parts_below(self.url, key)
         with translated(key, self.url), self._exclusive():
             folders: set[str] = {key}
-            for entry in self._listing.at_or_below(key):
+            for entry in self._root.at_or_below(key):
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._root.path(entry.key))
                 parts = entry.key.split("/")
@@ -183,7 +178,7 @@ class RemoteStorage(Storage):
 
     def _copy_object(self, entry: Entry, target: str) -> None:
         path = self._root.object_path(target)
-        if self._listing.is_present(target):
+        if self._root.is_present(target):
             raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
         try:
             self._fs.cp_file(self._root.path(entry.key), path)
@@ -194,3 +189,103 @@ class RemoteStorage(Storage):
 
     def _exclusive(self) -> contextlib.AbstractContextManager[object]:
         return _MEMORY_LOCK if self._root.traits.in_process else contextlib.nullcontext()
+
+
+class RemoteReader(RangedReader):
+    """A `Reader` by ranged reads; there is no handle, so a replaced object shows only in `check_unchanged`."""
+
+    def __init__(
+        self, file_system: Callable[[], Any], path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
+    ) -> None:
+        super().__init__(entry, where, stat_now)
+        self._fs = file_system
+        self._path = path
+
+    def _answer(self, offset: int, length: int) -> bytes:
+        return cast("bytes", self._fs().cat_file(self._path, start=offset, end=offset + length))
+
+
+class ConditionalPuts:
+    """What a store was found to do, each tried once with an object of our own; an error of the store is no answer."""
+
+    def __init__(self, root: RemoteRoot) -> None:
+        self._root = root
+        self._of_objects: bool | None = True if root.traits.in_process else None
+        self._of_parts: bool | None = self._of_objects
+
+    def of_objects(self) -> bool:
+        """Whether `pipe_file(mode="create")` is exclusive."""
+        if self._of_objects is None:
+            self._of_objects = self._first_wins("create", self._put_whole)
+        return self._of_objects
+
+    def of_parts(self) -> bool:
+        """The same for objects that are put together from parts."""
+        if self._of_parts is None:
+            self._of_parts = self._first_wins("overwrite", self._put_parts)
+        return self._of_parts
+
+    def _first_wins(self, mode: str, put_again: Callable[[str], None]) -> bool:
+        fs, probe = self._root.fs, self._root.path(f".tmp-{secrets.token_hex(8)}")
+        try:
+            fs.pipe_file(probe, b"1", mode=mode)
+            try:
+                put_again(probe)
+            except OSError as error:
+                if isinstance(storage_error(error, "", self._root.url), TransientError | DeniedError):
+                    raise
+            return bool(fs.cat_file(probe) == b"1")
+        finally:
+            with contextlib.suppress(Exception):
+                fs.rm_file(probe)
+
+    def _put_whole(self, path: str) -> None:
+        self._root.fs.pipe_file(path, b"2", mode="create")
+
+    def _put_parts(self, path: str) -> None:
+        parts = parts_for(self._root.traits, self._root.fs, path, exclusive=True)
+        try:
+            parts.put(0, b"2")
+            parts.finish(exclusive=True)
+        except OSError:
+            parts.abandon()
+            raise
+
+
+def end_uploads(storage: Storage, folder: str, begun_before: Callable[[], float | None] | None = None) -> list[str]:
+    """Abort the uploads in parts that were begun below a folder, and before the Unix time that is asked for if there
+    are any; returns their keys. No listing shows them, and a store keeps and bills them.
+
+    Only where a store lists them: Azure and Google drop such parts after a week by themselves, and elsewhere they are
+    files that a listing shows. The caller knows that nobody writes there. StorageError. `folder` is not the root.
+    """
+    while isinstance(storage, RetryingStorage):
+        storage = storage.inner
+    if not isinstance(storage, RemoteStorage) or not storage.traits.lists_uploads:
+        return []
+    fs, path = storage.place(folder)
+    bucket, prefix, _ = fs.split_path(path + "/")
+    root = prefix.removesuffix(f"{folder}/")
+    ended = []
+    with translated(folder, storage.url):
+        found = _listed(fs, bucket, prefix)
+        if found and begun_before is not None:
+            limit = begun_before()
+            found = [u for u in found if limit is not None and u["Initiated"].timestamp() < limit]
+        for upload in found:
+            with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+                fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+            ended.append(upload["Key"].removeprefix(root))
+    return ended
+
+
+def _listed(fs: Any, bucket: str, prefix: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    marker: dict[str, str] = {}
+    for _ in range(_MOST_PAGES):
+        page = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **marker)
+        found += [u for u in page.get("Uploads") or () if u["Key"].startswith(prefix)]
+        if not page.get("IsTruncated"):
+            break
+        marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker") or ""}
+    return found

@@ -50,15 +50,15 @@ class RemoteUpload(Upload):
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._over:
             raise StorageError(f"{self._key}: this upload is over", key=self._key)
-        if isinstance(data, bytes) and not self._buffer and len(data) == self._part_size():
+        if isinstance(data, bytes) and not self._buffer and len(data) == part_size(self._count):
             self._send(data)  # a part as it is: nobody changes it, so it need not be copied
             return
         left = memoryview(data).cast("B")
         while left:
-            room = self._part_size() - len(self._buffer)
+            room = part_size(self._count) - len(self._buffer)
             self._buffer += left[:room]
             left = left[room:]
-            if len(self._buffer) == self._part_size():
+            if len(self._buffer) == part_size(self._count):
                 self._send_buffer()
 
     def commit(self) -> None:
@@ -91,9 +91,6 @@ class RemoteUpload(Upload):
             # What led here is the error to tell; parts that stay behind show nowhere.
             with contextlib.suppress(Exception):
                 parts.abandon()
-
-    def _part_size(self) -> int:
-        return part_size(self._count)
 
     def _send_buffer(self) -> None:
         data = bytes(self._buffer)

@@ -12,10 +12,9 @@ from typing import Any
 
 from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.keys import is_plain, join, parts_of
-from ckptguard.storage.protocol import Capabilities, Entry, Storage
-from ckptguard.storage.sftp.files import SftpReader, SftpUpload, attributes_of, publish
-from ckptguard.storage.sftp.session import SftpSession
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, is_plain, join, parts_below, parts_of
+from ckptguard.storage.ranged_reader import listed_by_levels
+from ckptguard.storage.sftp.files import SftpReader, SftpSession, SftpUpload, attributes_of, publish
 from ckptguard.values.ids import escape
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
@@ -36,24 +35,17 @@ class SftpStorage(Storage):
         self._real_base: str | None = None
         self._links: bool | None = None
 
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None) -> Entries:
-        found: Entries = []
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> Entries:
+        def level(folder: str) -> Entries:
+            try:
+                return self._level(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                if folder == prefix and self._attributes("") is None:
+                    raise FileNotFoundError(self.url) from None
+                return []
+
         with translated(prefix, self.url):
-            pending = [prefix]
-            while pending:
-                folder = pending.pop()
-                try:
-                    level = self._level(folder)
-                except (FileNotFoundError, NotADirectoryError):
-                    if folder == prefix and self._attributes("") is None:
-                        raise FileNotFoundError(self.url) from None
-                    continue
-                for entry in level:
-                    if recursive and entry.kind == "folder":
-                        if enter is None or enter(entry.key):
-                            pending.append(entry.key)
-                    else:
-                        found.append(entry)
+            found = listed_by_levels(prefix, level, recursive=recursive, enter=enter)
         return sorted(found, key=lambda entry: entry.key)
 
     def stat(self, key: str) -> Entry:
@@ -108,7 +100,7 @@ class SftpStorage(Storage):
                 self._session.run(lambda client: client.rename(self._path(source), path))
 
     def remove(self, key: str) -> None:
-        self._refuse_root(key)
+        parts_below(self.url, key)
         with translated(key, self.url):
             found = self._attributes(key)
             if found is None:
@@ -149,17 +141,12 @@ class SftpStorage(Storage):
                 return None
             return int(found.bavail * found.frsize)
 
-    def _refuse_root(self, key: str) -> None:
-        if not parts_of(key):
-            raise DeniedError(f"{escape(self.url)}: the root itself cannot be used so", key=key)
-
     def _path(self, key: str) -> str:
-        parts = parts_of(key)
-        return "/".join([self._base.rstrip("/"), *parts]) if parts else self._base
+        return "/".join([self._base.rstrip("/"), *parts_of(key)]) or "/"
 
     def _made(self, key: str) -> str:
         """The path of a key whose folders are made where they are absent."""
-        self._refuse_root(key)
+        parts_below(self.url, key)
         path = self._path(key)
         folder = path.rpartition("/")[0] or "/"
         try:
@@ -195,7 +182,7 @@ class SftpStorage(Storage):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _names(self, folder: str) -> Names:
-        path = f"{self._base.rstrip('/')}/{folder}".rstrip("/") or "/"
+        path = f"{self._base.rstrip('/')}/{folder}".rstrip("/") or "/"  # by the listed name, which need be no key
 
         async def read(client: Any) -> Names:
             return [(name.filename, name.attrs) async for name in client.scandir(path)]
@@ -209,13 +196,12 @@ class SftpStorage(Storage):
         kind = self._entry(folder, there).kind
         if kind != "folder":
             raise OSError(errno.ELOOP if kind == "link" else errno.ENOTDIR, folder)
-        found = []
-        for name, attributes in self._names(folder):
-            if is_plain(name):
-                found.append(self._entry(join(folder, name), attributes))
-            else:
-                found.append(Entry(key=join(folder, escape(name)), kind="other"))
-        return found
+        return [
+            self._entry(join(folder, name), attributes)
+            if is_plain(name)
+            else Entry(key=join(folder, escape(name)), kind="other")
+            for name, attributes in self._names(folder)
+        ]
 
     def _entry(self, key: str, attributes: Any) -> Entry:
         kind = _KINDS.get(stat.S_IFMT(attributes.permissions or 0), "other")

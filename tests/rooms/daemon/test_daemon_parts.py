@@ -17,10 +17,10 @@ import msgspec
 import pytest
 from ckptguard_daemon import log as log_module
 from ckptguard_daemon import watcher as watcher_module
+from ckptguard_daemon.__main__ import distinct_urls
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.rendezvous import LONGEST_PATH, listen, runtime_folder
 from ckptguard_daemon.service import exit_code
-from ckptguard_daemon.settings import distinct_urls
 from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import save, until
 from watchdog.events import FileSystemEvent

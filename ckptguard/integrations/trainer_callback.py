@@ -76,12 +76,8 @@ class GuardCallback(TrainerCallback):
         self.sick, self.details = None, None
         self.open(self._url or args.output_dir or ".")
         optimizer = kw.get("optimizer")
-        parts = TrainingParts(
-            model=kw.get("model"),
-            optimizer=optimizer,
-            scheduler=kw.get("lr_scheduler"),
-            scaler=getattr(optimizer, "scaler", None),
-        )
+        scheduler, scaler = kw.get("lr_scheduler"), getattr(optimizer, "scaler", None)
+        parts = TrainingParts(model=kw.get("model"), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         self._monitor.follow(parts, state.global_step)
         self._look(state, control)
         if self.diagnosis is not None and self._raises:
@@ -109,14 +105,12 @@ class GuardCallback(TrainerCallback):
             skipped = bool(getattr(kw.get("optimizer"), "step_was_skipped", False))
             self._take_in(state, control, Signal(step=state.global_step, skipped=skipped))
         if control.should_save or state.global_step % self._check_every == 0:
-            self._look(state, control)
-            self._before_save(control)
+            self._look_before_save(state, control)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """The same where saves come at the end of an epoch."""
         if control.should_save:
-            self._look(state, control)
-            self._before_save(control)
+            self._look_before_save(state, control)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Look after an evaluation too: with ``save_strategy="best"`` only its result decides about a save."""
@@ -181,8 +175,9 @@ class GuardCallback(TrainerCallback):
         control.should_save = False
         control.should_training_stop = True
 
-    def _before_save(self, control: TrainerControl) -> None:
+    def _look_before_save(self, state: TrainerState, control: TrainerControl) -> None:
         """The save that comes rotates older ones away: what is not protected yet must be now."""
+        self._look(state, control)
         if control.should_save and self.guarded is not None:
             self.guarded.protect()
 
@@ -224,13 +219,9 @@ class GuardCallback(TrainerCallback):
             pass
         except (CkptguardError, OSError) as error:
             _log.warning("ckptguard: the known-good checkpoint could not be asked for: %s", error)
-        end_incident(
-            run,
-            incident,
-            action=f"training was stopped at step {found.step}, and its state was not saved",
-            known_good=known_good.id if known_good is not None else None,
-            state="open",
-        )
+        action = f"training was stopped at step {found.step}, and its state was not saved"
+        id = known_good.id if known_good is not None else None
+        end_incident(run, incident, action=action, known_good=id, state="open")
         return known_good
 
 

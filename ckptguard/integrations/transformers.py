@@ -56,14 +56,8 @@ def train(
     checkpoint exists, SickTrainingError when even the state that training begins with is sick. Of several ranks, all
     call it. Under DeepSpeed the Trainer must have made the optimizer itself.
     """
-    guarded = GuardedRun(
-        run or trainer.args.output_dir or ".",
-        series=SERIES,
-        settings=settings,
-        policy=policy,
-        daemon=daemon,
-        deadline=deadline,
-    )
+    url = run or trainer.args.output_dir or "."
+    guarded = GuardedRun(url, series=SERIES, settings=settings, policy=policy, daemon=daemon, deadline=deadline)
     rounds = _Rounds(guarded)
     path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
     try:

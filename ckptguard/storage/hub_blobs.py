@@ -66,20 +66,17 @@ class HubCacheStorage(LocalStorage):
             return "a link that does not lead to a blob of its own repository"
         try:
             found = super().stat(blob)
+            if found.kind == "link":
+                shared = self._shared(found)
+                if shared is None:
+                    return "a link to a blob that is itself a link"
+                super().stat(shared)
         except ObjectMissingError:
             return None
         except DeniedError:
             if super().stat(blob.rpartition("/")[0]).kind != "link":
                 raise
             return "a link into a folder of blobs that is itself a link"
-        if found.kind == "link":
-            shared = self._shared(found)
-            if shared is None:
-                return "a link to a blob that is itself a link"
-            try:
-                found = super().stat(shared)
-            except ObjectMissingError:
-                return None
         return "a link to what is not a regular file"
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:

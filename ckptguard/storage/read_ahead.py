@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, wait
 
 from ckptguard.storage.protocol import Reader
 
@@ -57,11 +57,7 @@ class ReadAhead(Reader):
         self._reader.done_with(offset, length)
 
     def close(self) -> None:
-        for _, future in self._coming:
-            future.cancel()
-        for _, future in self._coming:
-            if not future.cancelled():
-                future.exception()  # nobody may read on after the reader is closed
+        wait([future for _, future in self._coming if not future.cancel()])  # the reader may be closed next
         self._coming.clear()
 
     def _coming_at(self, offset: int) -> tuple[int, Future[bytes]] | None:

@@ -48,6 +48,7 @@ class Supervision:
 
     def __init__(self, descriptor: int, path: str, note: Note) -> None:
         self._descriptor, self._path, self._note = descriptor, path, note
+        self.mark = note.mark  # of the processes of this supervise's command
 
     @classmethod
     def begin(cls, url: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, Note | None]:
@@ -62,11 +63,6 @@ class Supervision:
         if left is not None and left.argv != command:
             left = msgspec.structs.replace(left, restarts=0)  # another command line deserves a budget of its own
         return cls(descriptor, path, mine), left
-
-    @property
-    def mark(self) -> str:
-        """What marks the processes of this supervise's command."""
-        return self._note.mark
 
     def note(self, **changes: object) -> None:
         """Have the note say something else from now on. Never raises: without it a kill is harder to mend."""

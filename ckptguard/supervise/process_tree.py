@@ -113,12 +113,10 @@ def collect_orphans(leave: Callable[[], Collection[int]]) -> None:
 
 
 def _processes() -> list[Process]:
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        names = []  # nothing below the command can be seen then
-    found = (_read(int(name)) for name in names if name.isdigit())
-    return [process for process in found if process is not None]
+    with contextlib.suppress(OSError):
+        found = (_read(int(name)) for name in os.listdir("/proc") if name.isdigit())
+        return [process for process in found if process is not None]
+    return []  # nothing below the command can be seen then
 
 
 def _environment(pid: int) -> bytes:

@@ -36,6 +36,7 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.verify.collect_evidence import unfinished_because
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
+Tell = Callable[[str], None]  # a sentence for people
 _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
 
 
@@ -67,13 +68,7 @@ class SaveWatch:
     """Watches the saves of one run. `tell` is given sentences for people, and `event` what hooks are told."""
 
     def __init__(
-        self,
-        url: str,
-        settings: Settings,
-        scanner: Scanner,
-        *,
-        tell: Callable[[str], None],
-        event: Callable[[Event], None],
+        self, url: str, settings: Settings, scanner: Scanner, *, tell: Tell, event: Callable[[Event], None]
     ) -> None:
         self._url, self._settings, self._scanner = url, settings, scanner
         self.tell, self.event = tell, event
@@ -171,11 +166,8 @@ class SaveWatch:
                 moved.append(path)
         else:
             done, moved = self._go_back_everywhere(view, reason)
-        return SupervisedRollback(
-            to=tuple(one.known_good.path for one in done),
-            ids=tuple(one.known_good.id for one in done),
-            quarantined=tuple(moved),
-        )
+        to, ids = [one.known_good.path for one in done], [one.known_good.id for one in done]
+        return SupervisedRollback(to=tuple(to), ids=tuple(ids), quarantined=tuple(moved))
 
     def close_left_incidents(self, action: str) -> None:
         """Close what the command's guard left open when it ended, or a supervise that was killed, with what we did."""

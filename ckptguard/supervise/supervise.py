@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -34,12 +34,10 @@ from ckptguard.scan.process.worker_process import limits_of
 from ckptguard.supervise.command import SupervisedCommand
 from ckptguard.supervise.lock_file import MARK, Note, Supervision, end_left_running, left_running
 from ckptguard.supervise.process_tree import become_subreaper
-from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore, SupervisedRollback
+from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore, SupervisedRollback, Tell
 from ckptguard.supervise.sick_saves import SickSave
 from ckptguard.supervise.wait_for_command import Background, HeldSignals, SignalWatch, WaitAbandoned
 from ckptguard.values.settings import Settings
-
-Tell = Callable[[str], None]
 
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +76,12 @@ class _Supervisor:
         url: str,
         argv: Sequence[str],
         settings: Settings,
-        signals: HeldSignals,
+        held: HeldSignals,
         most: int,
-        stop_seconds: float,
+        patience: float,
         tell: Tell,
     ) -> None:
-        self._url, self._tell = url, tell
-        self._most, self._stop_seconds = most, stop_seconds
+        self._url, self._tell, self._most, self._stop_seconds = url, tell, most, patience
         self._ending = threading.Event()
         self._scanner = ProcessScanner(
             limits_of(settings),
@@ -94,13 +91,13 @@ class _Supervisor:
             # While the command does not run, nobody is in the way of the scan.
             rate=lambda: settings.verify_rate if self._watch.command_runs else None,
         )
-        self._hooks = Hooks(settings, self._hook_log, signals.released)
+        self._hooks = Hooks(settings, self._hook_log, held.released)
         self._argv, self._environment = argv, dict[str, str]()
         self._command = SupervisedCommand(
-            argv, self._environment, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids]
+            argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
         )
         self._background = Background("saves", settings.niceness)
-        self._watch = SignalWatch(signals, self._command, self._background, tell)
+        self._watch = SignalWatch(held, self._command, self._background, tell)
         self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
         self._recovery = Recovery(self._saves)
         self._supervision: Supervision | None = None
@@ -346,6 +343,5 @@ class Recovery:
 
 
 def _sentences(went: SupervisedRollback) -> list[str]:
-    """What was done, for people."""
     moved = [f"quarantined {', '.join(went.quarantined)}"] if went.quarantined else []
     return [*moved, f"went back to {', '.join(went.to)}" if went.to else "there is nothing to go back to"]

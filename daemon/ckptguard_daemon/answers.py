@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -52,16 +52,13 @@ _BODY_SECONDS = 10.0
 _LOOK_AGAIN = 30.0  # another daemon may give the verdict that somebody waits for
 _HOSTS = {"", "localhost", "ckptguard"}
 
-_STATUS: tuple[tuple[type[CkptguardError], int], ...] = (
-    (SettingsError, 400),
-    (NotFoundError, 404),
-    (NoKnownGoodError, 404),
-    (BusyError, 423),
-    (RefusedError, 409),
-    (ObjectExistsError, 409),
-    (CouldNotTellError, 503),
-    (RecordsError, 503),
-)
+_STATUS: dict[int, tuple[type[CkptguardError], ...]] = {
+    400: (SettingsError,),
+    404: (NotFoundError, NoKnownGoodError),
+    423: (BusyError,),
+    409: (RefusedError, ObjectExistsError),
+    503: (CouldNotTellError, RecordsError),
+}
 
 _Body = TypeVar("_Body")
 
@@ -109,11 +106,7 @@ class Answers:
             Route(f"{run}/incidents", self._incidents, methods=["POST"]),
             Route(f"{run}/verify", self._verify, methods=["POST"]),
         ]
-        failures: Mapping[Any, Any] = {
-            CkptguardError: _answer_error,
-            HTTPException: _answer_http_error,
-            Exception: _answer_mistake,
-        }
+        failures: Any = {CkptguardError: _answer_error, HTTPException: _answer_http_error, Exception: _answer_mistake}
         return _OnlyLocalCallers(Starlette(routes=routes, exception_handlers=failures))
 
     async def _healthz(self, request: Request) -> Response:
@@ -259,7 +252,7 @@ def _refusal(kind: str, message: str, status: int, hint: str | None = None) -> R
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, CkptguardError)
-    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    status = next((status for status, kinds in _STATUS.items() if isinstance(error, kinds)), 500)
     return _refusal(error.kind, error.message, status, error.hint)
 
 

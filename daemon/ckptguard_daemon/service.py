@@ -153,13 +153,8 @@ def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
 
 def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
     # Training's files matter more than ours: what was read here is dropped from the page cache.
-    return ProcessScanner(
-        limits_of(settings),
-        workers=settings.workers or 2,
-        stop=stop,
-        spare_cache=True,
-        rate=lambda: settings.verify_rate,
-    )
+    limits, workers = limits_of(settings), settings.workers or 2
+    return ProcessScanner(limits, workers=workers, stop=stop, spare_cache=True, rate=lambda: settings.verify_rate)
 
 
 def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:

@@ -24,14 +24,8 @@ DEEPEST = 64
 def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry:
     """The entry for what lstat or fstat said."""
     kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
-    return Entry(
-        key=key,
-        kind=kind,
-        size=info.st_size if kind == "file" else 0,
-        mtime_ns=info.st_mtime_ns,
-        inode=info.st_ino,
-        target=target,
-    )
+    size = info.st_size if kind == "file" else 0
+    return Entry(key=key, kind=kind, size=size, mtime_ns=info.st_mtime_ns, inode=info.st_ino, target=target)
 
 
 def open_root(root: str, *, make: bool = False) -> int:

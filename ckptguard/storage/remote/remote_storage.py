@@ -18,7 +18,7 @@ from ckptguard.storage.failures import storage_error, translated
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_below, parts_of
 from ckptguard.storage.ranged_reader import RangedReader
 from ckptguard.storage.remote.listing import RemoteRoot, entry_of
-from ckptguard.storage.remote.multipart import parts_for
+from ckptguard.storage.remote.multipart import MultipartUpload, parts_for
 from ckptguard.storage.remote.upload import RemoteUpload
 from ckptguard.storage.retries import Retries, RetryingStorage
 from ckptguard.storage.traits import StoreTraits
@@ -90,23 +90,13 @@ class RemoteStorage(Storage):
             if taken != "file" or not replace:
                 raise ObjectExistsError(f"{escape(self.url)}/{escape(key)}: exists already", key=key)
 
-        def put_whole(data: bytes) -> None:
-            if replace:
-                self._fs.pipe_file(path, data)
-            else:
-                self.create(key, data)
+        def begin() -> MultipartUpload:
+            return parts_for(self.traits, self._fs, path, exclusive=not replace)
 
         parts_below(self.url, key)
         refuse_taken()
-        return RemoteUpload(
-            key,
-            self.url,
-            lambda: parts_for(self._root.traits, self._fs, path, exclusive=not replace),
-            put_whole,
-            refuse_taken,
-            replace=replace,
-            retries=self._retries,
-        )
+        put = (lambda data: self._fs.pipe_file(path, data)) if replace else (lambda data: self.create(key, data))
+        return RemoteUpload(key, self.url, begin, put, refuse_taken, replace=replace, retries=self._retries)
 
     def capabilities(self) -> Capabilities:
         with translated("", self.url):

@@ -143,13 +143,13 @@ def test_a_save_wakes(run: Path, woken: threading.Event) -> None:
 def test_our_own_doings_do_not_wake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading checkpoints and writing records is no hint; a trainer's seal is."""
     records, seen = run / "_ckptguard", []
-    real = watcher_module._Hints.on_any_event
+    real = watcher_module.Watcher.on_any_event
 
-    def on_any_event(self: watcher_module._Hints, event: FileSystemEvent) -> None:
+    def on_any_event(self: watcher_module.Watcher, event: FileSystemEvent) -> None:
         real(self, event)
         seen.append(os.path.basename(os.fsdecode(event.src_path)))  # events come in the order of what happened
 
-    monkeypatch.setattr(watcher_module._Hints, "on_any_event", on_any_event)
+    monkeypatch.setattr(watcher_module.Watcher, "on_any_event", on_any_event)
     (records / "manifests" / "step-#").mkdir(parents=True)
     (records / "ledger").mkdir()
     path = save(run, 1)

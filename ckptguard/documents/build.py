@@ -189,6 +189,6 @@ FORMS: dict[str, Form] = {
         "id=run_id url state trouble passes last_pass_at pending=last_pass.pending scrub replicas>standing",
         {"trouble": lambda run: run.trouble and {"kind": run.trouble.kind, "message": run.trouble.message}},
     ),
-    "scrub_state.ScrubState": Form("every_seconds=every bytes_per_second=rate reading last next"),
-    "scrub_state.PlaceAt": Form("path id place at", {"at": lambda place: _moment(place.at)}),
+    "guarded.ScrubState": Form("every_seconds=every bytes_per_second=rate reading last next"),
+    "guarded.PlaceAt": Form("path id place at", {"at": lambda place: _moment(place.at)}),
 }

@@ -99,11 +99,9 @@ class GuardedState:
         allowed = self._guarded.settings.allow_nonfinite
         name = first_non_finite(self._model, allowed) or first_non_finite_state(self._optimizer, allowed)
         if self._guarded.ranks.any(name is not None):
-            raise SickTrainingError(
-                f"not saved: {name or 'a tensor of another rank'} is not finite",
-                known_good=None,
-                hint="load_state() of this guard takes training back",
-            )
+            hint = "load_state() of this guard takes training back"
+            what = name or "a tensor of another rank"
+            raise SickTrainingError(f"not saved: {what} is not finite", known_good=None, hint=hint)
         self._guarded.protect()
         folder = None if step is None else os.path.join(self._place, self._name.format(step=step))
         written = self._accelerator.save_state(folder, **arguments)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
+import msgspec
+
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
@@ -102,21 +104,15 @@ class GuardedRun:
         self._asks = given.get("daemon", "auto") == "auto"
         self._deadline = given.get("deadline", 120.0)
         settings = given.get("settings")
-        self._run: Run | None = None
+        self.run: Run  # this and what is made with it: on rank 0 only
+        self._rollbacks: Rollbacks
         self._child: ChildDaemon | None = None
-        self._rollbacks: Rollbacks | None = None
         self._protecting: threading.Thread | None = None
         answers = together(self.ranks, f"opening the run {url}", lambda: self._wrong_setting(settings))
         wrong = next((answer for answer in answers if answer is not None), None)
         if wrong is not None:
             self.close()
             raise SettingsError(wrong[0], hint=wrong[1])
-
-    @property
-    def run(self) -> Run:
-        """The run; on rank 0 only."""
-        assert self._run is not None
-        return self._run
 
     @property
     def leads(self) -> bool:
@@ -139,7 +135,6 @@ class GuardedRun:
         """
 
         def work() -> dict[str, Any]:
-            assert self._rollbacks is not None
             self._rollbacks.evidence = None if details is None else lambda onset, cause: details
             went = self._rollbacks.go_back(diagnosis, save_every=save_every)
             decided = went.decision
@@ -187,22 +182,14 @@ class GuardedRun:
         try:
             self.settings = settings if settings is not None else load_settings(None, os.environ)
             if self.leads:
-                self._open()
+                self.run = run = open_run(self._url, self.settings, must_exist=False)
+                waits = Waits(daemon=self._deadline if self._asks else None)
+                store = FrameworkStore(self.series)
+                self._rollbacks = Rollbacks(run, self.settings, store, self.policy, waits=waits)
+                self._child = ensure_daemon(run, self.settings) if self._asks else None
         except SettingsError as error:
             return error.message, error.hint
         return None
-
-    def _open(self) -> None:
-        run = open_run(self._url, self.settings, must_exist=False)
-        self._run = run
-        self._rollbacks = Rollbacks(
-            run,
-            self.settings,
-            FrameworkStore(self.series),
-            self.policy,
-            waits=Waits(daemon=self._deadline if self._asks else None),
-        )
-        self._child = ensure_daemon(run, self.settings) if self._asks else None
 
     def view(self) -> RunView:
         """The run as it is now; on rank 0 only."""
@@ -226,8 +213,7 @@ class GuardedRun:
 
     def _protect(self) -> None:
         try:
-            if self._rollbacks is not None:
-                self._rollbacks.settle(now=True)
+            self._rollbacks.settle(now=True)
             for trouble in protect_finished(self.view()):
                 _log.warning("ckptguard: %s", trouble)
         except Exception as error:  # beside training, nothing of ours may surface in it
@@ -235,8 +221,7 @@ class GuardedRun:
 
 
 def open_guarded(url: str, *, series: str, **guarding: Unpack[Guarding]) -> GuardedRun | None:
-    """A `GuardedRun`, or a warning and None on every rank: for what must never end training. SettingsError, on every
-    rank with the same words, where a setting cannot be true."""
+    """A `GuardedRun`, or a warning and None on every rank: for what must never end training. SettingsError as there."""
     try:
         return GuardedRun(url, series=series, **guarding)
     except SettingsError:
@@ -247,7 +232,4 @@ def open_guarded(url: str, *, series: str, **guarding: Unpack[Guarding]) -> Guar
 
 
 def _target(answer: dict[str, Any] | None) -> ResumeTarget | None:
-    if answer is None:
-        return None
-    skip = answer.get("skip")
-    return ResumeTarget(**{**answer, "skip": tuple(skip) if skip is not None else None})
+    return None if answer is None else msgspec.convert(answer, ResumeTarget)

@@ -51,9 +51,8 @@ class GuardCallback(Callback):
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
         self._begins = False  # from on_fit_start to on_train_start
-        settings = settings if settings is not None else load_settings(None, os.environ)
-        policy = policy if policy is not None else RollbackPolicy()
-        self._monitor = TrainingMonitor(TrainingParts(model=None), policy, allow=settings.allow_nonfinite)
+        allow = (settings or load_settings(None, os.environ)).allow_nonfinite
+        self._monitor = TrainingMonitor(TrainingParts(model=None), policy or RollbackPolicy(), allow=allow)
         self._trains = False  # whether there is something to look at
         self.details: Details | None = None  # what was known when it was noticed
         self._ranks: Ranks | None = None
@@ -111,8 +110,7 @@ class GuardCallback(Callback):
         self._monitor.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What Lightning leaves out of its checkpoints: every rank's random numbers; and the factor of the learning
-        rate."""
+        """What Lightning leaves out of its checkpoints: every rank's random numbers. And the learning rate's factor."""
         own = to_text(encode_state(capture_rng(), path="rng")).decode()
         return {"rng": self._ranks.gather(own) if self._ranks is not None else [own], "lr_factor": self.lr_factor}
 

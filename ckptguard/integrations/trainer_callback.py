@@ -1,18 +1,23 @@
-"""The callback that watches Hugging Face's Trainer, vetoes a poisoned save, and stops training."""
+"""The callback that watches Hugging Face's Trainer, vetoes a poisoned save, and stops training; and updates left out.
+
+The Trainer counts its position in the data by its updates. So the batches of a harmful update are drawn and counted as
+ever, but no forward pass, backward pass or optimizer step is made for them. All later batches come at the same steps as
+before, also after another resume.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
+import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ckptguard.decisions.health import Diagnosis, Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, Guarding, checked_guarding, open_guarded
-from ckptguard.integrations.skipped_updates import SkippedUpdates
 from ckptguard.recover.roll_back import verify_pending
 from ckptguard.runs.find_known_good import KnownGood, Wanted, find_known_good
 from ckptguard.training.client import let_daemon_verify
@@ -55,10 +60,8 @@ class GuardCallback(TrainerCallback):
         self.guarded: GuardedRun | None = None
         self.left_out: SkippedUpdates | None = None
         self.details: Details | None = None  # what was known when it was noticed
-        self._url = run
-        self._raises = on_sick == "raise"
+        self._url, self._raises, self._guarding = run, on_sick == "raise", guarding
         self._check_every = policy.check_every
-        self._guarding = guarding
         allow = settings.allow_nonfinite if settings is not None else ()
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy, allow=allow)
         self._monitor.share = self._on_any_rank
@@ -68,34 +71,21 @@ class GuardCallback(TrainerCallback):
         """The first sickness since training began, or None."""
         return self._monitor.sick
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Open the run, have it guarded, and see that training begins with a healthy state."""
         self.sick, self.details = None, None
         self.open(self._url or args.output_dir or ".")
-        optimizer = kwargs.get("optimizer")
-        parts = TrainingParts(
-            model=kwargs.get("model"),
-            optimizer=optimizer,
-            scheduler=kwargs.get("lr_scheduler"),
-            scaler=getattr(optimizer, "scaler", None),
-        )
+        optimizer = kw.get("optimizer")
+        scheduler, scaler = kw.get("lr_scheduler"), getattr(optimizer, "scaler", None)
+        parts = TrainingParts(model=kw.get("model"), optimizer=optimizer, scheduler=scheduler, scaler=scaler)
         self._monitor.follow(parts, state.global_step)
         self._look(state, control)
         if self.diagnosis is not None and self._raises:
             self._end_sick(self.diagnosis)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Look at the gradient norm, which is told before the save of the same step."""
-        norm, loss = _number(logs, "grad_norm"), _number(logs, "loss")
+        norm, loss = (_number(kw.get("logs"), name) for name in ("grad_norm", "loss"))
         if (norm is None and loss is None) or self._is_left_out(state.global_step):
             return
         signal = Signal(step=state.global_step, loss=loss, grad_norm=norm)
@@ -107,39 +97,33 @@ class GuardCallback(TrainerCallback):
         if wants_look and self.diagnosis is None:
             self._look(state, control)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Count skipped updates; look at weights and buffers before each save, and now and then."""
         if self.left_out is not None and self._is_left_out(state.global_step):
             self.left_out.after_update(state.global_step)
         else:
-            skipped = bool(getattr(kwargs.get("optimizer"), "step_was_skipped", False))
+            skipped = bool(getattr(kw.get("optimizer"), "step_was_skipped", False))
             self._take_in(state, control, Signal(step=state.global_step, skipped=skipped))
         if control.should_save or state.global_step % self._check_every == 0:
-            self._look(state, control)
-            self._before_save(control)
+            self._look_before_save(state, control)
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """The same where saves come at the end of an epoch."""
         if control.should_save:
-            self._look(state, control)
-            self._before_save(control)
+            self._look_before_save(state, control)
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Look after an evaluation too: with ``save_strategy="best"`` only its result decides about a save."""
         self._look(state, control)
         if self.guarded is not None:
             self.guarded.protect()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Protect the new save, beside training: the next save's rotation may delete it."""
         if self.guarded is not None:
             self.guarded.protect_beside()
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Look once more, for the script may save the model now."""
         if self.guarded is not None:
             self.guarded.wait_for_protection()
@@ -191,8 +175,9 @@ class GuardCallback(TrainerCallback):
         control.should_save = False
         control.should_training_stop = True
 
-    def _before_save(self, control: TrainerControl) -> None:
+    def _look_before_save(self, state: TrainerState, control: TrainerControl) -> None:
         """The save that comes rotates older ones away: what is not protected yet must be now."""
+        self._look(state, control)
         if control.should_save and self.guarded is not None:
             self.guarded.protect()
 
@@ -223,7 +208,7 @@ class GuardCallback(TrainerCallback):
             details=self.details or Details(onset=found.onset_step),
             source="callback",
         )
-        known_good: KnownGood | None = None
+        known_good = None
         before = (found.onset_step or found.step) if found.cause == "loss_scale" else found.step
         try:
             seconds = self._guarding.get("deadline", 120.0)
@@ -234,28 +219,82 @@ class GuardCallback(TrainerCallback):
             pass
         except (CkptguardError, OSError) as error:
             _log.warning("ckptguard: the known-good checkpoint could not be asked for: %s", error)
-        end_incident(
-            run,
-            incident,
-            action=f"training was stopped at step {found.step}, and its state was not saved",
-            known_good=known_good.id if known_good is not None else None,
-            state="open",
-        )
+        action = f"training was stopped at step {found.step}, and its state was not saved"
+        id = known_good.id if known_good is not None else None
+        end_incident(run, incident, action=action, known_good=id, state="open")
         return known_good
 
 
+class SkippedUpdates:
+    """Stands around ``trainer.training_step`` while it is entered, leaves `updates` out (numbered from 1, as steps are)
+    and notes what each other's loss says about when harm was done."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.updates: set[int] = set()
+        self._trainer = trainer
+        self._own = vars(trainer).get("training_step")  # somebody may have wrapped this one Trainer's already
+        self._step = trainer.training_step
+        self._losses: list[tuple[int, Any]] = []
+        self._scale: float | None = None
+
+    def __enter__(self) -> Self:
+        self._trainer.training_step = self._training_step
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._own is not None:
+            self._trainer.training_step = self._own
+        else:
+            del self._trainer.training_step
+
+    def first_bad_loss(self, *, after: int) -> int | None:
+        """The first update after `after` whose loss was not finite on this rank; None if there is none."""
+        losses = [(update, finite) for update, finite in self._losses if update > after]
+        if not losses:
+            return None
+        finite = torch.stack([flag for _, flag in losses]).tolist()
+        return next((update for (update, _), fine in zip(losses, finite, strict=True) if not fine), None)
+
+    def forget(self, *, through: int | None = None) -> None:
+        """The losses of updates up to `through` are of no interest any more; None: of all."""
+        self._losses = [] if through is None else [(u, f) for u, f in self._losses if u > through]
+
+    def after_update(self, update: int) -> None:
+        """Under a loss scaler an update is left out as an overflow is: give it back the scale that this cost."""
+        scaler = _scaler(self._trainer)
+        if update in self.updates and scaler is not None and self._scale is not None:
+            scaler.update(self._scale)
+        self._scale = None
+
+    def _training_step(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        update = self._trainer.state.global_step + 1
+        if update not in self.updates:
+            loss = self._step(model, inputs, *arguments, **named)
+            self._losses.append((update, loss.detach().isfinite().all()))
+            return loss
+        scaler = _scaler(self._trainer)
+        if scaler is not None:
+            # It insists on a gradient to look at. One that overflows makes it leave the update out by itself.
+            self._scale = self._scale if self._scale is not None else float(scaler.get_scale())
+            trained = next(p for p in model.parameters() if p.requires_grad and p.numel())
+            trained.grad = torch.full_like(trained, float("inf"))
+        return torch.zeros((), device=self._trainer.args.device)
+
+
+def _scaler(trainer: Any) -> Any:
+    scaler = getattr(trainer.accelerator, "scaler", None)
+    return scaler if scaler is not None and scaler.is_enabled() else None
+
+
 def _error(found: Diagnosis, known_good: KnownGood | None) -> SickTrainingError:
+    stopped = f"training was stopped at step {found.step}: {found.reason}."
     if known_good is None:
-        return SickTrainingError(
-            f"training was stopped at step {found.step}: {found.reason}. "
-            "There is no known-good checkpoint from before it.",
-            known_good=None,
-        )
+        return SickTrainingError(f"{stopped} There is no known-good checkpoint from before it.", known_good=None)
+    path = known_good.path
     return SickTrainingError(
-        f"training was stopped at step {found.step}: {found.reason}. The last known-good checkpoint is "
-        f"{known_good.path} (step {known_good.step}, {known_good.reason}).",
-        known_good=known_good.path,
-        hint=f"mend the cause, then trainer.train(resume_from_checkpoint={known_good.path!r})",
+        f"{stopped} The last known-good checkpoint is {path} (step {known_good.step}, {known_good.reason}).",
+        known_good=path,
+        hint=f"mend the cause, then trainer.train(resume_from_checkpoint={path!r})",
     )
 
 

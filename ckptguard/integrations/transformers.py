@@ -22,8 +22,7 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
-from ckptguard.integrations.skipped_updates import SkippedUpdates
-from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
+from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates
 from ckptguard.training.content.training_parts import scale_learning_rate
 from ckptguard.training.signals.scaler import raise_loss_scale
 from ckptguard.values.settings import Settings
@@ -57,14 +56,8 @@ def train(
     checkpoint exists, SickTrainingError when even the state that training begins with is sick. Of several ranks, all
     call it. Under DeepSpeed the Trainer must have made the optimizer itself.
     """
-    guarded = GuardedRun(
-        run or trainer.args.output_dir or ".",
-        series=SERIES,
-        settings=settings,
-        policy=policy,
-        daemon=daemon,
-        deadline=deadline,
-    )
+    url = run or trainer.args.output_dir or "."
+    guarded = GuardedRun(url, series=SERIES, settings=settings, policy=policy, daemon=daemon, deadline=deadline)
     rounds = _Rounds(guarded)
     path = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
     try:
@@ -126,20 +119,18 @@ class _Rounds(GuardCallback):
             raise RollbackExhausted(reason, report=None, hint=hint)
         _log.warning("%s", reason)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Everything is loaded now: see that it is healthy, and lower the rate or raise the loss scale as decided."""
         saved = self._lr_factors.get(state.global_step, 1.0)
-        scale_learning_rate(kwargs.get("optimizer"), kwargs.get("lr_scheduler"), self._lr_factor / saved)
+        scale_learning_rate(kw.get("optimizer"), kw.get("lr_scheduler"), self._lr_factor / saved)
         if self.target is not None and self.target.reset_scale is not None:
-            raise_loss_scale(getattr(kwargs.get("optimizer"), "scaler", None), self.target.reset_scale)
-        super().on_train_begin(args, state, control, **kwargs)
+            raise_loss_scale(getattr(kw.get("optimizer"), "scaler", None), self.target.reset_scale)
+        super().on_train_begin(args, state, control, **kw)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kw: Any) -> None:
         """Protect the new save, and remember its learning rate."""
         self._lr_factors[state.global_step] = self._lr_factor
-        super().on_save(args, state, control, **kwargs)
+        super().on_save(args, state, control, **kw)
 
     def open(self, url: str) -> None:
         """It is open for all rounds."""

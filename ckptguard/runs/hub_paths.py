@@ -13,8 +13,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.hub_snapshot import LAYOUT, HubFacts, stated_by_name
 from ckptguard.layouts.single_file import LAYOUT as SINGLE_FILE
 from ckptguard.storage.hub_blobs import BLOBS, REFS, REPOSITORY, SNAPSHOTS, HubCacheStorage, blob_of
-from ckptguard.storage.keys import is_plain
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Entry, is_plain
 from ckptguard.values.ids import escape
 
 _MOST_HOPS = 40

@@ -24,18 +24,14 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(://|::)")
 def normalise_url(url: str | os.PathLike[str]) -> str:
     """One spelling for one place: an absolute path (links are not resolved), or a URL without a trailing slash."""
     text = os.fspath(url)
+    scheme, mark, rest = text.partition("://")
     try:
-        return _normal(text)
+        if mark and scheme in LOCAL:
+            return os.path.abspath(rest)
+        if not _SCHEME.match(text):
+            return os.path.abspath(os.path.expanduser(text))
     except FileNotFoundError as error:  # of a relative path
         raise NotFoundError("the current folder is gone", hint="change to one that exists") from error
-
-
-def _normal(text: str) -> str:
-    scheme, mark, rest = text.partition("://")
-    if mark and scheme in LOCAL:
-        return os.path.abspath(rest)
-    if not _SCHEME.match(text):
-        return os.path.abspath(os.path.expanduser(text))
     refuse_secrets(text)
     if "::" not in text and not traits_of_url(text).hosts:
         return f"{scheme}://{rest.strip('/')}"  # with one slash more or less it is the same place
@@ -56,7 +52,17 @@ def open_storage(
     Opening reads nothing else and writes nothing.
     """
     place = normalise_url(url)
-    storage = _opened(place, retries, options)
+    storage: Storage
+    if _SCHEME.match(place):
+        from ckptguard.storage.opening import open_remote
+        from ckptguard.storage.retries import Retries, RetryingStorage
+
+        retries = retries if retries is not None else Retries()
+        storage = RetryingStorage(open_remote(place, retries, options), retries)
+    else:
+        from ckptguard.storage.local.local_storage import LocalStorage
+
+        storage = LocalStorage(place)
     if must_exist:
         try:
             found = storage.stat("").kind
@@ -65,16 +71,3 @@ def open_storage(
         if found != "folder":
             raise NotFoundError(f"{escape(place)} is no folder", hint="name the folder that it lies in")
     return storage
-
-
-def _opened(place: str, retries: Retries | None, options: StorageOptions) -> Storage:
-    if _SCHEME.match(place):
-        from ckptguard.storage.opening import open_remote
-        from ckptguard.storage.retries import Retries
-        from ckptguard.storage.retrying import RetryingStorage
-
-        retries = retries if retries is not None else Retries()
-        return RetryingStorage(open_remote(place, retries, options), retries)
-    from ckptguard.storage.local.local_storage import LocalStorage
-
-    return LocalStorage(place)

@@ -34,13 +34,8 @@ _HTTP_PASSING = {408, 425, 429, 500, 502, 503, 504}
 # Classes of libraries that need not be installed, by name.
 _PASSING_NAMES = {
     *("ClientConnectionError", "ClientPayloadError", "ServerTimeoutError"),  # aiohttp
-    *(
-        "HTTPClientError",
-        "EndpointConnectionError",
-        "ConnectionClosedError",
-        "IncompleteReadError",
-        "ResponseStreamingError",
-    ),  # botocore
+    *("HTTPClientError", "EndpointConnectionError", "ConnectionClosedError"),  # botocore
+    *("IncompleteReadError", "ResponseStreamingError"),  # botocore
     *("ServiceRequestError", "ServiceResponseError", "IncompleteReadError"),  # azure
     *("ConnectionLost", "ChannelOpenError", "SFTPConnectionLost", "SFTPNoConnection"),  # asyncssh
     *("RequestException", "gaierror", "IncompleteRead"),

@@ -10,14 +10,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
 from ckptguard.errors import DeniedError, ObjectMissingError
 from ckptguard.storage.local import folders as folders
 from ckptguard.storage.local.local_storage import LocalStorage
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Enter, Entry
 
 REPOSITORY = re.compile(r"(?:models|datasets|spaces|kernels)--[^/]+")
 SNAPSHOTS, BLOBS, REFS = "snapshots", "blobs", "refs"
@@ -47,13 +46,11 @@ class HubCacheStorage(LocalStorage):
     path would see links.
     """
 
-    @property
-    def root(self) -> str | None:
-        return None
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.root = None
 
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         return [self._seen(entry) for entry in super().list(prefix, recursive=recursive, enter=enter)]
 
     def stat(self, key: str) -> Entry:
@@ -69,20 +66,17 @@ class HubCacheStorage(LocalStorage):
             return "a link that does not lead to a blob of its own repository"
         try:
             found = super().stat(blob)
+            if found.kind == "link":
+                shared = self._shared(found)
+                if shared is None:
+                    return "a link to a blob that is itself a link"
+                super().stat(shared)
         except ObjectMissingError:
             return None
         except DeniedError:
             if super().stat(blob.rpartition("/")[0]).kind != "link":
                 raise
             return "a link into a folder of blobs that is itself a link"
-        if found.kind == "link":
-            shared = self._shared(found)
-            if shared is None:
-                return "a link to a blob that is itself a link"
-            try:
-                found = super().stat(shared)
-            except ObjectMissingError:
-                return None
         return "a link to what is not a regular file"
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ _ALWAYS: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": T
 
 _shared: dict[object, Any] = {}
 _lock = threading.Lock()
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
 
 
 def open_remote(url: str, retries: Retries | None = None, options: StorageOptions = NO_OPTIONS) -> Storage:
@@ -41,11 +43,8 @@ def open_remote(url: str, retries: Retries | None = None, options: StorageOption
 def _connect(url: str, given: StorageOptions) -> tuple[Any, str]:
     import fsspec
 
-    def make() -> tuple[Any, str]:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url, **_ALWAYS, **options)
-        return found
-
     options = _options_for(url, given)
+    make: Callable[[], tuple[Any, str]] = functools.partial(fsspec.core.url_to_fs, url, **_ALWAYS, **options)
     if "::" in url:
         return _opened(url, make)
     try:
@@ -76,19 +75,17 @@ def _connect_sftp(url: str, given: StorageOptions, fresh: bool = False) -> tuple
         from sshfs import SSHFileSystem
     except ImportError as error:
         raise _cannot_open(url, error) from error
-    configured: dict[str, Any] = {}
-    for name in traits_of_url(url).names:
-        configured.update(fsspec.config.conf.get(name, {}))
+    configured = (fsspec.config.conf.get(name, {}) for name in traits_of_url(url).names)
     options: dict[str, Any] = {
         "known_hosts": (),  # the user's; sshfs would trust any host
         "sftp_client_kwargs": {"path_errors": "surrogateescape"},
         "login_timeout": _LOGIN_SECONDS,
-        **configured,
+        **functools.reduce(operator.or_, configured, {}),
         **_options_for(url, given),
         **SSHFileSystem._get_kwargs_from_urls(_place_in(url)),
     }
     make = functools.partial(SSHFileSystem, skip_instance_cache=True, **options)
-    return _one_of_its_kind(url, options, make, fresh=fresh), _path_in(url)
+    return _one_of_its_kind(url, options, make, fresh=fresh), "/" + url.partition("://")[2].partition("/")[2]
 
 
 def _one_of_its_kind(url: str, options: dict[str, Any], make: Callable[[], Any], *, fresh: bool = False) -> Any:
@@ -134,17 +131,9 @@ def _opened(url: str, make: Callable[[], T]) -> T:
         raise storage_error(error, "", url) from error
 
 
-os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
-
-
 def _place_in(url: str) -> str:
-    """Protocol, user, host and port."""
+    """Protocol, user, host and port. Not by urlsplit: "#" and "?" are parts of names here."""
     return "/".join(url.split("/", 3)[:3])
-
-
-def _path_in(url: str) -> str:
-    # Not urlsplit: "#" and "?" are parts of names here.
-    return "/" + url.partition("://")[2].partition("/")[2]
 
 
 def _cannot_open(url: str, error: Exception) -> SettingsError:

@@ -2,7 +2,7 @@
 
 A key is a ``/``-separated path relative to the storage's root, without ``.``, ``..``, empty parts or NUL;
 ``""`` is the root itself. Only `StorageError` and its kinds (and `ChangedWhileReadError` from readers) come out of
-these methods: a foreign exception is an implementation's bug.
+these methods: a foreign exception is an implementation's bug. Implementations inherit from these classes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 import msgspec
+
+from ckptguard.errors import DeniedError
+from ckptguard.values.ids import escape
+
+Enter = Callable[[str], bool]  # whether a listing goes into the folder of this key
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,9 +43,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class Reader(Protocol):
     """Random access to one object that was opened once. Safe to call from several threads."""
 
-    @property
-    def entry(self) -> Entry:
-        """What the storage said about the opened object (kind "file") at open time."""
+    entry: Entry  # what the storage said about the opened object (kind "file") at open time
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes; ChangedWhileReadError when the object ends earlier."""
@@ -57,9 +60,11 @@ class Reader(Protocol):
     def close(self) -> None:
         """Free the handle; calling it again does nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,26 +91,23 @@ class Upload(Protocol):
     def abort(self) -> None:
         """Leave nothing behind. Calling it again, or after a commit, does nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(self, *exc: object) -> None:
+        self.abort()
 
 
 class Storage(Protocol):
-    """Bytes under keys. Implementations: `local.LocalStorage`, `remote.RemoteStorage`, `sftp.SftpStorage`; around
-    them `retrying.RetryingStorage`."""
+    """Bytes under keys: `LocalStorage`, `RemoteStorage`, `SftpStorage`, and `RetryingStorage` around the latter two."""
 
-    @property
-    def url(self) -> str:
-        """The normalised URL (or absolute path) of the root."""
+    url: str  # the normalised URL (or absolute path) of the root
+    root: str | None = None  # its absolute local path; None where the storage is not a local file system
 
-    @property
-    def root(self) -> str | None:
-        """The absolute local path of the root; None where the storage is not a local file system."""
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         """Entries under a folder, sorted by key; an absent folder lists as empty, but an absent root is an error.
 
         Recursive listings hold files, links and others, no folders; `enter(key)` says whether to go into a folder
@@ -115,6 +117,7 @@ class Storage(Protocol):
 
     def names(self, prefix: str = "") -> Sequence[str]:
         """The keys that a recursive listing has, in any order: for those who want to know nothing else of so many."""
+        return [entry.key for entry in self.list(prefix, recursive=True)]
 
     def stat(self, key: str) -> Entry:
         """The entry of a file, link or folder; ObjectMissingError if there is none."""
@@ -157,3 +160,35 @@ class Storage(Protocol):
 
     def free_space(self) -> int | None:
         """Bytes that can still be written here; None where nobody can say (object stores)."""
+        return None
+
+
+def is_encodable(name: str) -> bool:
+    """Whether the name is valid Unicode; names that a file system holds as other bytes carry surrogates."""
+    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
+
+
+def is_plain(name: str) -> bool:
+    """Whether one listed name can be a part of a key."""
+    return name not in ("", ".", "..") and "\0" not in name and "/" not in name and is_encodable(name)
+
+
+def parts_of(key: str) -> list[str]:
+    """The parts of a key; DeniedError for anything that could lead outside the root. The root has no parts."""
+    parts = key.split("/") if key else []
+    if not all(map(is_plain, parts)):
+        raise DeniedError(f"not a key: {escape(key)!r}", key=escape(key))
+    return parts
+
+
+def parts_below(root: str, key: str) -> list[str]:
+    """The same where the root itself is no answer; DeniedError names it."""
+    parts = parts_of(key)
+    if not parts:
+        raise DeniedError(f"{escape(root)}: the root itself cannot be used so", key=key)
+    return parts
+
+
+def join(folder: str, name: str) -> str:
+    """The key of a name in a folder."""
+    return f"{folder}/{name}" if folder else name

@@ -1,34 +1,44 @@
-"""What the readers of remote storages have in common: nothing is cached, and a short answer is never data."""
+"""What remote storages have in common: nothing is cached, and a short answer is never data."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Self
 
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, TransientError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Enter, Entry, Reader
 from ckptguard.values.ids import escape
 
 
-class RangedReader(ABC):
+def listed_by_levels(
+    prefix: str, level: Callable[[str], list[Entry]], *, recursive: bool, enter: Enter | None
+) -> list[Entry]:
+    """See `Storage.list`, unsorted, by what `level` finds in one folder after the other."""
+    found: list[Entry] = []
+    pending = [prefix]
+    while pending:
+        for entry in level(pending.pop()):
+            if not recursive or entry.kind != "folder":
+                found.append(entry)
+            elif enter is None or enter(entry.key):
+                pending.append(entry.key)
+    return found
+
+
+class RangedReader(Reader):
     """A `Reader` by requests for ranges of one object; `stat_now` tells whether it still is the one that was opened."""
 
     def __init__(self, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
-        self._entry, self._where, self._stat_now = entry, where, stat_now
+        self.entry, self._where, self._stat_now = entry, where, stat_now
 
     @abstractmethod
     def _answer(self, offset: int, length: int) -> bytes:
         """What the storage answers, which may be too short. FileNotFoundError if the object is gone."""
 
-    @property
-    def entry(self) -> Entry:
-        return self._entry
-
     def read(self, offset: int, length: int) -> bytes:
-        key = self._entry.key
-        if offset + length > self._entry.size:
+        key = self.entry.key
+        if offset + length > self.entry.size:
             raise ChangedWhileReadError(f"{escape(key)} ends earlier than expected", key=key)
         if length == 0:
             return b""
@@ -46,22 +56,16 @@ class RangedReader(ABC):
         buffer[:] = self.read(offset, len(buffer))
 
     def check_unchanged(self) -> None:
-        key = self._entry.key
+        key = self.entry.key
         try:
             present = self._stat_now(key)
         except ObjectMissingError as error:
             raise ChangedWhileReadError(f"{escape(key)} vanished while it was read", key=key) from error
-        if present.kind != "file" or present.signature != self._entry.signature:
+        if present.kind != "file" or present.signature != self.entry.signature:
             raise ChangedWhileReadError(f"{escape(key)} changed while it was read", key=key)
 
-    def done_with(self, offset: int, length: int) -> None:  # noqa: B027
+    def done_with(self, offset: int, length: int) -> None:
         """Nothing is cached here."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """There is no handle."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

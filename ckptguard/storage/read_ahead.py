@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Self
+from concurrent.futures import Executor, Future, wait
 
-from ckptguard.storage.protocol import Entry, Reader
+from ckptguard.storage.protocol import Reader
 
 CHUNK = 16 << 20  # one request: large enough that its answer takes longer than the way there and back
 IN_FLIGHT = 4  # chunks: enough to keep a store and this process busy at once, in 64 MiB of memory
 
 
-class ReadAhead:
+class ReadAhead(Reader):
     """A `Reader` for one thread that reads a file in order, behind which `executor` fetches up to `in_flight()` chunks.
 
     What is read out of order is read as if this were not here. `close` ends the fetching, and leaves the reader open.
@@ -27,14 +26,10 @@ class ReadAhead:
         chunk: int = CHUNK,
         in_flight: Callable[[], int] = lambda: IN_FLIGHT,
     ) -> None:
-        self._reader, self._executor = reader, executor
+        self.entry, self._reader, self._executor = reader.entry, reader, executor
         self._chunk, self._in_flight = chunk, in_flight
         self._end = 0  # of what was asked for
         self._coming: deque[tuple[int, Future[bytes]]] = deque()  # each with where it begins
-
-    @property
-    def entry(self) -> Entry:
-        return self._reader.entry
 
     def read(self, offset: int, length: int) -> bytes:
         coming = self._coming_at(offset)
@@ -62,18 +57,8 @@ class ReadAhead:
         self._reader.done_with(offset, length)
 
     def close(self) -> None:
-        for _, future in self._coming:
-            future.cancel()
-        for _, future in self._coming:
-            if not future.cancelled():
-                future.exception()  # nobody may read on after the reader is closed
+        wait([future for _, future in self._coming if not future.cancel()])  # the reader may be closed next
         self._coming.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _coming_at(self, offset: int) -> tuple[int, Future[bytes]] | None:
         """The chunk that holds this place, if it was asked for; those before it are let go."""
@@ -86,7 +71,7 @@ class ReadAhead:
         return self._coming[0]
 
     def _fetch(self) -> None:
-        size = self._reader.entry.size
+        size = self.entry.size
         while self._end < size and len(self._coming) < self._in_flight():
             length = min(self._chunk, size - self._end)
             self._coming.append((self._end, self._executor.submit(self._reader.read, self._end, length)))

@@ -5,6 +5,7 @@ A protocol that has no row is a file system that nothing is known of: every trai
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, Literal
 
@@ -34,25 +35,12 @@ class StoreTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN = StoreTraits()
+_object_store = functools.partial(StoreTraits, flat_listing=True, etags=True)
+_AZURE_MANGLES = r"[\x00-\x1f\x7f\\?]|^\s|\s$"
 _STORES = (
-    StoreTraits(
-        names=("s3a", "s3"),
-        extra="s3",
-        multipart="parts",
-        lists_uploads=True,
-        flat_listing=True,
-        etags=True,
-        own_retries=True,
-    ),
-    StoreTraits(names=("gcs", "gs"), extra="gcs", multipart="held", flat_listing=True, etags=True),
-    StoreTraits(
-        names=("az", "abfss", "abfs"),
-        extra="azure",
-        multipart="blocks",
-        flat_listing=True,
-        etags=True,
-        mangled_names=r"[\x00-\x1f\x7f\\?]|^\s|\s$",
-    ),
+    _object_store(names=("s3a", "s3"), extra="s3", multipart="parts", lists_uploads=True, own_retries=True),
+    _object_store(names=("gcs", "gs"), extra="gcs", multipart="held"),
+    _object_store(names=("az", "abfss", "abfs"), extra="azure", multipart="blocks", mangled_names=_AZURE_MANGLES),
     StoreTraits(names=("ssh", "sftp"), extra="sftp", sessions=True),
     StoreTraits(names=("memory",), hosts=False, in_process=True, multipart="joined"),
 )

@@ -8,11 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from ckptguard.supervise.blocked_signals import RESTORED
 from ckptguard.supervise.process_tree import Process, collect_orphans, descendants, send_signal, started_at
 from ckptguard.values.ids import escape
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # as shells and `env` say it
+# What Python ignores for itself, and a command must not inherit as ignored.
+_RESTORED = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFZ", "SIGXFSZ") if hasattr(signal, name))
 _LONGEST_KILL = 60.0  # seconds; a process in the midst of a dead device or file system cannot even be killed
 _LOOK_AGAIN = 0.05
 
@@ -20,35 +21,30 @@ Wait = Callable[[Callable[[], bool], float | None], None]
 
 
 class SupervisedCommand:
-    """One start of the command, with `environment` beside our own. `ours` says which of our children are not the
-    command's."""
+    """One start of the command, with `environment` beside our own. `ours` says which children are not the command's."""
 
     def __init__(
         self, argv: Sequence[str], environment: Mapping[str, str], mask: set[int], ours: Callable[[], list[int]]
     ) -> None:
-        self._argv = list(argv)
-        self._environment = environment
-        self._mask = mask
-        self._ours = ours
+        self._argv, self._environment, self._mask, self._ours = list(argv), environment, mask, ours
         # What was below us before, if we were started by `exec`: an entrypoint's sidecar, a `tee` of our own output.
         self._older = {(p.pid, p.started) for p in descendants(os.getpid())}
         self._pid: int | None = None
-        self._status: int | None = None
+        self.status: int | None = None  # its exit code, 128 + n if signal n ended it; None while it runs
         self.trouble: str | None = None  # why it could not be started
         self._started_at = 0.0  # monotonic
         self.seconds = 0.0  # for which it ran
 
     def start(self) -> None:
-        """Start it. It has our streams, our folder, our environment and the signals that we were started with; if it
-        cannot be started, it has ended with 126 or 127."""
-        self._status, self._started_at, self.seconds = None, time.monotonic(), 0.0
+        """Start it with our streams, folder and environment; what cannot be started has ended with 126 or 127."""
+        self.status, self._started_at, self.seconds = None, time.monotonic(), 0.0
         try:
             environment = {**os.environ, **self._environment}
             self._pid = os.posix_spawnp(
-                self._argv[0], self._argv, environment, setsigmask=self._mask, setsigdef=RESTORED
+                self._argv[0], self._argv, environment, setsigmask=self._mask, setsigdef=_RESTORED
             )
         except (OSError, ValueError) as error:
-            self._status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            self.status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             why = error.strerror if isinstance(error, OSError) else error
             self.trouble = f"{escape(self._argv[0])} cannot be started: {why}"
 
@@ -57,11 +53,6 @@ class SupervisedCommand:
         """(pid, started) while it runs."""
         return None if self._pid is None else (self._pid, started_at(self._pid))
 
-    @property
-    def status(self) -> int | None:
-        """Its exit code, 128 + n if signal n ended it; None while it runs."""
-        return self._status
-
     def has_ended(self) -> bool:
         """Look whether it runs, and collect what ended below it."""
         if self._pid is not None:
@@ -69,7 +60,7 @@ class SupervisedCommand:
                 pid, status = os.waitpid(self._pid, os.WNOHANG)
                 if pid:
                     self._pid, code = None, os.waitstatus_to_exitcode(status)
-                    self._status = code if code >= 0 else 128 - code
+                    self.status = code if code >= 0 else 128 - code
                     self.seconds = time.monotonic() - self._started_at
         collect_orphans(lambda: [*self._ours(), *([self._pid] if self._pid is not None else [])])
         return self._pid is None

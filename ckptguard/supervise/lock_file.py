@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import signal
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -21,15 +22,16 @@ from ckptguard.errors import BusyError
 from ckptguard.records.who_and_when import this_host
 from ckptguard.storage import normalise_url
 from ckptguard.storage.runtime_folder import private_runtime_folder
+from ckptguard.supervise.command import Wait, end_all, until
+from ckptguard.supervise.process_tree import Process, ancestors, descendants, find, marked, send_signal
 
 MARK = "CKPTGUARD_SUPERVISED"  # in the environment of the command and of all that it starts
 _MOST = 1 << 20  # bytes of a note
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What the next supervise has to know. `command` is (pid, started) of the command that runs, None before its
-    start. `restarts` were made of the budget for `argv`, a digest of the command line; `series` had saves in place,
-    and `targets` says from which steps they went on last."""
+    """What the next supervise has to know. `command` is (pid, started) of the command that runs, `argv` a digest of its
+    command line. `series` had saves in place, and `targets` says from which steps they went on last."""
 
     boot_id: str
     pid: int
@@ -45,9 +47,8 @@ class Supervision:
     """Holds the lock on a run from `begin` to `end`, and keeps the note."""
 
     def __init__(self, descriptor: int, path: str, note: Note) -> None:
-        self._descriptor = descriptor
-        self._path = path
-        self._note = note
+        self._descriptor, self._path, self._note = descriptor, path, note
+        self.mark = note.mark  # of the processes of this supervise's command
 
     @classmethod
     def begin(cls, url: str, argv: Sequence[str], environ: Mapping[str, str]) -> tuple[Self, Note | None]:
@@ -62,11 +63,6 @@ class Supervision:
         if left is not None and left.argv != command:
             left = msgspec.structs.replace(left, restarts=0)  # another command line deserves a budget of its own
         return cls(descriptor, path, mine), left
-
-    @property
-    def mark(self) -> str:
-        """What marks the processes of this supervise's command."""
-        return self._note.mark
 
     def note(self, **changes: object) -> None:
         """Have the note say something else from now on. Never raises: without it a kill is harder to mend."""
@@ -104,3 +100,24 @@ def _parse(text: bytes) -> Note | None:
         return msgspec.json.decode(text.partition(b"\n")[0], type=Note)
     except msgspec.MsgspecError:
         return None
+
+
+def left_running(note: Note) -> list[Process]:
+    """What a killed supervise left running, in whatever session and whoever's child it is now: the command, all that
+    bears its mark, and what is below those. Never ourselves, nor what started us or was started by us."""
+    if note.boot_id != this_host()[1]:
+        return []
+    command = find(*note.command) if note.command is not None else None
+    roots = {p.pid: p for p in (*([command] if command else ()), *marked(MARK, note.mark))}
+    found = {**roots, **{p.pid: p for p in descendants(*roots)}}
+    ours = {os.getpid(), *ancestors(os.getpid()), *(p.pid for p in descendants(os.getpid()))}
+    return [process for pid, process in found.items() if pid not in ours]
+
+
+def end_left_running(note: Note, seconds: float, wait: Wait) -> bool:
+    """Ask the command to end, then what it leaves, each within `seconds`; then kill. False if something survives."""
+    command = find(*note.command) if note.command is not None else None
+    if command is not None and command.pid in [p.pid for p in left_running(note)]:
+        send_signal(command, signal.SIGTERM)
+        until(lambda: find(command.pid, command.started) is None, seconds, wait)
+    return end_all(lambda: left_running(note), seconds, wait)

@@ -97,8 +97,7 @@ def send_signal(process: Process, number: int) -> None:
 
 
 def collect_orphans(leave: Callable[[], Collection[int]]) -> None:
-    """Collect children that have ended and whose own parents ended before, but not `leave`, which is asked after the
-    look at them: those are waited for."""
+    """Collect children that have ended, but not `leave`, asked after the look at them: those are waited for."""
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return  # no child has ended, so there is no need to look at every process of the machine
@@ -114,12 +113,10 @@ def collect_orphans(leave: Callable[[], Collection[int]]) -> None:
 
 
 def _processes() -> list[Process]:
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        names = []  # nothing below the command can be seen then
-    found = (_read(int(name)) for name in names if name.isdigit())
-    return [process for process in found if process is not None]
+    with contextlib.suppress(OSError):
+        found = (_read(int(name)) for name in os.listdir("/proc") if name.isdigit())
+        return [process for process in found if process is not None]
+    return []  # nothing below the command can be seen then
 
 
 def _environment(pid: int) -> bytes:

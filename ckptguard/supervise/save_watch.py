@@ -6,10 +6,11 @@ trouble is told, and the command runs on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -35,6 +36,7 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.verify.collect_evidence import unfinished_because
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
+Tell = Callable[[str], None]  # a sentence for people
 _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
 
 
@@ -47,8 +49,7 @@ class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
-    """What came since then: whether anything was `saved`, finished or not, and anything `good`; whether a guard inside
-    the command `gave_up`."""
+    """Whether anything was `saved` since, finished or not, or is `good`; whether the command's guard `gave_up`."""
 
     saved: bool
     good: bool
@@ -56,8 +57,7 @@ class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisedRollback(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done: where each series stands now, and what was moved aside. Without `to` there is nothing to go back
-    to, and the command starts from its beginning."""
+    """Where each series stands now, and what was moved aside. Without `to` the command starts from its beginning."""
 
     to: tuple[str, ...] = ()
     ids: tuple[CheckpointId, ...] = ()
@@ -68,16 +68,10 @@ class SaveWatch:
     """Watches the saves of one run. `tell` is given sentences for people, and `event` what hooks are told."""
 
     def __init__(
-        self,
-        url: str,
-        settings: Settings,
-        scanner: Scanner,
-        *,
-        tell: Callable[[str], None],
-        event: Callable[[Event], None],
+        self, url: str, settings: Settings, scanner: Scanner, *, tell: Tell, event: Callable[[Event], None]
     ) -> None:
         self._url, self._settings, self._scanner = url, settings, scanner
-        self._tell, self._event = tell, event
+        self.tell, self.event = tell, event
         self._known: Known | None = None  # outcomes that are no news
         self._notes = PassNotes()
         self._told: set[str] = set()
@@ -90,10 +84,9 @@ class SaveWatch:
         self._found: list[SickSave] = []
 
     def prepare(self) -> CkptguardError | None:
-        """Note what lies there before all; the error where settings or records forbid to go on. A run that is not
-        there yet is none."""
+        """Note what lies there before all; the error where settings or records forbid to go on."""
         try:
-            self._open()
+            self.open()
         except NotFoundError as error:
             return error if os.path.exists(self._url) else None  # a file, not a folder
         except CkptguardError as error:
@@ -102,8 +95,7 @@ class SaveWatch:
         return None
 
     def take_over(self, series: Iterable[str], targets: Mapping[str, int]) -> None:
-        """Go on after a supervise that was killed: in these series there were saves, and from these steps they went
-        on."""
+        """Go on after a supervise that was killed: these series had saves, and they went on from these steps."""
         self._series |= set(series)
         self._targets.update(targets)
         self._abandoned = {i.id for i in self._incidents() if i.state != "closed" and i.source == "supervise"}
@@ -133,7 +125,7 @@ class SaveWatch:
         """Make passes until a save is sick that nobody inside the command deals with, or until told otherwise."""
         while not until.is_set():
             pause = self._settings.scan_interval
-            try:
+            with self._complaining():
                 began = time.monotonic()
                 done = self._pass(until)
                 found = self.sick()
@@ -141,8 +133,6 @@ class SaveWatch:
                 if found and not self._guards_incidents():
                     return found
                 pause = self._pause(done, time.monotonic() - began)
-            except Exception as error:
-                self._complain(error)
             until.wait(pause)
         return []
 
@@ -155,16 +145,14 @@ class SaveWatch:
 
     def sick(self) -> list[SickSave]:
         """The sick saves, from the records as they are; none if they cannot be read."""
-        try:
+        with self._complaining():
             view = self._look()
             seen = (view.history.names, view.history.quarantined, [c.signature for c in view.checkpoints])
             if seen != self._seen:
                 self._found = find_sick_saves(view, before=self._before)
                 self._seen = seen
             return self._found
-        except Exception as error:
-            self._complain(error)
-            return []
+        return []
 
     def go_back(self, sick: list[SickSave], reason: str) -> SupervisedRollback:
         """Quarantine what is newer than known-good, and have that in place: in the sick series, or after a crash in
@@ -178,20 +166,15 @@ class SaveWatch:
                 moved.append(path)
         else:
             done, moved = self._go_back_everywhere(view, reason)
-        return SupervisedRollback(
-            to=tuple(one.known_good.path for one in done),
-            ids=tuple(one.known_good.id for one in done),
-            quarantined=tuple(moved),
-        )
+        to, ids = [one.known_good.path for one in done], [one.known_good.id for one in done]
+        return SupervisedRollback(to=tuple(to), ids=tuple(ids), quarantined=tuple(moved))
 
     def close_left_incidents(self, action: str) -> None:
-        """What the guard inside the command left open when it ended, or a supervise that was killed, is closed with
-        what we did."""
-        for incident in self._left_incidents():
-            try:
-                update_incident(self._open(), incident, state="closed", action=action)
-            except CkptguardError as error:
-                self._complain(error)
+        """Close what the command's guard left open when it ended, or a supervise that was killed, with what we did."""
+        abandoned = [i for i in self._incidents() if i.id in self._abandoned and i.state != "closed"]
+        for incident in (*abandoned, *self._guards_incidents()):
+            with self._complaining():
+                update_incident(self.open(), incident, state="closed", action=action)
 
     def _go_back_everywhere(self, view: RunView, reason: str) -> tuple[list[RolledBack], list[str]]:
         done: list[RolledBack] = []
@@ -244,7 +227,7 @@ class SaveWatch:
         return found
 
     def _pass(self, stop: threading.Event, *, assume_quiet: bool = False) -> PassResult | None:
-        try:
+        with self._complaining():
             view = self._look()
             if not has_records(view.run) and not view.checkpoints:
                 return None  # a folder of ours in a run without saves keeps some trainers from starting
@@ -255,9 +238,7 @@ class SaveWatch:
             for sentence in done.could_not_tell:
                 self._tell_once(sentence)
             return done
-        except Exception as error:
-            self._complain(error)
-            return None
+        return None
 
     def _tell_of(self, done: PassResult | None, sick: list[SickSave]) -> None:
         """Hooks are told of all that turned bad; people here of what is no reason to stop anything."""
@@ -266,57 +247,46 @@ class SaveWatch:
         acted_upon = {s.path for s in sick}
         for checked in news_in(done.checked, self._known):
             if checked.path not in acted_upon:
-                self._tell(f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}")
-            self._event(verdict_event(self._open(), checked, source="supervise"))
+                self.tell(f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}")
+            self.event(verdict_event(self.open(), checked, source="supervise"))
 
     def _pause(self, done: PassResult | None, cost: float) -> float:
-        """Seconds until the next pass: soon on a local disk, where a listing costs little and rotation is quick; a
-        slow look must not follow itself at once."""
-        most = self._settings.scan_interval
-        pause = most
+        """Seconds until the next pass: soon on a local disk; but a slow look must not follow itself at once."""
+        pause = self._settings.scan_interval
         try:
-            if self._open().storage.root is not None:
-                pause = min(most, max(_LOCAL, _SHARE * cost))
+            if self.open().storage.root is not None:
+                pause = min(pause, max(_LOCAL, _SHARE * cost))
         except CkptguardError:
-            pause = min(most, _LOCAL)  # it is not there yet
+            pause = min(pause, _LOCAL)  # it is not there yet
         if done is not None and done.next_in is not None:
             pause = min(pause, max(done.next_in + 0.01, _SOONEST, 2 * cost))
         return pause
 
-    def _open(self) -> Run:
+    def open(self) -> Run:
+        """The run as it is now."""
         return open_run(self._url, self._settings)
 
     def _look(self) -> RunView:
         """The run as it is now, for one piece of work."""
-        return RunView(self._open(), self._settings)
+        return RunView(self.open(), self._settings)
 
     def _good(self) -> frozenset[CheckpointId]:
         """Every generation whose verdict is GOOD, by the names of the ledger alone."""
-        try:
+        with self._complaining():
             history = self._look().history
             standings = [standing for series in history.names for standing in history.standings(series).values()]
             return frozenset(standing.id for standing in standings if standing.outcome is Outcome.GOOD)
-        except Exception as error:
-            self._complain(error)
-            return frozenset()
+        return frozenset()
 
     def _signatures(self) -> frozenset[object]:
-        try:
+        with self._complaining():
             checkpoints = self._look().checkpoints
             self._note_series(checkpoints)
             return frozenset(c.signature for c in checkpoints)
-        except NotFoundError:
-            return frozenset()
-        except Exception as error:
-            self._complain(error)
-            return frozenset()
+        return frozenset()
 
     def _note_series(self, checkpoints: Iterable[Checkpoint]) -> None:
         self._series |= {c.series for c in checkpoints if c.step is not None}
-
-    def _left_incidents(self) -> list[Incident]:
-        abandoned = [i for i in self._incidents() if i.id in self._abandoned and i.state != "closed"]
-        return [*abandoned, *self._guards_incidents()]
 
     def _guards_incidents(self) -> list[Incident]:
         """What a guard inside the command deals with now."""
@@ -328,9 +298,16 @@ class SaveWatch:
 
     def _incidents(self) -> list[Incident]:
         try:
-            return list_incidents(self._open())
+            return list_incidents(self.open())
         except CkptguardError:
             return []
+
+    @contextlib.contextmanager
+    def _complaining(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._complain(error)
 
     def _complain(self, error: Exception) -> None:
         if not isinstance(error, NotFoundError):  # the command may make the folder yet
@@ -339,4 +316,4 @@ class SaveWatch:
     def _tell_once(self, sentence: str) -> None:
         if sentence not in self._told:
             self._told.add(sentence)
-            self._tell(sentence)
+            self.tell(sentence)

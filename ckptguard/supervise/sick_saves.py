@@ -11,7 +11,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import sick_since
-from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
+from ckptguard.values.verdict import Outcome, Severity, Verdict
 
 _DAMAGE = frozenset(("digests", "structure"))  # with these, a NaN may be what became of good bytes
 
@@ -29,16 +29,16 @@ class SickSave(msgspec.Struct, frozen=True, kw_only=True):
 
 def sickness_in(verdict: Verdict) -> str | None:
     """Why training, and not storage, is at fault for a verdict; None if it is not, or if that cannot be known."""
-    if verdict.place_damaged or any(_is(f, Severity.ERROR) and f.check in _DAMAGE for f in verdict.findings):
+    errors = [f for f in verdict.findings if f.severity is Severity.ERROR]
+    if verdict.place_damaged or any(f.check in _DAMAGE for f in errors):
         return None
-    for finding in verdict.findings:
-        # A model of zeros is an error of the same check, but without a count: storage makes such files too.
-        if finding.check == "finite" and _is(finding, Severity.ERROR) and finding.count:
-            return _sentence(finding)
-    for finding in verdict.findings:
-        # Of check "incident" is what people or guards marked: they have acted on it already.
-        if _is(finding, Severity.SICKNESS) and finding.check != "incident":
-            return _sentence(finding)
+    # A model of zeros is an error of the same check, but without a count: storage makes such files too.
+    numbers = [f for f in errors if f.check == "finite" and f.count]
+    # Of check "incident" is what people or guards marked: they have acted on it already.
+    others = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check != "incident"]
+    for finding in (*numbers, *others):
+        about = finding.tensor or finding.file
+        return f"{about}: {finding.message}" if about else finding.message
     return None
 
 
@@ -49,14 +49,11 @@ def find_sick_saves(view: RunView, *, before: Iterable[object] = ()) -> list[Sic
     What has no step (``last.ckpt``, a dump of activations) is no reason by itself.
     """
     old = set(before)
-    by_series: dict[str, list[Checkpoint]] = {}
-    for checkpoint in view.checkpoints:
-        if checkpoint.step is not None:
-            by_series.setdefault(checkpoint.series, []).append(checkpoint)
+    steps = sorted((c for c in view.checkpoints if c.step is not None), key=lambda c: c.step or 0, reverse=True)
     any_good = newest_candidate(view) is not None
     found = []
-    for series, saves in by_series.items():
-        sick = _newest_sick(view, sorted(saves, key=lambda c: c.step or 0, reverse=True))
+    for series in dict.fromkeys(c.series for c in view.checkpoints if c.step is not None):
+        sick = _newest_sick(view, [c for c in steps if c.series == series])
         if sick is None:
             continue
         checkpoint, since, reason = sick
@@ -90,22 +87,12 @@ def _newest_sick(view: RunView, saves: list[Checkpoint]) -> tuple[Checkpoint, in
         if verdict is None:
             continue
         reason = sickness_in(verdict)
-        logged = None
         try:
             logged = sick_since(view.run, checkpoint)
         except CouldNotTellError:
-            pass  # the log says nothing
+            logged = None
         if reason is not None or logged is not None:
             return checkpoint, logged[0] if logged else None, reason or (logged[1] if logged else "")
         if verdict.outcome is Outcome.GOOD:
             return None
     return None
-
-
-def _is(finding: Finding, severity: Severity) -> bool:
-    return finding.severity is severity
-
-
-def _sentence(finding: Finding) -> str:
-    about = finding.tensor or finding.file
-    return f"{about}: {finding.message}" if about else finding.message

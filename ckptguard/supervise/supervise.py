@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -20,25 +20,24 @@ from ckptguard.errors import (
     BusyError,
     CkptguardError,
     NoKnownGoodError,
+    NotFoundError,
     RollbackExhausted,
     SettingsError,
 )
+from ckptguard.incidents.close_incident import close_incident
+from ckptguard.incidents.events import incident_event
 from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
+from ckptguard.records.incidents import Incident, open_incident
+from ckptguard.records.run import has_records
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
-from ckptguard.supervise.background_thread import Background
-from ckptguard.supervise.blocked_signals import HeldSignals
 from ckptguard.supervise.command import SupervisedCommand
-from ckptguard.supervise.lock_file import MARK, Note, Supervision
-from ckptguard.supervise.orphaned_command import end_left_running, left_running
+from ckptguard.supervise.lock_file import MARK, Note, Supervision, end_left_running, left_running
 from ckptguard.supervise.process_tree import become_subreaper
-from ckptguard.supervise.recover_run import Recovery
-from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore
+from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore, SupervisedRollback, Tell
 from ckptguard.supervise.sick_saves import SickSave
-from ckptguard.supervise.wait_for_command import SignalWatch, WaitAbandoned, wake_waiting
+from ckptguard.supervise.wait_for_command import Background, HeldSignals, SignalWatch, WaitAbandoned
 from ckptguard.values.settings import Settings
-
-Tell = Callable[[str], None]
 
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,13 +76,12 @@ class _Supervisor:
         url: str,
         argv: Sequence[str],
         settings: Settings,
-        signals: HeldSignals,
+        held: HeldSignals,
         most: int,
-        stop_seconds: float,
+        patience: float,
         tell: Tell,
     ) -> None:
-        self._url, self._tell = url, tell
-        self._most, self._stop_seconds = most, stop_seconds
+        self._url, self._tell, self._most, self._stop_seconds = url, tell, most, patience
         self._ending = threading.Event()
         self._scanner = ProcessScanner(
             limits_of(settings),
@@ -93,15 +91,15 @@ class _Supervisor:
             # While the command does not run, nobody is in the way of the scan.
             rate=lambda: settings.verify_rate if self._watch.command_runs else None,
         )
-        self._hooks = Hooks(settings, self._hook_log, signals.released)
+        self._hooks = Hooks(settings, self._hook_log, held.released)
         self._argv, self._environment = argv, dict[str, str]()
         self._command = SupervisedCommand(
-            argv, self._environment, signals.before, lambda: [*self._scanner.pids, *self._hooks.pids]
+            argv, self._environment, held.before, lambda: [*self._scanner.pids, *self._hooks.pids]
         )
         self._background = Background("saves", settings.niceness)
-        self._watch = SignalWatch(signals, self._command, self._background, tell)
+        self._watch = SignalWatch(held, self._command, self._background, tell)
         self._saves = SaveWatch(url, settings, self._scanner, tell=tell, event=self._hooks.tell)
-        self._recovery = Recovery(url, settings, self._saves, tell=tell, event=self._hooks.tell)
+        self._recovery = Recovery(self._saves)
         self._supervision: Supervision | None = None
         self._restarts = 0
         self._to_mend = False  # what the next supervise of this run has to see to first
@@ -112,7 +110,7 @@ class _Supervisor:
         try:
             done = self._run()
             if self._watch.asked is None:  # else somebody is in a hurry
-                self._watch.look_at(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None)
+                self._watch.beside(partial(self._hooks.close, patience=COMMAND_SECONDS + 5.0), None, only_looks=True)
             return done
         except WaitAbandoned:
             return done or Supervised(status=128 + (self._watch.asked or signal.SIGTERM))
@@ -128,14 +126,15 @@ class _Supervisor:
             self._ending.set()  # a scanning process ends with us; not waited for, because it may hang
 
     def _run(self) -> Supervised:
-        refused = self._watch.look_at(self._saves.prepare, None)
+        refused = self._watch.beside(self._saves.prepare, None, only_looks=True)
         if refused is not None:
             return Supervised(status=1, error=refused)
         try:
             left = self._begin()
         except BusyError as busy:
             return Supervised(status=1, error=busy)
-        sick: list[SickSave] = self._watch.look_at(self._saves.last_look if left else self._saves.sick, [])
+        look = self._saves.last_look if left else self._saves.sick
+        sick: list[SickSave] = self._watch.beside(look, [], only_looks=True)
         why = "the newest save was sick before the command was started"
         if sick and left and self._restarts >= self._most:
             return self._give_up(sick, why, 1)
@@ -158,7 +157,7 @@ class _Supervisor:
                 return Supervised(status=status or 1, error=BusyError(message))
             sick, since = found, SavesSince(saved=True, good=True, gave_up=False)
             if self._watch.asked is None:
-                sick = self._watch.look_at(self._saves.last_look, []) or found
+                sick = self._watch.beside(self._saves.last_look, [], only_looks=True) or found
                 since = self._watch.beside(partial(self._saves.since, before), since)
             ended = CommandEnd(
                 status=status,
@@ -214,7 +213,7 @@ class _Supervisor:
         if self._command.trouble is not None:
             self._tell(self._command.trouble)
         self._watch.command_runs = True
-        watching = self._background.submit(lambda: self._saves.watch(until), wake_waiting)
+        watching = self._background.submit(lambda: self._saves.watch(until))
 
         def found() -> list[SickSave]:
             return watching.result() if watching.done() and watching.exception() is None else []
@@ -277,3 +276,72 @@ class _Supervisor:
     def _hook_log(self, event: str, *, level: str = "info", **fields: object) -> None:
         if level != "info":
             self._tell(f"{event.replace('_', ' ')}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+
+
+class Recovery:
+    """Goes back, and leaves a record of why and of what was done. Nothing raises."""
+
+    def __init__(self, saves: SaveWatch) -> None:
+        self._saves, self._tell = saves, saves.tell
+
+    def go_back(self, sick: list[SickSave], why: str, status: int | None) -> CkptguardError | None:
+        """Go back because of sick saves, or after the command died with `status`; the error if that failed."""
+        try:
+            for sentence in _sentences(self._go_back(sick, why, status)):
+                self._tell(sentence)
+        except NotFoundError:
+            return None  # there is no run yet, so there is nothing to go back from
+        except CkptguardError as error:
+            return error
+        except Exception as error:
+            return CkptguardError(f"going back failed: {type(error).__name__}: {error}")
+        return None
+
+    def give_up(self, sick: list[SickSave], why: str, status: int | None, action: str) -> None:
+        """Nothing more is done, and why."""
+        self._close(self._open(sick, why, status), action)
+
+    def _go_back(self, sick: list[SickSave], why: str, status: int | None) -> SupervisedRollback:
+        incident = self._open(sick, why, status)
+        try:
+            went = self._saves.go_back(sick, f"supervise: {why}")
+        except CkptguardError as error:
+            self._close(incident, f"could not go back: {error.message}")
+            raise
+        self._close(incident, "; ".join(_sentences(went)), known_good=str(went.ids[0]) if went.ids else None)
+        return went
+
+    def _open(self, sick: list[SickSave], why: str, status: int | None) -> Incident | None:
+        try:
+            run = self._saves.open()
+            if not sick and not has_records(run):
+                return None  # a command that never saved anything; a folder of ours may keep it from starting
+            incident = open_incident(
+                run,
+                step=sick[0].step if sick else None,
+                cause="numeric" if sick else "crash",
+                reason="; ".join(f"{s.path}: {s.reason}" for s in sick) or why,
+                evidence={} if status is None else {"exit_status": status},
+                source="supervise",
+            )
+            self._saves.event(incident_event(run, incident))
+            return incident
+        except NotFoundError:
+            return None  # nor that
+        except Exception as error:
+            self._tell(f"the incident could not be recorded: {error}")
+            return None
+
+    def _close(self, incident: Incident | None, action: str, *, known_good: str | None = None) -> None:
+        self._saves.close_left_incidents(f"the command ended; supervise: {action}")
+        if incident is None:
+            return
+        try:
+            close_incident(self._saves.open(), incident, action=action, known_good=known_good)
+        except Exception as error:
+            self._tell(f"the incident {incident.id} could not be closed: {error}")
+
+
+def _sentences(went: SupervisedRollback) -> list[str]:
+    moved = [f"quarantined {', '.join(went.quarantined)}"] if went.quarantined else []
+    return [*moved, f"went back to {', '.join(went.to)}" if went.to else "there is nothing to go back to"]

@@ -1,18 +1,111 @@
-"""Waiting for a command, or for work in another thread, without being deaf to signals meanwhile."""
+"""Waiting for a command, or for work in another thread, without being deaf to signals meanwhile. They are held back and
+taken one by one, so that who waits decides what each of them does."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import signal
+import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Self, TypeVar
 
-from ckptguard.supervise.background_thread import Background
-from ckptguard.supervise.blocked_signals import ENDING, HeldSignals, means_it
 from ckptguard.supervise.command import SupervisedCommand
 
 Result = TypeVar("Result")
+# What ends us, and what people tell their trainers by.
+ENDING = frozenset((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT))
+_PASSED_ON = frozenset((signal.SIGUSR1, signal.SIGUSR2))
+_AT_ONCE, _KEYS_IN_A_ROW = 1.0, 2.0  # seconds
+_TICK = 1.0  # seconds after which a signal that reached another thread is noticed
+
+
+class HeldSignals:
+    """Holds back the signals that may be sent to us, from entering to leaving; `take` gives them out.
+
+    Enter it in the main thread, before other threads start: those inherit what is held back. A signal that was ignored
+    (``nohup``) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.before: set[int] = set()  # the mask of signals that a command is started with
+        self._held: set[int] = set()
+        self._handlers: dict[int, object] = {}
+        self._caught: deque[int] = deque()
+
+    def __enter__(self) -> Self:
+        wanted = {n for n in ENDING | _PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN}
+        for number in wanted:  # should a thread that is not ours get it after all
+            self._handlers[number] = signal.signal(number, lambda caught, _: self._caught.append(caught))
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._held = {*wanted, signal.SIGCHLD}
+        self.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, self._held))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._handlers.items():
+            with contextlib.suppress(TypeError, ValueError):
+                signal.signal(number, handler)  # type: ignore[arg-type]
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+    def take(self, seconds: float) -> tuple[int, bool] | None:
+        """The next signal, and whether the terminal sent it (then all of its foreground processes have it); None
+        after `seconds`, or sooner. SIGCHLD is one: something ended, or somebody wants us to look."""
+        if self._caught:
+            return self._caught.popleft(), False
+        info = signal.sigtimedwait(self._held, max(0.0, min(seconds, _TICK)))
+        return None if info is None else (info.si_signo, info.si_code > 0)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """For the calling thread as it was before, so that what it starts begins like that. What arrives meanwhile is
+        not lost, unless it is SIGCHLD: whoever waits looks again by itself."""
+        held = signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def means_it(asked: Sequence[float], now: float, from_terminal: bool) -> bool:
+    """Whether one more word means that patience is over: of the keys of a terminal the second in a row, because to a
+    debugger Ctrl-C is no end; of others any but what comes with the first (`timeout` tells us, and then our group)."""
+    if from_terminal:
+        return bool(asked) and now - asked[-1] < _KEYS_IN_A_ROW
+    return bool(asked) and now - asked[0] > _AT_ONCE
+
+
+class Background:
+    """Does what is submitted, one after the other, in a thread with some `niceness`: the process may end without it."""
+
+    def __init__(self, name: str, niceness: int) -> None:
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._niceness = niceness
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, call: Callable[[], Result]) -> Future[Result]:
+        """The future of a call; when it is done, the waiting thread is woken to check its condition."""
+        future: Future[Result] = Future()
+        future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGCHLD))
+        self._work.put((future, call))
+        return future
+
+    def _run(self) -> None:
+        try:
+            thread = threading.get_native_id()  # this alone, and what it starts
+            os.setpriority(os.PRIO_PROCESS, thread, max(self._niceness, os.getpriority(os.PRIO_PROCESS, thread)))
+        except (OSError, AttributeError):
+            pass
+        while True:
+            future, call = self._work.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
 
 class WaitAbandoned(Exception):
@@ -24,11 +117,7 @@ class SignalWatch:
     back; what may hang is done in the one of `background`, and waited for."""
 
     def __init__(
-        self,
-        signals: HeldSignals,
-        command: SupervisedCommand,
-        background: Background,
-        tell: Callable[[str], None],
+        self, signals: HeldSignals, command: SupervisedCommand, background: Background, tell: Callable[[str], None]
     ) -> None:
         self._signals, self._command, self._background, self._tell = signals, command, background, tell
         self.asked: int | None = None  # the first signal by which we were told to end
@@ -47,29 +136,24 @@ class SignalWatch:
             if taken is not None:
                 self._pass_on(*taken)
 
-    def beside(self, call: Callable[[], Result], otherwise: Result) -> Result:
+    def beside(self, call: Callable[[], Result], otherwise: Result, *, only_looks: bool = False) -> Result:
         """The result of a call in the other thread; `otherwise` if it fails unexpectedly. WaitAbandoned if we are told
-        to end while no command runs, and whoever does so means it."""
-        future = self._background.submit(call, wake_waiting)
-        self.wait(future.done)
+        to end while no command runs, and whoever does so means it. `only_looks`: it changes nothing and may take as
+        long as reading a checkpoint, so the first word to end is enough."""
+        future = self._background.submit(call)
+        self._only_looking = only_looks
+        try:
+            self.wait(future.done)
+        finally:
+            self._only_looking = False
         error = future.exception()
         if error is not None:
             self._tell(f"unexpected {type(error).__name__}: {error}")
             return otherwise
         return future.result()
 
-    def look_at(self, look: Callable[[], Result], otherwise: Result) -> Result:
-        """The same for what changes nothing and may take as long as reading a checkpoint: the first word to end is
-        enough for WaitAbandoned."""
-        self._only_looking = True
-        try:
-            return self.beside(look, otherwise)
-        finally:
-            self._only_looking = False
-
     def _pass_on(self, number: int, from_terminal: bool) -> None:
-        """The command gets what we get, but not twice what the terminal sends to both. The second time that we are
-        told to end, we see to it."""
+        """The command gets what we get, but not twice what the terminal sends to both; told twice, we end it."""
         if number == signal.SIGCHLD:
             return
         running, is_firm = not self._command.has_ended(), False
@@ -85,8 +169,3 @@ class SignalWatch:
             self._command.kill()
         elif running and not (from_terminal and self._command.shares_our_terminal()):
             self._command.send(number)
-
-
-def wake_waiting() -> None:
-    """Wake the waiting thread to check its condition."""
-    os.kill(os.getpid(), signal.SIGCHLD)

@@ -6,37 +6,20 @@ what gets tested.
 
 from __future__ import annotations
 
+import functools
 import secrets
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ckptguard.errors import (
-    ChangedWhileReadError,
-    DeniedError,
-    ObjectExistsError,
-    ObjectMissingError,
-)
-from ckptguard.storage import Entry, Storage
-from ckptguard.testing.storage_trouble import HonestyLaws, NameLaws, SharedLaws
-from ckptguard.testing.storage_uploads import UploadLaws
-
-
-def keys(entries: list[Entry]) -> list[str]:
-    """The keys of a listing."""
-    return [entry.key for entry in entries]
+from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.storage import Storage
+from ckptguard.testing.storage_trouble import HonestyLaws, NameLaws, SharedLaws, UploadLaws, keys, winners
 
 
 class StorageContract(UploadLaws, SharedLaws, NameLaws, HonestyLaws):
     """What holds for every storage."""
-
-    def put_raw(self, storage: Storage, key: str, data: bytes) -> None:
-        """Write an object without the storage, replacing what is there."""
-        raise NotImplementedError
-
-    def get_raw(self, storage: Storage, key: str) -> bytes:
-        """Read an object without the storage."""
-        raise NotImplementedError
 
     def absent(self) -> Storage:
         """A storage whose root does not exist."""
@@ -80,25 +63,14 @@ class StorageContract(UploadLaws, SharedLaws, NameLaws, HonestyLaws):
 
     def test_racing_creators_have_one_winner(self, storage: Storage) -> None:
         """Of eight racers exactly one wins, and the object is the winner's, whole."""
-        for number in range(4):
-            barrier, won = threading.Barrier(8), list[bytes]()
 
-            def race(
-                data: bytes, key: str = f"race-{number}", barrier: threading.Barrier = barrier, won: list[bytes] = won
-            ) -> None:
-                barrier.wait()
-                try:
-                    storage.create(key, data)
-                except ObjectExistsError:
-                    return
-                won.append(data)
+        def create(key: str, data: bytes, wait: Callable[[], int]) -> None:
+            wait()
+            storage.create(key, data)
 
-            racers = [threading.Thread(target=race, args=(secrets.token_bytes(5000),)) for _ in range(8)]
-            for racer in racers:
-                racer.start()
-            for racer in racers:
-                racer.join()
-            assert won == [self.get_raw(storage, f"race-{number}")]
+        for key in ("race-0", "race-1", "race-2", "race-3"):
+            bodies = [secrets.token_bytes(5000) for _ in range(8)]
+            assert winners(bodies, functools.partial(create, key)) == [self.get_raw(storage, key)]
 
     def test_creating_leaves_nothing_else_behind(self, storage: Storage) -> None:
         """Neither success nor a conflict leaves a temporary object."""
@@ -175,17 +147,10 @@ class StorageContract(UploadLaws, SharedLaws, NameLaws, HonestyLaws):
             buffer = bytearray(50_000)
             reader.read_into(25_000, memoryview(buffer))
             assert bytes(buffer) == data[25_000:75_000]
-            wrong: list[int] = []
-
-            def read_all() -> None:
-                wrong.extend(n for n in range(0, 90_000, 9_773) if reader.read(n, 977) != data[n : n + 977])
-
-            threads = [threading.Thread(target=read_all) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert wrong == []
+            places = [*range(0, 90_000, 9_773)] * 4
+            with ThreadPoolExecutor(4) as threads:
+                found = list(threads.map(lambda place: reader.read(place, 977), places))
+            assert found == [data[place : place + 977] for place in places]
             reader.done_with(0, 100_000)
             reader.check_unchanged()
 

@@ -13,7 +13,7 @@ from ckptguard.records.who_and_when import storage_time
 from ckptguard.records.write_claims import Claim, list_claims
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.stale_temporaries import was_left
-from ckptguard.storage.remote.stale_uploads import end_uploads
+from ckptguard.storage.remote.remote_storage import end_uploads
 
 _SAVE = re.compile(r"tmp-step-\d{9}-[0-9a-f]{8}")
 _LONGEST_COPY = 86400.0  # seconds that one file may be on its way between two storages

@@ -7,16 +7,18 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, TypedDict, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
 from ckptguard.runs.settings_file import load_settings
+from ckptguard.storage import normalise_url
 from ckptguard.values.ids import escape
+from ckptguard.values.settings import Settings
 from ckptguard.version import __version__
 from ckptguard_daemon.log import start_logging
-from ckptguard_daemon.settings import distinct_urls
 
 _EPILOG = """\b
 Exit codes:
@@ -30,19 +32,6 @@ Exit codes:
 """
 
 
-class Options(TypedDict):
-    """What may be said beside the runs."""
-
-    once: bool
-    config: str | None
-    socket_path: str | None
-    parent: int | None
-    log_file: str | None
-    settle: float | None
-    interval: float | None
-    records: str | None
-
-
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--once", is_flag=True, help="Verify what is there and end: for cron or a job's epilog.")
@@ -54,7 +43,7 @@ class Options(TypedDict):
 @click.option("--interval", type=float, metavar="SECONDS", help="How often to look without being told of a change.")
 @click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
-def command(runs: tuple[str, ...], **options: Unpack[Options]) -> None:
+def command(runs: tuple[str, ...], **options: Any) -> None:
     """Guard training runs: verify every new save, and answer which checkpoint is the last known-good one.
 
     RUN is the folder or URL under which a training run saves; it need not exist yet.
@@ -73,11 +62,6 @@ def command(runs: tuple[str, ...], **options: Unpack[Options]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
 
-    parent = options["parent"]
-
-    def still_wanted() -> bool:
-        return parent is None or os.getppid() == parent
-
     gc.freeze()  # what was imported stays; the idle daemon need not look at it again
     try:
         if options["once"]:
@@ -85,13 +69,24 @@ def command(runs: tuple[str, ...], **options: Unpack[Options]) -> None:
             if stop.is_set():
                 code = 130
         else:
-            socket_path = options["socket_path"]
-            code = serve(urls, settings, os.environ, stop, socket_path=socket_path, still_wanted=still_wanted)
+            parent, socket_path = options["parent"], options["socket_path"]
+            wanted = (lambda: True) if parent is None else (lambda: os.getppid() == parent)
+            code = serve(urls, settings, os.environ, stop, socket_path=socket_path, still_wanted=wanted)
     except CkptguardError as error:
         _end(error)
     sys.stderr.flush()
     # Not sys.exit: a thread that hangs in a dead network file system must not keep the daemon from stopping.
     os._exit(code)
+
+
+def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:
+    """The normalised URLs of the runs, each once; SettingsError if they would share one place for records."""
+    urls = tuple(dict.fromkeys(normalise_url(run) for run in runs))
+    if settings.records is not None and len(urls) > 1:
+        raise SettingsError(
+            "`records` names one place, but there are several runs", hint="start one daemon for each run"
+        )
+    return urls
 
 
 def _start_logging(log_file: str | None) -> None:

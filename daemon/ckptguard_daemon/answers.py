@@ -1,10 +1,13 @@
-"""The HTTP answers: DESIGN's routes, each one call of an operation. Bad questions get a sentence and a status."""
+"""The HTTP answers: DESIGN's routes, each one call of an operation. Bad questions get a sentence and a status.
+
+`daemon/README.md` shows one example of each document.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,8 +19,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ckptguard.documents.build import Document
-from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError, SettingsError
+from ckptguard.documents.build import Document, document, fields
+from ckptguard.errors import (
+    BusyError,
+    CkptguardError,
+    CouldNotTellError,
+    NoKnownGoodError,
+    NotFoundError,
+    ObjectExistsError,
+    RecordsError,
+    RefusedError,
+    SettingsError,
+)
 from ckptguard.incidents.events import incident_event
 from ckptguard.incidents.notify import Hooks
 from ckptguard.inspect.list_states import survey, without_verdict
@@ -28,17 +41,24 @@ from ckptguard.records.names_by_step import list_steps
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, is_safe_path
-from ckptguard_daemon import documents
+from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop
-from ckptguard_daemon.waiting import Passes
+from ckptguard_daemon.loop import Loop, Passes
 
 LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 600.0
 _BODY_SECONDS = 10.0
 _LOOK_AGAIN = 30.0  # another daemon may give the verdict that somebody waits for
 _HOSTS = {"", "localhost", "ckptguard"}
+
+_STATUS: dict[int, tuple[type[CkptguardError], ...]] = {
+    400: (SettingsError,),
+    404: (NotFoundError, NoKnownGoodError),
+    423: (BusyError,),
+    409: (RefusedError, ObjectExistsError),
+    503: (CouldNotTellError, RecordsError),
+}
 
 _Body = TypeVar("_Body")
 
@@ -72,11 +92,8 @@ class Answers:
         alive: Callable[[], bool],
     ) -> None:
         self._runs = {run.run_id: run for run in runs}
-        self._loop = loop
-        self._passes = passes
-        self._hooks = hooks
-        self._presence = presence
-        self._alive = alive
+        self._loop, self._passes, self._hooks = loop, passes, hooks
+        self._presence, self._alive = presence, alive
 
     def application(self) -> ASGIApp:
         """The ASGI application."""
@@ -89,26 +106,22 @@ class Answers:
             Route(f"{run}/incidents", self._incidents, methods=["POST"]),
             Route(f"{run}/verify", self._verify, methods=["POST"]),
         ]
-        failures: Mapping[Any, Any] = {
-            CkptguardError: _answer_error,
-            HTTPException: _answer_http_error,
-            Exception: _answer_mistake,
-        }
+        failures: Any = {CkptguardError: _answer_error, HTTPException: _answer_http_error, Exception: _answer_mistake}
         return _OnlyLocalCallers(Starlette(routes=routes, exception_handlers=failures))
 
     async def _healthz(self, request: Request) -> Response:
         alive = self._alive()
-        return _json(
-            documents.health_document(self._presence, len(self._runs), alive=alive), status=200 if alive else 503
-        )
+        status, presence = "ok" if alive else "the loop has ended", fields(self._presence, "healthz")
+        answer = document("healthz", status=status, version=__version__, **presence, runs=len(self._runs))
+        return _json(answer, status=200 if alive else 503)
 
     async def _list_runs(self, request: Request) -> Response:
-        return _json(documents.runs_document(list(self._runs.values())))
+        return _json(document("runs", runs=[fields(run) for run in self._runs.values()]))
 
     async def _checkpoints(self, request: Request) -> Response:
         guarded = self._guarded(request)
         states = await run_in_threadpool(lambda: survey(guarded.look(), guarded.states))
-        return _json(documents.checkpoints_document(guarded, states))
+        return _json(document("checkpoints", run=guarded.run_id, target=guarded.url, checkpoints=states))
 
     async def _known_good(self, request: Request) -> Response:
         guarded = self._guarded(request)
@@ -118,8 +131,7 @@ class Answers:
         deadline = time.monotonic() + patience
         waited = False
         while True:
-            expected = self._passes.expect()
-            try:
+            with self._passes.next() as passed:
                 answer, pending = await run_in_threadpool(self._best_and_pending, guarded, before, series, patience > 0)
                 left = deadline - time.monotonic()
                 if not pending or left <= 0:
@@ -127,12 +139,12 @@ class Answers:
                 if not waited:
                     self._loop.wake(guarded.run_id)
                 waited = True
-                await expected.wait(min(left, _LOOK_AGAIN))
-            finally:
-                expected.forget()
+                await self._passes.wait(passed, min(left, _LOOK_AGAIN))
         if isinstance(answer, NoKnownGoodError):
             raise answer
-        return _json(documents.known_good_document(guarded, answer, waited=waited, pending=pending))
+        found = fields(answer, "known-good of the daemon")
+        # `pending`: newer checkpoints that may still turn out good.
+        return _json(document("known-good", run=guarded.run_id, **found, waited=waited, pending=pending))
 
     async def _incidents(self, request: Request) -> Response:
         guarded = self._guarded(request)
@@ -140,19 +152,11 @@ class Answers:
         body = await _body(request, IncidentBody, empty=None)
         if body.step is not None and not 0 <= body.step <= MAX_STEP:
             raise SettingsError("`step` must be a number of updates, 0 or more")
-        incident = await run_in_threadpool(
-            open_incident,
-            run,
-            step=body.step,
-            cause=body.cause,
-            reason=body.reason,
-            evidence=body.evidence,
-            source=body.source,
-        )
+        incident = await run_in_threadpool(open_incident, run, **msgspec.structs.asdict(body))
         log("incident", level="warning", run=run.url, step=incident.step, cause=incident.cause, reason=incident.reason)
         self._hooks.tell(incident_event(run, incident))
         self._loop.wake(guarded.run_id)
-        return _json(documents.incident_document(guarded, incident), status=201)
+        return _json(document("incident", run=guarded.run_id, incident=incident), status=201)
 
     async def _verify(self, request: Request) -> Response:
         guarded = self._guarded(request)
@@ -165,7 +169,7 @@ class Answers:
                 raise NotFoundError(f"there is no checkpoint {path} in {run.url}")
             guarded.ask(path)
         self._loop.wake(guarded.run_id)
-        return _json(documents.verify_document(guarded, path), status=202)
+        return _json(document("verify", run=guarded.run_id, path=path, accepted=True), status=202)
 
     def _best_and_pending(
         self, guarded: WatchedRun, before: int | None, series: str | None, certain: bool
@@ -242,21 +246,25 @@ def _json(document: Document, status: int = 200) -> Response:
     return Response(msgspec.json.encode(document) + b"\n", status_code=status, media_type="application/json")
 
 
+def _refusal(kind: str, message: str, status: int, hint: str | None = None) -> Response:
+    return _json({"error": {"kind": kind, "message": message, "hint": hint}}, status)
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, CkptguardError)
-    document = documents.error_document(error.kind, error.message, error.hint)
-    return _json(document, status=documents.status_of(error))
+    status = next((status for status, kinds in _STATUS.items() if isinstance(error, kinds)), 500)
+    return _refusal(error.kind, error.message, status, error.hint)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kinds = {404: "not_found", 405: "method", 408: "timeout", 413: "too_large"}
-    return _json(documents.error_document(kinds.get(error.status_code, "request"), error.detail), error.status_code)
+    return _refusal(kinds.get(error.status_code, "request"), error.detail, error.status_code)
 
 
 async def _answer_mistake(request: Request, error: Exception) -> Response:
     log("answer_failed", level="error", path=request.url.path, reason=f"{type(error).__name__}: {error}")
-    return _json(documents.error_document("error", f"unexpected {type(error).__name__}"), 500)
+    return _refusal("error", f"unexpected {type(error).__name__}", 500)
 
 
 class _OnlyLocalCallers:
@@ -270,7 +278,7 @@ class _OnlyLocalCallers:
             headers = {name.lower(): value for name, value in scope["headers"]}
             host = headers.get(b"host", b"").decode("latin-1").partition(":")[0]
             if host.lower() not in _HOSTS or b"origin" in headers:
-                refusal = documents.error_document("forbidden", "only programs on this machine are answered")
-                await _json(refusal, 403)(scope, receive, send)
+                refusal = _refusal("forbidden", "only programs on this machine are answered", 403)
+                await refusal(scope, receive, send)
                 return
         await self._application(scope, receive, send)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+import msgspec
+
 from ckptguard.errors import CkptguardError, NotFoundError
 from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.incidents.notify import Hooks
@@ -20,24 +22,41 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 from ckptguard_daemon.log import log
-from ckptguard_daemon.scrub_state import ScrubState
 
 _SOONEST = 0.2
 _LONGEST_BACKOFF = 600.0
 _REMEMBERED = 1000
 
 
+class PlaceAt(msgspec.Struct, frozen=True, kw_only=True):
+    """A place of a generation, and when it was read, or is to be read; `at` is in seconds since 1970."""
+
+    path: str
+    id: CheckpointId
+    place: str
+    at: float | None
+
+
+class ScrubState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read now, what was read last and when, and what is due next and when."""
+
+    every: float
+    rate: float | None
+    reading: PlaceAt | None = None
+    last: PlaceAt | None = None
+    next: PlaceAt | None = None
+
+
 class WatchedRun:
-    """Makes passes over one run. Only the loop's thread calls `step`; other threads read its public attributes, and
-    open it."""
+    """Makes passes over one run. Only the loop's thread calls `step`; others read its attributes, and open it."""
 
     def __init__(self, url: str, run_id: str, settings: Settings, hooks: Hooks, presence: DaemonRecord | None) -> None:
-        self.url = url
-        self.run_id = run_id
+        self.url, self.run_id = url, run_id
         self.run: Run | None = None
         self.state = "waiting"  # "waiting" (no such folder yet) | "guarded" | "failing"
         self.trouble: CkptguardError | None = None
@@ -49,9 +68,7 @@ class WatchedRun:
         self.replicas: tuple[Replica, ...] = ()  # as they were when they were last brought up to date
         self.verdicts = 0  # given since the start
         self.states = StateMemo()
-        self._settings = settings
-        self._hooks = hooks
-        self._presence = presence
+        self._settings, self._hooks, self._presence = settings, hooks, presence
         self._notes = PassNotes()
         self._known: Known | None = None
         self._asked: set[str] = set()
@@ -60,8 +77,7 @@ class WatchedRun:
         self._logged: dict[str, None] = {}
 
     def open(self) -> Run:
-        """The run as it is there now: opened anew each time, so that a folder that was removed is noticed, and not made
-        again by our records. NotFoundError where there is none."""
+        """The run as it is now, opened anew: a removed folder is noticed (NotFoundError), not made by our records."""
         return open_run(self.url, self._settings)
 
     def look(self) -> RunView:

@@ -1,13 +1,18 @@
-"""The loop: one thread that makes passes over all runs, when something hints at a change and on a timer."""
+"""The loop: one thread that makes passes over all runs, when something hints at a change and on a timer.
+
+Requests wait for its next pass.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ctypes
 import gc
 import resource
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ckptguard.scan import Scanner
 from ckptguard_daemon.guarded import WatchedRun
@@ -23,10 +28,7 @@ class Loop:
     def __init__(
         self, runs: Sequence[WatchedRun], scanner: Scanner, stop: threading.Event, after_pass: Callable[[], None]
     ) -> None:
-        self._runs = runs
-        self._scanner = scanner
-        self._stop = stop
-        self._after_pass = after_pass
+        self._runs, self._scanner, self._stop, self._after_pass = runs, scanner, stop, after_pass
         self.idle = threading.Event()  # nothing is verified now
         self._changed = threading.Condition()
         self._woken: set[str] = set()
@@ -76,6 +78,40 @@ class Loop:
         if run.run_id in self._woken:
             return self._last.get(run.run_id, 0.0) + _GAP - now
         return run.due - now
+
+
+class Passes:
+    """Lets coroutines of the HTTP thread wait for the loop's next pass: any number of them, without a thread each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+
+    def done(self) -> None:
+        """A pass is done. Called by the loop's thread."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, set()
+        for loop, event in waiting:
+            with contextlib.suppress(RuntimeError):  # that event loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(event.set)
+
+    @contextlib.contextmanager
+    def next(self) -> Iterator[asyncio.Event]:
+        """What to `wait` for later: a pass in between is not missed."""
+        entry = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._waiting.add(entry)
+        try:
+            yield entry[1]
+        finally:
+            with self._lock:
+                self._waiting.discard(entry)
+
+    async def wait(self, passed: asyncio.Event, seconds: float) -> None:
+        """Return when the pass is done, or after `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await passed.wait()
 
 
 def _give_memory_back() -> None:

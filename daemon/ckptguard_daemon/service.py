@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import uvicorn
+from starlette.types import ASGIApp
 
 from ckptguard.errors import CkptguardError
 from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
@@ -21,17 +26,15 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.guarded import WatchedRun
+from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop
+from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.rendezvous import listen
-from ckptguard_daemon.replicating import Replicating
-from ckptguard_daemon.scrubbing import Scrubbing
-from ckptguard_daemon.server import HttpServer
-from ckptguard_daemon.waiting import Passes
 from ckptguard_daemon.watcher import Watcher
 
 GOOD, FAILED, BAD, UNDECIDED = 0, 1, 3, 4  # the command line's exit codes, for --once
 _LOOP_STOP_SECONDS = 2.0
+_HTTP_START_SECONDS, _HTTP_STOP_SECONDS = 10.0, 2.0
 _HOOK_STOP_SECONDS = 1.0
 _LONGEST_SETTLING = 60.0
 
@@ -50,8 +53,8 @@ def serve(
     socket_path: str | None = None,
     still_wanted: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Guard the runs until `stop` is set or nobody wants it any more. SettingsError or BusyError if the socket cannot
-    be had; nothing ends it afterwards. Returns the exit code."""
+    """Guard the runs until `stop` is set or nobody wants it; returns the exit code. SettingsError or BusyError if the
+    socket cannot be had; nothing ends it afterwards."""
     rendezvous = listen(socket_path, urls, environ)
     host, boot_id = this_host()
     presence = DaemonRecord(address=rendezvous.path, host=host, boot_id=boot_id, pid=os.getpid(), started_at=utc_now())
@@ -150,13 +153,8 @@ def exit_code(outcomes: Iterable[Outcome], *, all_read: bool) -> int:
 
 def _scanner(settings: Settings, stop: threading.Event) -> ProcessScanner:
     # Training's files matter more than ours: what was read here is dropped from the page cache.
-    return ProcessScanner(
-        limits_of(settings),
-        workers=settings.workers or 2,
-        stop=stop,
-        spare_cache=True,
-        rate=lambda: settings.verify_rate,
-    )
+    limits, workers = limits_of(settings), settings.workers or 2
+    return ProcessScanner(limits, workers=workers, stop=stop, spare_cache=True, rate=lambda: settings.verify_rate)
 
 
 def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, stop: threading.Event) -> bool:
@@ -173,3 +171,53 @@ def _settled_pass(run: WatchedRun, settings: Settings, scanner: ProcessScanner, 
         patience -= pause
         if stop.wait(pause):
             return False
+
+
+class HttpServer:
+    """uvicorn in a thread of its own, on a socket that is already bound, until `close`."""
+
+    def __init__(self, application: ASGIApp, listening: socket.socket) -> None:
+        config = uvicorn.Config(
+            application,
+            log_config=None,
+            access_log=False,
+            log_level="warning",
+            lifespan="off",
+            http="h11",
+            ws="none",
+            loop="asyncio",
+            server_header=False,
+            limit_concurrency=256,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._listening = listening
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+
+    def start(self) -> bool:
+        """Begin to serve; whether that worked."""
+        self._thread.start()
+        return self._started.wait(_HTTP_START_SECONDS) and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop serving; requests that still wait get a second."""
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_HTTP_STOP_SECONDS)
+
+    def _serve(self) -> None:
+        try:
+            asyncio.run(self._serve_and_tell())
+        except (Exception, SystemExit) as error:
+            log("http_failed", level="error", reason=f"{type(error).__name__}: {error}")
+        finally:
+            self._started.set()
+
+    async def _serve_and_tell(self) -> None:
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listening]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        self._started.set()
+        await serving

@@ -18,12 +18,11 @@ from ckptguard_daemon.log import log
 _CHANGES = frozenset({"created", "modified", "moved", "deleted", "closed"})
 
 
-class Watcher:
+class Watcher(FileSystemEventHandler):
     """Calls `wake` when something changes in one local folder, our own records apart."""
 
     def __init__(self, root: str, wake: Callable[[], None]) -> None:
-        self._root = root
-        self._wake = wake
+        self._root, self._wake = root, wake
         self._observer: BaseObserver | None = None
         self._inode: int | None = None
         self._complained = False
@@ -40,7 +39,7 @@ class Watcher:
         self.close()
         try:
             observer = Observer()
-            observer.schedule(_Hints(self._root, self._wake), self._root, recursive=True)
+            observer.schedule(self, self._root, recursive=True)
             observer.daemon = True
             observer.start()
         except Exception as error:  # out of inotify watches, an exotic file system, ...
@@ -63,13 +62,8 @@ class Watcher:
             if threading.current_thread() is not observer and observer.is_alive():
                 observer.join(timeout=1.0)
 
-
-class _Hints(FileSystemEventHandler):
-    def __init__(self, root: str, wake: Callable[[], None]) -> None:
-        self._root = root
-        self._wake = wake
-
     def on_any_event(self, event: FileSystemEvent) -> None:
+        """Called by the observer's thread."""
         if event.event_type in _CHANGES and any(map(self._matters, (event.src_path, event.dest_path))):
             self._wake()
 

@@ -18,7 +18,6 @@ from ckptguard.errors import (
     StorageFullError,
 )
 from ckptguard.storage import Storage, open_storage
-from ckptguard.storage.local import system_calls
 from ckptguard.storage.local import writes as local_writes
 from ckptguard.testing.storage_contract import StorageContract, keys
 
@@ -291,7 +290,7 @@ class TestLocalStorage(StorageContract):
             for name in ("a", "b"):
                 (self.tmp_path / name).write_text(name)
             with pytest.raises(FileExistsError):
-                system_calls.rename_exclusively(folder, "a", folder, "b")
+                local_writes.rename_exclusively(folder, "a", folder, "b")
         finally:
             os.close(folder)
         assert (self.tmp_path / "b").read_text() == "b"

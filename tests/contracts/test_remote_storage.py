@@ -18,7 +18,7 @@ from ckptguard.errors import (
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
-from ckptguard.storage.retrying import RetryingStorage
+from ckptguard.storage.retries import RetryingStorage
 from ckptguard.storage.traits import UNKNOWN
 from ckptguard.testing.storage_contract import StorageContract, keys
 

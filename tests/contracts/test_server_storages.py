@@ -22,7 +22,7 @@ from support.faulty_storage import FakeClock
 from ckptguard.errors import DeniedError, NotFoundError, ObjectMissingError, TransientError
 from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.redaction import secrets_in
-from ckptguard.storage.retrying import RetryingStorage
+from ckptguard.storage.retries import RetryingStorage
 from ckptguard.storage.sftp.sftp_storage import SftpStorage
 from ckptguard.testing import StorageContract
 from ckptguard.values.storage_options import StorageOptions

@@ -25,8 +25,7 @@ from ckptguard.storage import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.failures import storage_error
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.opening import open_remote
-from ckptguard.storage.retries import Retries, RetryClock
-from ckptguard.storage.retrying import RetryingStorage
+from ckptguard.storage.retries import Retries, RetryClock, RetryingStorage
 from ckptguard.values.storage_options import StorageOptions
 
 

@@ -72,7 +72,7 @@ def command(
     COMMAND has stdin, stdout and stderr for its own, and the exit code is its own too (128 + n after signal n), unless
     one of those below applies.
     """
-    from ckptguard.supervise.blocked_signals import HeldSignals
+    from ckptguard.supervise.wait_for_command import HeldSignals
 
     with HeldSignals() as signals:  # before anything below starts threads, and to the very end
         from ckptguard.supervise.supervise import supervise

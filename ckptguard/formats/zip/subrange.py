@@ -40,12 +40,8 @@ class Subrange:
         self._tail = tail
         self._tail_start = length - len(tail)
         self._length = length
-
-    @property
-    def entry(self) -> Entry:
-        """The file's entry with the window's size."""
-        entry = self._reader.entry
-        return Entry(key=entry.key, kind="file", size=self._length, mtime_ns=entry.mtime_ns)
+        whole = reader.entry  # the window's has its own size
+        self.entry = Entry(key=whole.key, kind="file", size=length, mtime_ns=whole.mtime_ns)
 
     @property
     def whole(self) -> bytes | None:

@@ -6,20 +6,26 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ckptguard.storage.failures import storage_error
-from ckptguard.storage.keys import is_encodable, join
-from ckptguard.storage.local.reader import entry_of
 from ckptguard.storage.local.syncs import sync
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Enter, Entry, is_encodable, join
 from ckptguard.values.ids import escape
 
 # O_PATH needs only search permission on the folders on the way.
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 # Deeper folders are listed as "other" and not entered: nobody saves there, and every level holds a descriptor.
 DEEPEST = 64
+
+
+def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry:
+    """The entry for what lstat or fstat said."""
+    kind = _KINDS.get(stat.S_IFMT(info.st_mode), "other")
+    size = info.st_size if kind == "file" else 0
+    return Entry(key=key, kind=kind, size=size, mtime_ns=info.st_mtime_ns, inode=info.st_ino, target=target)
 
 
 def open_root(root: str, *, make: bool = False) -> int:
@@ -89,44 +95,25 @@ def entry_at(folder: int, name: str, key: str) -> Entry:
     return entry_of(key, info, target)
 
 
-def _entries(folder: int, key: str) -> list[Entry]:
+def _entries(folder: int, key: str, bare: bool) -> list[Entry]:
+    """What is in a folder; `bare`: without a question for each of them, only names, and which are folders."""
     found = []
     with os.scandir(folder) as names:
         for item in names:
-            try:
-                if is_encodable(item.name):
+            if not is_encodable(item.name):
+                found.append(Entry(key=join(key, escape(item.name)), kind="other", inode=item.inode()))
+            elif bare:
+                kind = "folder" if item.is_dir(follow_symlinks=False) else "other"
+                found.append(Entry(key=join(key, item.name), kind=kind))
+            else:
+                with contextlib.suppress(FileNotFoundError):  # removed between the two calls
                     found.append(entry_at(folder, item.name, join(key, item.name)))
-                else:
-                    found.append(Entry(key=join(key, escape(item.name)), kind="other", inode=item.inode()))
-            except FileNotFoundError:
-                pass  # removed between the two calls
     return found
 
 
-def _bare_entries(folder: int, key: str) -> list[Entry]:
-    """The same without a question for each of them: only names, and which are folders."""
-    with os.scandir(folder) as names:
-        return [
-            Entry(
-                key=join(key, item.name if is_encodable(item.name) else escape(item.name)),
-                kind="folder" if item.is_dir(follow_symlinks=False) and is_encodable(item.name) else "other",
-            )
-            for item in names
-        ]
-
-
-def walk(
-    folder: int,
-    key: str,
-    where: str,
-    *,
-    recursive: bool,
-    enter: Callable[[str], bool] | None,
-    bare: bool = False,
-) -> list[Entry]:
-    """All entries below an open folder, unsorted; `bare`: of files no more than their names. A folder
-    that vanishes meanwhile is left out; one that cannot be read is an error that names it below `where`, because a
-    failed listing must never read as "nothing here"."""
+def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | None, bare: bool = False) -> list[Entry]:
+    """All entries below an open folder, unsorted; `bare`: of files no more than their names. A folder that vanishes
+    meanwhile is left out. One that cannot be read is an error: a failed listing must never read as "nothing here"."""
     found: list[Entry] = []
     stack: list[tuple[int, list[Entry]]] = []
 
@@ -140,7 +127,7 @@ def walk(
         except PermissionError as error:
             raise storage_error(error, key, where) from error
         try:
-            listed = _bare_entries(descriptor, key) if bare else _entries(descriptor, key)
+            listed = _entries(descriptor, key, bare)
         except BaseException:
             os.close(descriptor)
             raise

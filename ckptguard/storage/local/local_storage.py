@@ -9,76 +9,57 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.keys import parts_of
 from ckptguard.storage.local import folders as folders
-from ckptguard.storage.local.reader import LocalReader, entry_of
+from ckptguard.storage.local.folders import entry_of
 from ckptguard.storage.local.syncs import sync
-from ckptguard.storage.local.system_calls import clone_into
-from ckptguard.storage.local.upload import LocalUpload
-from ckptguard.storage.local.writes import NO_LINKS, move_exclusively, publish, temporary, write_all
-from ckptguard.storage.protocol import Capabilities, Entry
+from ckptguard.storage.local.writes import NO_LINKS, clone_into, move_exclusively, publish, temporary, write_all
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_below, parts_of
 from ckptguard.values.ids import escape
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
 _BLOCK = 4 << 20
 
-Parts = list[str]  # inside the class, `list` is the method
-Entries = list[Entry]
+Entries = list[Entry]  # inside the class, `list` is the method
 
 
-class LocalStorage:
+class LocalStorage(Storage):
     """Bytes under a local folder. Links below the root are entries, never ways; every write is durable on return."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self.url = self.root = root
 
-    def __repr__(self) -> str:
-        return f"LocalStorage({self._root!r})"
-
-    @property
-    def url(self) -> str:
-        return self._root
-
-    @property
-    def root(self) -> str | None:
-        return self._root
-
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
         return sorted(self._walk(prefix, recursive=recursive, enter=enter), key=lambda entry: entry.key)
 
     def names(self, prefix: str = "") -> Sequence[str]:
         return [entry.key for entry in self._walk(prefix, recursive=True, bare=True)]
 
-    def _walk(
-        self, prefix: str, *, recursive: bool, enter: Callable[[str], bool] | None = None, bare: bool = False
-    ) -> Entries:
-        with translated(prefix, self._root):
+    def _walk(self, prefix: str, *, recursive: bool, enter: Enter | None = None, bare: bool = False) -> Entries:
+        with translated(prefix, self.url):
             try:
-                with folders.folder_of(self._root, parts_of(prefix)) as folder:
-                    return folders.walk(folder, prefix, self._root, recursive=recursive, enter=enter, bare=bare)
+                with folders.folder_of(self.url, parts_of(prefix)) as folder:
+                    return folders.walk(folder, prefix, self.url, recursive=recursive, enter=enter, bare=bare)
             except (FileNotFoundError, NotADirectoryError):
                 if not prefix:
                     raise
-                os.close(folders.open_root(self._root))  # an absent root is an error, an absent folder is not
+                os.close(folders.open_root(self.url))  # an absent root is an error, an absent folder is not
                 return []
 
     def stat(self, key: str) -> Entry:
-        with translated(key, self._root):
+        with translated(key, self.url):
             if not key:
-                return entry_of("", os.stat(self._root))
+                return entry_of("", os.stat(self.url))
             with self._place(key) as (folder, name):
                 return folders.entry_at(folder, name, key)
 
     def open(self, key: str) -> LocalReader:
-        with translated(key, self._root), self._place(key) as (folder, name):
+        with translated(key, self.url), self._place(key) as (folder, name):
             descriptor, entry = self._open_file(folder, name, key)
-        return LocalReader(descriptor, entry, self._root, self.stat)
+        return LocalReader(descriptor, entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         with (
-            translated(key, self._root),
+            translated(key, self.url),
             self._place(key, make=True) as (folder, name),
             temporary(folder) as (descriptor, temporary_name),
         ):
@@ -86,31 +67,26 @@ class LocalStorage:
             publish(folder, descriptor, temporary_name, name)
 
     def upload(self, key: str, *, replace: bool = False) -> LocalUpload:
-        return LocalUpload(self._root, key, self._parts(key), replace=replace)
+        return LocalUpload(self.url, key, replace=replace)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            exclusive_create=True,
-            exclusive_upload=True,
-            links=True,
-            folders=True,
-            etags=False,
-            any_name=True,
+            exclusive_create=True, exclusive_upload=True, links=True, folders=True, etags=False, any_name=True
         )
 
     def free_space(self) -> int | None:
-        with translated("", self._root):
-            place = self._root
+        with translated("", self.url):
+            place = self.url
             while not os.path.lexists(place):  # a root that the first write will make
                 place = os.path.dirname(place)
             found = os.statvfs(place)
             return found.f_bavail * found.f_frsize
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        with translated(source, self._root), self._place(source) as (folder, name):
+        with translated(source, self.url), self._place(source) as (folder, name):
             descriptor, entry = self._open_file(folder, name, source)
             try:
-                with translated(target, self._root), self._place(target, make=True) as (target_folder, target_name):
+                with translated(target, self.url), self._place(target, make=True) as (target_folder, target_name):
                     if _exists(target_folder, target_name):  # before any work; the publication is exclusive anyway
                         raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
                     done = self._copy_file(descriptor, entry, target_folder, target_name, how)
@@ -121,11 +97,7 @@ class LocalStorage:
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        with (
-            translated(source, self._root),
-            self._place(source) as (folder, name),
-            translated(target, self._root),
-        ):
+        with translated(source, self.url), self._place(source) as (folder, name), translated(target, self.url):
             kind = folders.entry_at(folder, name, source).kind if _exists(folder, name) else None
             if kind is None:
                 raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
@@ -136,26 +108,20 @@ class LocalStorage:
                     folders.sync_folder(folder)
 
     def remove(self, key: str) -> None:
-        with translated(key, self._root):
+        with translated(key, self.url):
             try:
                 with self._place(key) as (folder, name):
                     folders.remove_tree(folder, name)
                     folders.sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
-                os.close(folders.open_root(self._root))
+                os.close(folders.open_root(self.url))
 
     @contextlib.contextmanager
     def _place(self, key: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The folder's descriptor and the last part of a key."""
-        parts = self._parts(key)
-        with folders.folder_of(self._root, parts[:-1], make=make) as folder:
-            yield folder, parts[-1]
-
-    def _parts(self, key: str) -> Parts:
-        parts = parts_of(key)
-        if not parts:
-            raise DeniedError(f"{escape(self._root)}: the root itself cannot be used so", key=key)
-        return parts
+        *above, name = parts_below(self.url, key)
+        with folders.folder_of(self.url, above, make=make) as folder:
+            yield folder, name
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
         # Opening a device can have effects, so the kind is looked at before and, against races, after.
@@ -216,3 +182,101 @@ def _exists(folder: int, name: str) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+class LocalUpload(Upload):
+    """An `Upload` into a temporary file beside the target."""
+
+    def __init__(self, root: str, key: str, *, replace: bool) -> None:
+        *above, self._name = parts_below(root, key)
+        self._root, self._key, self._replace, self._length = root, key, replace, 0
+        with contextlib.ExitStack() as stack, translated(key, root):
+            self._folder = stack.enter_context(folders.folder_of(root, above, make=True))
+            self._refuse_taken()
+            self._descriptor, self._temporary = stack.enter_context(temporary(self._folder))
+            self._open = stack.pop_all()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        with translated(self._key, self._root):
+            write_all(self._descriptor, memoryview(data).cast("B"), self._length)
+        self._length += len(memoryview(data).cast("B"))
+
+    def commit(self) -> None:
+        try:
+            with translated(self._key, self._root):
+                self._refuse_taken()
+                if self._replace:
+                    os.fsync(self._descriptor)
+                    os.replace(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+                    folders.sync_folder(self._folder)
+                else:
+                    publish(self._folder, self._descriptor, self._temporary, self._name)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        with translated(self._key, self._root):
+            self._open.close()
+
+    def _refuse_taken(self) -> None:
+        try:
+            is_folder = stat.S_ISDIR(os.lstat(self._name, dir_fd=self._folder).st_mode)
+        except FileNotFoundError:
+            return
+        if is_folder or not self._replace:
+            raise ObjectExistsError(f"{escape(self._key)}: exists already", key=self._key)
+
+
+class LocalReader(Reader):
+    """A `Reader` over pread: no memory maps, because a writer that truncates a mapped file kills the reader."""
+
+    def __init__(self, descriptor: int, entry: Entry, where: str, stat_now: Callable[[str], Entry]) -> None:
+        self.entry, self._descriptor, self._where, self._stat_now = entry, descriptor, where, stat_now
+
+    def read(self, offset: int, length: int) -> bytes:
+        # Not a buffer of the asked length first: a hostile header must not make us allocate what the file cannot hold.
+        if offset + length > self.entry.size:
+            raise self._changed("ends earlier than expected")
+        with translated(self.entry.key, self._where):
+            found = os.pread(self._descriptor, length, offset)  # one allocation: it may be large
+        if len(found) == length:
+            return found
+        buffer = bytearray(length)
+        self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        done = 0
+        with translated(self.entry.key, self._where):
+            while done < len(buffer):
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                if count == 0:
+                    raise self._changed("ends earlier than expected")
+                done += count
+
+    def check_unchanged(self) -> None:
+        key = self.entry.key
+        with translated(key, self._where):
+            opened = entry_of(key, os.fstat(self._descriptor))
+            try:
+                present = self._stat_now(key)
+            except ObjectMissingError as error:
+                raise self._changed("vanished") from error
+        if not opened.signature == present.signature == self.entry.signature or present.kind != "file":
+            raise self._changed("changed")
+
+    def done_with(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise") and length > 0:
+            try:
+                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_DONTNEED)
+            except OSError:
+                pass  # only a hint
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _changed(self, what: str) -> ChangedWhileReadError:
+        key = self.entry.key
+        return ChangedWhileReadError(f"{escape(key)} {what} while it was read", key=key)

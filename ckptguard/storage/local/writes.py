@@ -8,22 +8,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ckptguard.storage.failures import translated
-from ckptguard.storage.keys import parts_of
 from ckptguard.storage.local.folders import folder_of, sync_folder
-from ckptguard.storage.local.system_calls import UNSUPPORTED, exchange_names, rename_exclusively
+from ckptguard.storage.protocol import parts_of
 
+_RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
+_FICLONE = 0x40049409  # _IOW(0x94, 9, int)
+# What Linux's own calls answer where the kernel or the file system does not offer them.
+UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOTSUP})
 # Hard links are refused on FAT and some network file systems, and by the kernel for other people's files.
 NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
 
 @contextlib.contextmanager
 def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
-    """A new temporary file (descriptor, name) in a folder; whatever happens, its name is gone afterwards. It is locked
-    while its writer lives: see `is_being_written`."""
+    """A new temporary file (descriptor, name) in a folder, locked while we live; its name is gone afterwards."""
     name = f".tmp-{os.urandom(8).hex()}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(name, flags, mode, dir_fd=folder)
@@ -61,10 +64,8 @@ def is_being_written(path: str) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(descriptor)
     return False
@@ -118,18 +119,54 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def swap_files(root: str, one: str, other: str) -> bool:
-    """Exchange what lies under two keys below a local root, in one step and durably. False, and nothing was done, where
-    the file system cannot, or one of them is not there."""
+    """Exchange two files below a local root in one step, durably. False, and nothing was done, where that cannot be."""
     *above, name = parts_of(one)
     *beside, other_name = parts_of(other)
     with translated(other, root):
         try:
             with folder_of(root, above) as folder, folder_of(root, beside) as other_folder:
-                exchange_names(folder, name, other_folder, other_name)
+                _rename(folder, name, other_folder, other_name, _RENAME_EXCHANGE)
                 sync_folder(other_folder)
                 sync_folder(folder)
         except OSError as error:
             if error.errno not in UNSUPPORTED | {errno.EXDEV, errno.ENOENT}:
                 raise
             return False
+    return True
+
+
+# The few Linux calls that Python has no names for. Where one is absent they raise OSError with ENOSYS.
+
+
+@functools.cache
+def _renameat2() -> Callable[[int, bytes, int, bytes, int], int] | None:
+    import ctypes
+
+    return getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+
+
+def rename_exclusively(source_folder: int, source: str, target_folder: int, target: str) -> None:
+    """One rename that never replaces; FileExistsError if the target exists, an UNSUPPORTED errno if not offered."""
+    _rename(source_folder, source, target_folder, target, _RENAME_NOREPLACE)
+
+
+def _rename(source_folder: int, source: str, target_folder: int, target: str, flag: int) -> None:
+    import ctypes
+
+    function = _renameat2()
+    if function is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if function(source_folder, os.fsencode(source), target_folder, os.fsencode(target), flag) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def clone_into(source: int, target: int) -> bool:
+    """Make the open file `target` share the blocks of `source` (copy on write); False where that is not offered."""
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError as error:
+        if error.errno in UNSUPPORTED | {errno.EXDEV, errno.EPERM, errno.EBADF}:
+            return False
+        raise
     return True

@@ -1,58 +1,104 @@
-"""What lies below a key of a remote storage, found without trust in folders, caches or fsspec's own recursion."""
+"""The root of a remote storage, and what lies below it: found without trust in folders, caches or fsspec's own
+recursion."""
 
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable
 from typing import Any
 
-from ckptguard.storage.keys import is_plain, join
-from ckptguard.storage.protocol import Entry
-from ckptguard.storage.remote.root import RemoteRoot
+from ckptguard.errors import DeniedError
+from ckptguard.storage.protocol import Enter, Entry, is_plain, join, parts_of
+from ckptguard.storage.ranged_reader import listed_by_levels
+from ckptguard.storage.traits import traits_of
 from ckptguard.values.ids import escape
 
-Enter = Callable[[str], bool]
 _KINDS = {"file": "file", "directory": "folder", "link": "link"}
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 _ETAGS = ("ETag", "etag", "generation", "version", "md5Hash", "content_md5")
 
 
-class RemoteListing:
-    """Listings of a remote root, as fsspec tells of them: its exceptions come out as they are."""
+class RemoteRoot:
+    """A prefix of an fsspec file system.
 
-    def __init__(self, root: RemoteRoot) -> None:
-        self._root = root
+    `connect` opens the file system, and does so again in a forked process, where the old connections are not ours.
+    """
+
+    def __init__(self, url: str, connect: Callable[[], tuple[Any, str]]) -> None:
+        self.url = url
+        self._connect = connect
+        self._process = os.getpid()
+        self._file_system, root = connect()
+        self._base = root.rstrip("/")
+        self.traits = traits_of(self._file_system)
+
+    @property
+    def fs(self) -> Any:
+        """The file system, as this process may use it."""
+        if self._process != os.getpid():
+            self._left_alone = self._file_system  # closing it here would close the parent's connections
+            self._file_system, _ = self._connect()
+            self._process = os.getpid()
+        return self._file_system
+
+    def path(self, key: str) -> str:
+        """The path of a key; DeniedError where the store would silently take it for another one."""
+        parts = parts_of(key)
+        if not all(map(self.traits.holds, parts)):
+            raise DeniedError(f"{escape(self.url)} cannot hold the name {escape(key)}", key=key)
+        return "/".join([self._base, *parts]) if parts else self._base
+
+    def object_path(self, key: str) -> str:
+        """The same for an object that is to be written, of which the library must not cut the name."""
+        path = self.path(key)
+        if self.cut_above(path) is not None:
+            raise DeniedError(f"{escape(self.url)} cannot hold an object named {escape(key)}", key=key)
+        return path
+
+    def cut_above(self, path: str) -> str | None:
+        """The folder around a path that adlfs would cut short (it drops a "#" at the end); None for all others."""
+        left = self.fs._strip_protocol(path).rstrip("/")
+        return left.rpartition("/")[0] if left != path and path.startswith(left) else None
 
     def under(self, prefix: str, *, recursive: bool, enter: Enter | None) -> list[Entry]:
         """See `Storage.list`, unsorted."""
-        if recursive and self._root.traits.flat_listing:
+        if recursive and self.traits.flat_listing:
             return self._everything(prefix, enter)
-        return self._by_levels(prefix, recursive, enter)
+
+        def level(folder: str) -> list[Entry]:
+            entries = self._level(folder)
+            if entries is None and folder == prefix:
+                self._root_must_exist()
+            return entries or []
+
+        # Folder by folder: fsspec's own recursion leaves out what it fails to list.
+        return listed_by_levels(prefix, level, recursive=recursive, enter=enter)
 
     def at_or_below(self, key: str) -> list[Entry]:
         """Every object at or below a key."""
-        if self._root.cut_above(self._root.path(key)) is not None:
+        if self.cut_above(self.path(key)) is not None:
             return self._everything(key, None)
         try:
-            entry = entry_of(key, self._root.fs.info(self._root.path(key)))
+            entry = entry_of(key, self.fs.info(self.path(key)))
         except FileNotFoundError:
             return []
         return self.under(key, recursive=True, enter=None) if entry.kind == "folder" else [entry]
 
     def is_present(self, key: str) -> bool:
         """Whether anything is there, be it only a prefix of objects."""
-        if self._root.cut_above(self._root.path(key)) is not None:
+        if self.cut_above(self.path(key)) is not None:
             return bool(self._everything(key, None))
         try:
-            self._root.fs.info(self._root.path(key))
+            self.fs.info(self.path(key))
         except FileNotFoundError:
             return False
         return True
 
     def _everything(self, prefix: str, enter: Enter | None) -> list[Entry]:
         """All below a prefix by one flat listing."""
-        path = self._root.path(prefix)
-        listed = self._root.fs.find(self._root.cut_above(path) or path, detail=True)
+        path = self.path(prefix)
+        listed = self.fs.find(self.cut_above(path) or path, detail=True)
         entered = {prefix: True}
 
         def wanted(folder: str) -> bool:
@@ -78,27 +124,10 @@ class RemoteListing:
             self._root_must_exist()
         return found
 
-    def _by_levels(self, prefix: str, recursive: bool, enter: Enter | None) -> list[Entry]:
-        """Folder by folder: fsspec's own recursion leaves out what it fails to list."""
-        found: list[Entry] = []
-        pending = [prefix]
-        while pending:
-            folder = pending.pop()
-            entries = self._level(folder)
-            if entries is None and folder == prefix:
-                self._root_must_exist()
-            for entry in entries or ():
-                if recursive and entry.kind == "folder":
-                    if enter is None or enter(entry.key):
-                        pending.append(entry.key)
-                else:
-                    found.append(entry)
-        return found
-
     def _level(self, folder: str) -> list[Entry] | None:
         """One level, or None where there is nothing (a store cannot tell an empty folder from an absent one)."""
-        fs, path = self._root.fs, self._root.path(folder)
-        if self._root.cut_above(path) is not None:
+        fs, path = self.fs, self.path(folder)
+        if self.cut_above(path) is not None:
             return _one_level(folder, self._everything(folder, None)) or None
         try:
             listed = fs.ls(path, detail=True)
@@ -121,7 +150,7 @@ class RemoteListing:
 
     def _root_must_exist(self) -> None:
         if not self.is_present(""):
-            raise FileNotFoundError(self._root.url)
+            raise FileNotFoundError(self.url)
 
 
 def _part(name: str) -> str:

@@ -8,69 +8,50 @@ the condition; then only one writer at a time is safe.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError, StorageError, TransientError
-from ckptguard.storage.failures import translated
-from ckptguard.storage.keys import parts_of
-from ckptguard.storage.protocol import Capabilities, Entry
-from ckptguard.storage.remote.conditional_put import ConditionalPuts
-from ckptguard.storage.remote.listing import RemoteListing, entry_of
-from ckptguard.storage.remote.multipart import parts_for
-from ckptguard.storage.remote.reader import RemoteReader
-from ckptguard.storage.remote.root import RemoteRoot
+from ckptguard.storage.failures import storage_error, translated
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, parts_below, parts_of
+from ckptguard.storage.ranged_reader import RangedReader
+from ckptguard.storage.remote.listing import RemoteRoot, entry_of
+from ckptguard.storage.remote.multipart import MultipartUpload, parts_for
 from ckptguard.storage.remote.upload import RemoteUpload
-from ckptguard.storage.retries import Retries
+from ckptguard.storage.retries import Retries, RetryingStorage
 from ckptguard.storage.traits import StoreTraits
 from ckptguard.values.ids import escape
 
 # fsspec's memory file system checks and then writes; its one store is global to the process, and so is this lock.
 _MEMORY_LOCK = threading.RLock()
+_MOST_PAGES = 1000
 
 
-class RemoteStorage:
-    """Bytes under a prefix of an fsspec file system, which `connect` opens. Folders need not exist: a prefix is there
-    while objects are."""
+class RemoteStorage(Storage):
+    """Bytes under a prefix of an fsspec file system, which `connect` opens. A folder is there while objects are."""
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]], retries: Retries | None = None) -> None:
-        self._url = url
+        self.url = url
         self._retries = retries if retries is not None else Retries()
         self._root = RemoteRoot(url, connect)
-        self._listing = RemoteListing(self._root)
         self._conditional = ConditionalPuts(self._root)
-
-    def __repr__(self) -> str:
-        return f"RemoteStorage({self._url!r})"
 
     @property
     def _fs(self) -> Any:
         return self._root.fs
 
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def root(self) -> str | None:
-        return None
-
-    def list(
-        self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
-    ) -> list[Entry]:
-        with translated(prefix, self._url):
-            found = self._listing.under(prefix, recursive=recursive, enter=enter)
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> list[Entry]:
+        with translated(prefix, self.url):
+            found = self._root.under(prefix, recursive=recursive, enter=enter)
         return sorted(found, key=lambda entry: entry.key)
 
-    def names(self, prefix: str = "") -> Sequence[str]:
-        return [entry.key for entry in self.list(prefix, recursive=True)]
-
     def stat(self, key: str) -> Entry:
-        with translated(key, self._url):
+        with translated(key, self.url):
             if self._root.cut_above(self._root.path(key)) is None:
                 return entry_of(key, self._fs.info(self._root.path(key)))
-            if not self._listing.is_present(key):
+            if not self._root.is_present(key):
                 raise FileNotFoundError(key)
             return Entry(key=key, kind="folder")
 
@@ -78,12 +59,12 @@ class RemoteStorage:
         entry = self.stat(key)
         if entry.kind != "file":
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
-        return RemoteReader(lambda: self._fs, self._root.path(key), entry, self._url, self.stat)
+        return RemoteReader(lambda: self._fs, self._root.path(key), entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         """See `Storage.create`. An answer can get lost between a store and us, so where the store reports a conflict
         the object is read back, and the same bytes count as ours: what must have one winner needs a nonce in it."""
-        with translated(key, self._url), self._exclusive():
+        with translated(key, self.url), self._exclusive():
             path = self._root.object_path(key)
             if not self._conditional.of_objects() and self._fs.exists(path):
                 raise FileExistsError(key)
@@ -96,7 +77,7 @@ class RemoteStorage:
                 if present is None:
                     raise
                 if self._root.traits.in_process or present != data:
-                    raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key) from error
+                    raise ObjectExistsError(f"{escape(self.url)}/{escape(key)}: exists already", key=key) from error
 
     def upload(self, key: str, *, replace: bool = False) -> RemoteUpload:
         path = self._root.object_path(key)
@@ -107,28 +88,18 @@ class RemoteStorage:
             except ObjectMissingError:
                 return
             if taken != "file" or not replace:
-                raise ObjectExistsError(f"{escape(self._url)}/{escape(key)}: exists already", key=key)
+                raise ObjectExistsError(f"{escape(self.url)}/{escape(key)}: exists already", key=key)
 
-        def put_whole(data: bytes) -> None:
-            if replace:
-                self._fs.pipe_file(path, data)
-            else:
-                self.create(key, data)
+        def begin() -> MultipartUpload:
+            return parts_for(self.traits, self._fs, path, exclusive=not replace)
 
-        self._root.refuse(key)
+        parts_below(self.url, key)
         refuse_taken()
-        return RemoteUpload(
-            key,
-            self._url,
-            lambda: parts_for(self._root.traits, self._fs, path, exclusive=not replace),
-            put_whole,
-            refuse_taken,
-            replace=replace,
-            retries=self._retries,
-        )
+        put = (lambda data: self._fs.pipe_file(path, data)) if replace else (lambda data: self.create(key, data))
+        return RemoteUpload(key, self.url, begin, put, refuse_taken, replace=replace, retries=self._retries)
 
     def capabilities(self) -> Capabilities:
-        with translated("", self._url):
+        with translated("", self.url):
             return Capabilities(
                 exclusive_create=self._conditional.of_objects(),
                 exclusive_upload=self._conditional.of_parts(),
@@ -138,36 +109,33 @@ class RemoteStorage:
                 any_name=self._root.traits.mangled_names is None,
             )
 
-    def free_space(self) -> int | None:
-        return None
-
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        del how  # a store has no links; its own copy is independent
-        with translated(source, self._url), self._exclusive():
+        # However: a store has no links, and its own copy is independent.
+        with translated(source, self.url), self._exclusive():
             entry = entry_of(source, self._fs.info(self._root.path(source)))
             if entry.kind != "file":
                 raise DeniedError(f"{escape(source)} is not a regular file", key=source)
-            with translated(target, self._url):
+            with translated(target, self.url):
                 self._copy_object(entry, target)
         return "copy"
 
     def move(self, source: str, target: str) -> None:
         parts_of(target)
-        with translated(source, self._url), self._exclusive():
-            moved = self._listing.at_or_below(source)
+        with translated(source, self.url), self._exclusive():
+            moved = self._root.at_or_below(source)
             if not moved:
                 raise FileNotFoundError(source)
-            if self._listing.is_present(target):
-                raise ObjectExistsError(f"{escape(self._url)}/{escape(target)}: exists already", key=target)
+            if self._root.is_present(target):
+                raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
             for entry in moved:
                 self._copy_step(entry, target + entry.key.removeprefix(source))
             self._retries.run(source, lambda: self.remove(source))  # last: killed before this line, nothing is lost
 
     def remove(self, key: str) -> None:
-        self._root.refuse(key)
-        with translated(key, self._url), self._exclusive():
+        parts_below(self.url, key)
+        with translated(key, self.url), self._exclusive():
             folders: set[str] = {key}
-            for entry in self._listing.at_or_below(key):
+            for entry in self._root.at_or_below(key):
                 with contextlib.suppress(FileNotFoundError):
                     self._fs.rm_file(self._root.path(entry.key))
                 parts = entry.key.split("/")
@@ -187,33 +155,127 @@ class RemoteStorage:
 
     def _copy_step(self, entry: Entry, target: str) -> None:
         """One copy of a move, tried again by itself: a move as a whole cannot be, once some of it is done."""
-        unclear = False
 
         def attempt() -> None:
-            nonlocal unclear
-            try:
-                with translated(target, self._url):
-                    self._copy_object(entry, target)
-            except TransientError:
-                unclear = True
-                raise
-            except ObjectExistsError:
-                there = self.stat(target)
-                if not unclear or (there.size, there.etag) != (entry.size, entry.etag):
-                    raise
+            with translated(target, self.url):
+                self._copy_object(entry, target)
 
-        self._retries.run(target, attempt)
+        def is_ours() -> bool:
+            there = self.stat(target)
+            return (there.size, there.etag) == (entry.size, entry.etag)
+
+        self._retries.run_exclusive(target, attempt, is_ours)
 
     def _copy_object(self, entry: Entry, target: str) -> None:
         path = self._root.object_path(target)
-        if self._listing.is_present(target):
-            raise ObjectExistsError(f"{escape(self._url)}/{escape(target)}: exists already", key=target)
+        if self._root.is_present(target):
+            raise ObjectExistsError(f"{escape(self.url)}/{escape(target)}: exists already", key=target)
         try:
             self._fs.cp_file(self._root.path(entry.key), path)
         except NotImplementedError as error:
-            raise StorageError(f"{escape(self._url)} cannot copy objects", key=target) from error
+            raise StorageError(f"{escape(self.url)} cannot copy objects", key=target) from error
         if self._fs.info(path).get("size") != entry.size:
             raise StorageError(f"{escape(target)}: the copy has another size than its source", key=target)
 
     def _exclusive(self) -> contextlib.AbstractContextManager[object]:
         return _MEMORY_LOCK if self._root.traits.in_process else contextlib.nullcontext()
+
+
+class RemoteReader(RangedReader):
+    """A `Reader` by ranged reads; there is no handle, so a replaced object shows only in `check_unchanged`."""
+
+    def __init__(
+        self, file_system: Callable[[], Any], path: str, entry: Entry, where: str, stat_now: Callable[[str], Entry]
+    ) -> None:
+        super().__init__(entry, where, stat_now)
+        self._fs = file_system
+        self._path = path
+
+    def _answer(self, offset: int, length: int) -> bytes:
+        return cast("bytes", self._fs().cat_file(self._path, start=offset, end=offset + length))
+
+
+class ConditionalPuts:
+    """What a store was found to do, each tried once with an object of our own; an error of the store is no answer."""
+
+    def __init__(self, root: RemoteRoot) -> None:
+        self._root = root
+        self._of_objects: bool | None = True if root.traits.in_process else None
+        self._of_parts: bool | None = self._of_objects
+
+    def of_objects(self) -> bool:
+        """Whether `pipe_file(mode="create")` is exclusive."""
+        if self._of_objects is None:
+            self._of_objects = self._first_wins("create", self._put_whole)
+        return self._of_objects
+
+    def of_parts(self) -> bool:
+        """The same for objects that are put together from parts."""
+        if self._of_parts is None:
+            self._of_parts = self._first_wins("overwrite", self._put_parts)
+        return self._of_parts
+
+    def _first_wins(self, mode: str, put_again: Callable[[str], None]) -> bool:
+        fs, probe = self._root.fs, self._root.path(f".tmp-{secrets.token_hex(8)}")
+        try:
+            fs.pipe_file(probe, b"1", mode=mode)
+            try:
+                put_again(probe)
+            except OSError as error:
+                if isinstance(storage_error(error, "", self._root.url), TransientError | DeniedError):
+                    raise
+            return bool(fs.cat_file(probe) == b"1")
+        finally:
+            with contextlib.suppress(Exception):
+                fs.rm_file(probe)
+
+    def _put_whole(self, path: str) -> None:
+        self._root.fs.pipe_file(path, b"2", mode="create")
+
+    def _put_parts(self, path: str) -> None:
+        parts = parts_for(self._root.traits, self._root.fs, path, exclusive=True)
+        try:
+            parts.put(0, b"2")
+            parts.finish(exclusive=True)
+        except OSError:
+            parts.abandon()
+            raise
+
+
+def end_uploads(storage: Storage, folder: str, begun_before: Callable[[], float | None] | None = None) -> list[str]:
+    """Abort the uploads in parts that were begun below a folder, and before the Unix time that is asked for if there
+    are any; returns their keys. No listing shows them, and a store keeps and bills them.
+
+    Only where a store lists them: Azure and Google drop such parts after a week by themselves, and elsewhere they are
+    files that a listing shows. The caller knows that nobody writes there. StorageError. `folder` is not the root.
+    """
+    while isinstance(storage, RetryingStorage):
+        storage = storage.inner
+    if not isinstance(storage, RemoteStorage) or not storage.traits.lists_uploads:
+        return []
+    fs, path = storage.place(folder)
+    bucket, prefix, _ = fs.split_path(path + "/")
+    root = prefix.removesuffix(f"{folder}/")
+    ended = []
+    with translated(folder, storage.url):
+        found = _listed(fs, bucket, prefix)
+        if found and begun_before is not None:
+            limit = begun_before()
+            found = [u for u in found if limit is not None and u["Initiated"].timestamp() < limit]
+        for upload in found:
+            with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+                fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+            ended.append(upload["Key"].removeprefix(root))
+    return ended
+
+
+def _listed(fs: Any, bucket: str, prefix: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    marker: dict[str, str] = {}
+    for _ in range(_MOST_PAGES):
+        page = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix, **marker)
+        found += [u for u in page.get("Uploads") or () if u["Key"].startswith(prefix)]
+        if not page.get("IsTruncated"):
+            break
+        marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker") or ""}
+    return found

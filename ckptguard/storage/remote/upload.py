@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from ckptguard.errors import StorageError
 from ckptguard.storage.failures import translated
+from ckptguard.storage.protocol import Upload
 from ckptguard.storage.remote.multipart import MultipartUpload
 from ckptguard.storage.retries import Retries
 
@@ -23,7 +24,7 @@ def part_size(number: int) -> int:
     return SMALLEST_PART << (number // _PARTS_OF_A_SIZE)
 
 
-class RemoteUpload:
+class RemoteUpload(Upload):
     """An `Upload`: one put for what fits into one part, else parts that are joined at the commit."""
 
     def __init__(
@@ -49,15 +50,15 @@ class RemoteUpload:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._over:
             raise StorageError(f"{self._key}: this upload is over", key=self._key)
-        if isinstance(data, bytes) and not self._buffer and len(data) == self._part_size():
+        if isinstance(data, bytes) and not self._buffer and len(data) == part_size(self._count):
             self._send(data)  # a part as it is: nobody changes it, so it need not be copied
             return
         left = memoryview(data).cast("B")
         while left:
-            room = self._part_size() - len(self._buffer)
+            room = part_size(self._count) - len(self._buffer)
             self._buffer += left[:room]
             left = left[room:]
-            if len(self._buffer) == self._part_size():
+            if len(self._buffer) == part_size(self._count):
                 self._send_buffer()
 
     def commit(self) -> None:
@@ -90,15 +91,6 @@ class RemoteUpload:
             # What led here is the error to tell; parts that stay behind show nowhere.
             with contextlib.suppress(Exception):
                 parts.abandon()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.abort()
-
-    def _part_size(self) -> int:
-        return part_size(self._count)
 
     def _send_buffer(self) -> None:
         data = bytes(self._buffer)

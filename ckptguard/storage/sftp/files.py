@@ -1,4 +1,4 @@
-"""Reading and writing one file of an SFTP server."""
+"""A connection to an SFTP server that survives forks and lost connections, and reading and writing one file over it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,82 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Callable
-from typing import Any, Self, cast
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
 
 from ckptguard.errors import ObjectExistsError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Entry, Upload
 from ckptguard.storage.ranged_reader import RangedReader
-from ckptguard.storage.sftp.session import SftpSession
 from ckptguard.values.ids import escape
 
+T = TypeVar("T")
 _UNSUPPORTED = errno.EOPNOTSUPP
+# SFTP's answers by the names of asyncssh's classes; a server of version 3 has few words, and says "failure" else.
+_ERRNOS = {
+    "SFTPNoSuchFile": errno.ENOENT,
+    "SFTPNoSuchPath": errno.ENOENT,
+    "SFTPNotADirectory": errno.ENOTDIR,
+    "SFTPFileAlreadyExists": errno.EEXIST,
+    "SFTPPermissionDenied": errno.EACCES,
+    "SFTPWriteProtect": errno.EROFS,
+    "SFTPNoSpaceOnFilesystem": errno.ENOSPC,
+    "SFTPQuotaExceeded": errno.EDQUOT,
+    "SFTPLinkLoop": errno.ELOOP,
+    "SFTPOpUnsupported": errno.EOPNOTSUPP,
+    "SFTPInvalidHandle": errno.EBADF,
+    "SFTPFailure": errno.EIO,
+    "SFTPConnectionLost": errno.ECONNRESET,
+    "SFTPNoConnection": errno.ENOTCONN,
+    "ConnectionLost": errno.ECONNRESET,
+    "ChannelOpenError": errno.ECONNRESET,
+}
+_LOST = {errno.ECONNRESET, errno.ENOTCONN, errno.EPIPE}
+
+
+class SftpSession:
+    """Runs coroutines with an SFTP client. Handles are dead once `generation` changes: it tells connections apart."""
+
+    def __init__(self, connect: Callable[..., tuple[Any, str]]) -> None:
+        self._connect = connect
+        self._process = os.getpid()
+        self.generation = 0
+        self._file_system, self.base = connect()
+        self._left_alone: list[Any] = []  # closing a parent's connection in its child would end it for both
+        self._lost: Any = None
+
+    def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
+        """What the coroutine `act(client)` returns; only OSErrors (and what is ours) come out."""
+        import fsspec.asyn
+
+        file_system = self._connected()
+
+        async def call() -> T:
+            async with file_system._pool.get() as client:
+                return await act(client)
+
+        try:
+            return fsspec.asyn.sync(file_system.loop, call)  # type: ignore[no-any-return]
+        except Exception as error:
+            code = _ERRNOS.get(type(error).__name__)
+            found = error if code is None else OSError(code, os.strerror(code))
+            if isinstance(found, OSError) and found.errno in _LOST and self._file_system is file_system:
+                self._file_system, self._lost = None, file_system
+                self.generation += 1
+            raise found from error
+
+    def _connected(self) -> Any:
+        if self._process != os.getpid():
+            self._left_alone.append(self._file_system)
+            self._file_system = None
+            self._process = os.getpid()
+            self.generation += 1
+        if self._file_system is None:
+            found, _ = self._connect()
+            if found is self._lost:  # others who share this connection may not have noticed yet
+                found, _ = self._connect(fresh=True)
+            self._file_system = found
+        return self._file_system
 
 
 class SftpReader(RangedReader):
@@ -53,9 +118,8 @@ class SftpReader(RangedReader):
         return self._handle
 
 
-class SftpUpload:
-    """An `Upload` into a temporary file beside the target, which then gets its name by a hard link (exclusive) or by
-    a rename that replaces."""
+class SftpUpload(Upload):
+    """An `Upload` into a temporary file, which gets its name by a hard link (exclusive) or a rename that replaces."""
 
     def __init__(self, session: SftpSession, path: str, key: str, where: str, *, replace: bool) -> None:
         self._session, self._path, self._key, self._where, self._replace = session, path, key, where, replace
@@ -95,12 +159,6 @@ class SftpUpload:
         for attempt in (lambda _: self._handle.close(), lambda client: client.remove(self._temporary)):
             with contextlib.suppress(OSError):
                 self._session.run(attempt)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.abort()
 
     def _finish_file(self) -> None:
         try:

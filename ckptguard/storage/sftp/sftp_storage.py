@@ -7,15 +7,14 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from ckptguard.errors import DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage.failures import translated
-from ckptguard.storage.keys import is_plain, join, parts_of
-from ckptguard.storage.protocol import Capabilities, Entry
-from ckptguard.storage.sftp.files import SftpReader, SftpUpload, attributes_of, publish
-from ckptguard.storage.sftp.session import SftpSession
+from ckptguard.storage.protocol import Capabilities, Enter, Entry, Storage, is_plain, join, parts_below, parts_of
+from ckptguard.storage.ranged_reader import listed_by_levels
+from ckptguard.storage.sftp.files import SftpReader, SftpSession, SftpUpload, attributes_of, publish
 from ckptguard.values.ids import escape
 
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
@@ -26,52 +25,31 @@ Entries = list[Entry]
 Names = list[tuple[str, Any]]
 
 
-class SftpStorage:
+class SftpStorage(Storage):
     """Bytes under a remote folder. Links below the root are entries, never ways."""
 
     def __init__(self, url: str, connect: Callable[[], tuple[Any, str]]) -> None:
-        self._url = url
+        self.url = url
         self._session = SftpSession(connect)
         self._base = self._session.base.rstrip("/") or "/"
         self._real_base: str | None = None
         self._links: bool | None = None
 
-    def __repr__(self) -> str:
-        return f"SftpStorage({self._url!r})"
+    def list(self, prefix: str = "", *, recursive: bool = False, enter: Enter | None = None) -> Entries:
+        def level(folder: str) -> Entries:
+            try:
+                return self._level(folder)
+            except (FileNotFoundError, NotADirectoryError):
+                if folder == prefix and self._attributes("") is None:
+                    raise FileNotFoundError(self.url) from None
+                return []
 
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def root(self) -> str | None:
-        return None
-
-    def list(self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None) -> Entries:
-        found: Entries = []
-        with translated(prefix, self._url):
-            pending = [prefix]
-            while pending:
-                folder = pending.pop()
-                try:
-                    level = self._level(folder)
-                except (FileNotFoundError, NotADirectoryError):
-                    if folder == prefix and self._attributes("") is None:
-                        raise FileNotFoundError(self._url) from None
-                    continue
-                for entry in level:
-                    if recursive and entry.kind == "folder":
-                        if enter is None or enter(entry.key):
-                            pending.append(entry.key)
-                    else:
-                        found.append(entry)
+        with translated(prefix, self.url):
+            found = listed_by_levels(prefix, level, recursive=recursive, enter=enter)
         return sorted(found, key=lambda entry: entry.key)
 
-    def names(self, prefix: str = "") -> Sequence[str]:
-        return [entry.key for entry in self.list(prefix, recursive=True)]
-
     def stat(self, key: str) -> Entry:
-        with translated(key, self._url):
+        with translated(key, self.url):
             found = self._attributes(key)
             if found is None:
                 raise FileNotFoundError(key)
@@ -81,8 +59,8 @@ class SftpStorage:
         entry = self.stat(key)
         if entry.kind != "file":
             raise DeniedError(f"{escape(key)} is not a regular file", key=key)
-        with translated(key, self._url):
-            return SftpReader(self._session, self._path(key), entry, self._url, self.stat)
+        with translated(key, self.url):
+            return SftpReader(self._session, self._path(key), entry, self.url, self.stat)
 
     def create(self, key: str, data: bytes) -> None:
         with self.upload(key) as upload:
@@ -90,15 +68,15 @@ class SftpStorage:
             upload.commit()
 
     def upload(self, key: str, *, replace: bool = False) -> SftpUpload:
-        with translated(key, self._url):
-            return SftpUpload(self._session, self._made(key), key, self._url, replace=replace)
+        with translated(key, self.url):
+            return SftpUpload(self._session, self._made(key), key, self.url, replace=replace)
 
     def copy(self, source: str, target: str, *, how: str = "copy") -> str:
-        with translated(source, self._url):
+        with translated(source, self.url):
             entry = self.stat(source)
             if entry.kind != "file":
                 raise DeniedError(f"{escape(source)} is not a regular file", key=source)
-            with translated(target, self._url):
+            with translated(target, self.url):
                 path = self._made(target)
                 if attributes_of(self._session, path) is not None:
                     raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
@@ -110,20 +88,20 @@ class SftpStorage:
         return "copy"
 
     def move(self, source: str, target: str) -> None:
-        with translated(source, self._url):
+        with translated(source, self.url):
             if self._attributes(source) is None or not source:
                 raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
             if target == source or target.startswith(source + "/"):
                 raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
-            with translated(target, self._url):
+            with translated(target, self.url):
                 path = self._made(target)
                 if attributes_of(self._session, path) is not None:
                     raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
                 self._session.run(lambda client: client.rename(self._path(source), path))
 
     def remove(self, key: str) -> None:
-        self._refuse_root(key)
-        with translated(key, self._url):
+        parts_below(self.url, key)
+        with translated(key, self.url):
             found = self._attributes(key)
             if found is None:
                 return
@@ -144,19 +122,14 @@ class SftpStorage:
                 self._gone("rmdir", folder)
 
     def capabilities(self) -> Capabilities:
-        with translated("", self._url):
+        with translated("", self.url):
             links = self._can_link()
         return Capabilities(
-            exclusive_create=links,
-            exclusive_upload=links,
-            links=links,
-            folders=True,
-            etags=False,
-            any_name=True,
+            exclusive_create=links, exclusive_upload=links, links=links, folders=True, etags=False, any_name=True
         )
 
     def free_space(self) -> int | None:
-        with translated("", self._url):
+        with translated("", self.url):
             place = self._base
             while len(place) > 1 and attributes_of(self._session, place) is None:
                 place = place.rpartition("/")[0] or "/"
@@ -168,17 +141,12 @@ class SftpStorage:
                 return None
             return int(found.bavail * found.frsize)
 
-    def _refuse_root(self, key: str) -> None:
-        if not parts_of(key):
-            raise DeniedError(f"{escape(self._url)}: the root itself cannot be used so", key=key)
-
     def _path(self, key: str) -> str:
-        parts = parts_of(key)
-        return "/".join([self._base.rstrip("/"), *parts]) if parts else self._base
+        return "/".join([self._base.rstrip("/"), *parts_of(key)]) or "/"
 
     def _made(self, key: str) -> str:
         """The path of a key whose folders are made where they are absent."""
-        self._refuse_root(key)
+        parts_below(self.url, key)
         path = self._path(key)
         folder = path.rpartition("/")[0] or "/"
         try:
@@ -214,7 +182,7 @@ class SftpStorage:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _names(self, folder: str) -> Names:
-        path = f"{self._base.rstrip('/')}/{folder}".rstrip("/") or "/"
+        path = f"{self._base.rstrip('/')}/{folder}".rstrip("/") or "/"  # by the listed name, which need be no key
 
         async def read(client: Any) -> Names:
             return [(name.filename, name.attrs) async for name in client.scandir(path)]
@@ -228,13 +196,12 @@ class SftpStorage:
         kind = self._entry(folder, there).kind
         if kind != "folder":
             raise OSError(errno.ELOOP if kind == "link" else errno.ENOTDIR, folder)
-        found = []
-        for name, attributes in self._names(folder):
-            if is_plain(name):
-                found.append(self._entry(join(folder, name), attributes))
-            else:
-                found.append(Entry(key=join(folder, escape(name)), kind="other"))
-        return found
+        return [
+            self._entry(join(folder, name), attributes)
+            if is_plain(name)
+            else Entry(key=join(folder, escape(name)), kind="other")
+            for name, attributes in self._names(folder)
+        ]
 
     def _entry(self, key: str, attributes: Any) -> Entry:
         kind = _KINDS.get(stat.S_IFMT(attributes.permissions or 0), "other")

@@ -18,9 +18,8 @@ from ckptguard_daemon import answers as answers_module
 from ckptguard_daemon.answers import Answers
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
-from ckptguard_daemon.loop import Loop
+from ckptguard_daemon.loop import Loop, Passes
 from ckptguard_daemon.service import run_id_of
-from ckptguard_daemon.waiting import Expected, Passes
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
 
@@ -129,12 +128,12 @@ def time_passes_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """For an answer, time passes while it waits for a pass, and at once."""
     now = 0.0
 
-    async def wait(_: Expected, seconds: float) -> None:
+    async def wait(_: Passes, passed: asyncio.Event, seconds: float) -> None:
         nonlocal now
         now += seconds
 
     monkeypatch.setattr(answers_module, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(Expected, "wait", wait)
+    monkeypatch.setattr(Passes, "wait", wait)
 
 
 def test_names_are_listed_for_every_question(guarded: Guarded) -> None:

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 from ckptguard_daemon import log as log_module
 from ckptguard_daemon import watcher as watcher_module
+from ckptguard_daemon.__main__ import distinct_urls
 from ckptguard_daemon.log import log, start_logging
 from ckptguard_daemon.rendezvous import LONGEST_PATH, listen, runtime_folder
 from ckptguard_daemon.service import exit_code
-from ckptguard_daemon.settings import distinct_urls
 from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import save, until
 from watchdog.events import FileSystemEvent
@@ -143,13 +143,13 @@ def test_a_save_wakes(run: Path, woken: threading.Event) -> None:
 def test_our_own_doings_do_not_wake(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading checkpoints and writing records is no hint; a trainer's seal is."""
     records, seen = run / "_ckptguard", []
-    real = watcher_module._Hints.on_any_event
+    real = watcher_module.Watcher.on_any_event
 
-    def on_any_event(self: watcher_module._Hints, event: FileSystemEvent) -> None:
+    def on_any_event(self: watcher_module.Watcher, event: FileSystemEvent) -> None:
         real(self, event)
         seen.append(os.path.basename(os.fsdecode(event.src_path)))  # events come in the order of what happened
 
-    monkeypatch.setattr(watcher_module._Hints, "on_any_event", on_any_event)
+    monkeypatch.setattr(watcher_module.Watcher, "on_any_event", on_any_event)
     (records / "manifests" / "step-#").mkdir(parents=True)
     (records / "ledger").mkdir()
     path = save(run, 1)

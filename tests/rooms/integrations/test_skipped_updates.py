@@ -5,8 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
-from ckptguard.integrations.skipped_updates import SkippedUpdates  # noqa: E402
+from ckptguard.integrations.trainer_callback import SkippedUpdates  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

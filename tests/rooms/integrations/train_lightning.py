@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 import ckptguard.integrations
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import SettingsError, SickTrainingError
-from ckptguard.integrations import sealed_file
+from ckptguard.integrations import lightning_io
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
@@ -129,14 +129,14 @@ def delete(root: Path) -> None:
     io.wait()
     assert paths[1].exists()
     io.remove_checkpoint(str(paths[2]))
-    with mock.patch.object(sealed_file, "os", SimpleNamespace(**{**vars(os), "write": lying_write})):
+    with mock.patch.object(lightning_io, "os", SimpleNamespace(**{**vars(os), "write": lying_write})):
         save(3, 2e-38)
     io.remove_checkpoint(str(paths[1]))
     io.wait()
     assert paths[1].exists()
     assert not paths[2].exists()
     save(4, 3e-38)
-    with pytest.raises(OSError, match="No space left"), mock.patch.object(sealed_file.os, "fsync", side_effect=full()):
+    with pytest.raises(OSError, match="No space left"), mock.patch.object(lightning_io.os, "fsync", side_effect=full()):
         save(0, 4e-38)
     assert not [path for path in root.iterdir() if "step=0" in path.name]
     io.remove_checkpoint(str(paths[4]))

@@ -11,7 +11,7 @@ from ckptguard.errors import StorageFullError, TransientError
 from ckptguard.recover import fetch_files as fetch_module
 from ckptguard.recover.fetch_files import fetch_files
 from ckptguard.storage import open_storage
-from ckptguard.storage.remote.reader import RemoteReader
+from ckptguard.storage.remote.remote_storage import RemoteReader
 
 CHUNK = 1 << 16
 DATA = os.urandom(20 * CHUNK + 11)

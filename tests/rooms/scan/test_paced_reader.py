@@ -12,8 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ckptguard.scan.paced_reader import Pace, read_through
 from ckptguard.storage import open_storage
 from ckptguard.storage.read_ahead import IN_FLIGHT
-from ckptguard.storage.remote.multipart_s3 import S3Parts, _Body
-from ckptguard.storage.remote.reader import RemoteReader
+from ckptguard.storage.remote.multipart import S3Parts, _Body
+from ckptguard.storage.remote.remote_storage import RemoteReader
 from ckptguard.storage.remote.upload import RemoteUpload
 from ckptguard.storage.retries import Retries
 

@@ -13,7 +13,7 @@ from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.storage import open_storage
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.read_ahead import ReadAhead
-from ckptguard.storage.remote.reader import RemoteReader
+from ckptguard.storage.remote.remote_storage import RemoteReader
 
 DATA = bytes(range(256)) * 40 + b"the end"
 

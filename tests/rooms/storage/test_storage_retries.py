@@ -20,8 +20,7 @@ from ckptguard.errors import (
 )
 from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
-from ckptguard.storage.retries import Retries, RetryClock
-from ckptguard.storage.retrying import RetryingStorage
+from ckptguard.storage.retries import Retries, RetryClock, RetryingStorage
 
 
 @pytest.fixture

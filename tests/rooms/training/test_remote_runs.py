@@ -18,8 +18,8 @@ from ckptguard.errors import BusyError, NoKnownGoodError, SettingsError, Storage
 from ckptguard.records.run import list_records, open_run
 from ckptguard.records.write_claims import FOLDER, claim_path, list_claims
 from ckptguard.runs.find_known_good import find_known_good
-from ckptguard.storage.remote import multipart_s3
-from ckptguard.storage.remote.reader import RemoteReader
+from ckptguard.storage.remote import multipart
+from ckptguard.storage.remote.remote_storage import RemoteReader
 from ckptguard.storage.remote.upload import SMALLEST_PART, RemoteUpload
 from ckptguard.training.saving import destinations
 from ckptguard.training.saving.destinations import local_root
@@ -120,7 +120,7 @@ def test_every_kind_of_server_takes_saves_and_gives_them_back(request, kind):
 def test_a_large_file_goes_up_in_parts_and_little_of_it_is_held(store, monkeypatch):
     """Parts are sent side by side, and as many bytes as four parts of each file are under way at most."""
     lock, held, most, sent = threading.Lock(), 0, 0, []
-    real = multipart_s3.S3Parts.put
+    real = multipart.S3Parts.put
 
     def put(self, number, data):
         nonlocal held, most
@@ -132,7 +132,7 @@ def test_a_large_file_goes_up_in_parts_and_little_of_it_is_held(store, monkeypat
         with lock:
             held -= len(data)
 
-    monkeypatch.setattr(multipart_s3.S3Parts, "put", put)
+    monkeypatch.setattr(multipart.S3Parts, "put", put)
     model = torch.nn.Linear(4096, 3000)
     guard = guard_of(store, model)
     path = guard.save(step=5)
@@ -248,7 +248,7 @@ def test_a_save_that_was_given_up_gives_way_and_never_counts(url, monkeypatch):
 KILLED = """
 import os, signal, sys, torch
 sys.path[:0] = {path!r}
-from ckptguard.storage.remote import multipart_s3 as parts_s3
+from ckptguard.storage.remote import multipart as parts_s3
 import ckptguard
 from support.runs import QUICK
 settings = QUICK.changed(storage={options!r})

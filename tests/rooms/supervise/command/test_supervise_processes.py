@@ -13,8 +13,8 @@ from supervised_training import PATIENCE, newest, starts, until
 
 from ckptguard.incidents.notify import Hooks
 from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
-from ckptguard.supervise.blocked_signals import means_it
 from ckptguard.supervise.process_tree import descendants, send_signal
+from ckptguard.supervise.wait_for_command import means_it
 from ckptguard.values.settings import Settings
 
 

@@ -195,10 +195,7 @@ def _with_tensors(details: Details, found: tuple[str, tuple[Culprit, ...]]) -> D
     path, culprits = found
     shown = [_sick_tensor(c) for c in culprits[:MOST_TENSORS]]
     return msgspec.structs.replace(
-        details,
-        tensors=tuple(shown),
-        tensors_omitted=len(culprits) - len(shown),
-        tensors_from=path if shown else None,
+        details, tensors=tuple(shown), tensors_omitted=len(culprits) - len(shown), tensors_from=path if shown else None
     )
 
 

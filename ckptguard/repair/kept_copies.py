@@ -56,10 +56,7 @@ def _record_kept(view: RunView, id: CheckpointId, done: list[tuple[Damaged, str]
     alone = any(f.severity is Severity.ERROR for f in kept) and not any(f.severity is Severity.ERROR for f in others)
     notes = tuple(
         Finding(
-            check=CHECK,
-            severity=Severity.NOTICE,
-            message=f"the kept copy's, from the {source}",
-            file=one.file.path,
+            check=CHECK, severity=Severity.NOTICE, message=f"the kept copy's, from the {source}", file=one.file.path
         )
         for one, source in done
     )

@@ -43,59 +43,40 @@ def news_in(checked: Iterable[Checked], known: Known) -> list[Checked]:
 
 def verdict_event(run: Run, checked: Checked, *, source: str) -> dict[str, Any]:
     """What hooks are told of a checkpoint that turned bad, suspect or incomplete."""
+    id = None if checked.id is None else str(checked.id)
     weighty = [f for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)]
     return {
-        "schema": 1,
-        "command": "incident",
-        "event": "verdict",
-        "run": run.run_id,
-        "url": escape(run.url),
-        "step": checked.step,
-        "cause": checked.outcome.value,
-        "reason": reason_of(checked),
-        "source": source,
-        "checkpoint": {
-            "path": escape(checked.path),
-            "series": escape(checked.series),
-            "id": None if checked.id is None else str(checked.id),
-        },
+        **_event(run, "verdict", checked.step, cause=checked.outcome.value, reason=reason_of(checked), source=source),
+        "checkpoint": {"path": escape(checked.path), "series": escape(checked.series), "id": id},
         "findings": [
             {"check": f.check, "file": _escaped(f.file), "tensor": _escaped(f.tensor), "message": escape(f.message)}
             for f in weighty[:_MOST_FINDINGS]
         ],
-        "incident": None,
     }
 
 
 def incident_event(run: Run, incident: Incident) -> dict[str, Any]:
     """What hooks are told of an incident that was reported."""
-    return {
-        "schema": 1,
-        "command": "incident",
-        "event": "incident",
-        "run": run.run_id,
-        "url": escape(run.url),
-        "step": incident.step,
-        "cause": escape(incident.cause),
-        "reason": escape(incident.reason),
-        "source": escape(incident.source),
-        "checkpoint": None,
-        "findings": [],
-        "incident": msgspec.to_builtins(incident),
-    }
+    cause, reason, source = escape(incident.cause), escape(incident.reason), escape(incident.source)
+    event = _event(run, "incident", incident.step, cause=cause, reason=reason, source=source)
+    return {**event, "incident": msgspec.to_builtins(incident)}
 
 
 def replica_event(run: Run, url: str, reason: str, *, source: str) -> dict[str, Any]:
     """What hooks are told of a replica that cannot be brought up to date."""
+    return _event(run, "replica", None, cause="replica", reason=escape(f"{url}: {reason}"), source=source)
+
+
+def _event(run: Run, event: str, step: int | None, *, cause: str, reason: str, source: str) -> dict[str, Any]:
     return {
         "schema": 1,
         "command": "incident",
-        "event": "replica",
+        "event": event,
         "run": run.run_id,
         "url": escape(run.url),
-        "step": None,
-        "cause": "replica",
-        "reason": escape(f"{url}: {reason}"),
+        "step": step,
+        "cause": cause,
+        "reason": reason,
         "source": source,
         "checkpoint": None,
         "findings": [],

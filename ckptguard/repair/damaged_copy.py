@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.errors import ObjectMissingError
-from ckptguard.incidents.close_incident import leave_report
+from ckptguard.incidents.open_and_close import leave_report
 from ckptguard.keep.copies import put_aside
 from ckptguard.records.incidents import Incident, list_incidents, open_incident
 from ckptguard.records.kept import KeptCopy, read_kept

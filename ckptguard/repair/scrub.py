@@ -12,7 +12,7 @@ import msgspec
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError
 from ckptguard.incidents.events import incident_event, news_in, verdict_event
 from ckptguard.incidents.notify import Event
-from ckptguard.incidents.record_bad_save import record_bad_save
+from ckptguard.incidents.open_and_close import record_bad_save
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.manifests import read_manifest

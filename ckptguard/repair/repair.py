@@ -11,10 +11,9 @@ import msgspec
 from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, RecordsError, SettingsError
 from ckptguard.records.kept import list_set_aside, read_kept, read_set_aside
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Where
-from ckptguard.repair.in_place import repair_place
-from ckptguard.repair.kept_copies import repair_kept
-from ckptguard.repair.replace_files import CopySource, cut_short, seen_now
-from ckptguard.repair.shared_steps import Repair, RepairedFile, ToRepair
+from ckptguard.repair.one_place import Repair, RepairedFile, ToRepair, repair_kept, repair_place
+from ckptguard.repair.replace_files import CopySource, cut_short
+from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
@@ -117,7 +116,7 @@ def _finish(one: Repair) -> None:
     files, folders = cut_short(run)
     if not folders:
         return
-    missing = {file for file in files if seen_now(run.storage, file) is None}
+    missing = {file for file in files if entry_now(run.storage, file) is None}
     targets: list[ToRepair] = []
     for series in history.names if missing else ():
         for id in history.standings(series):
@@ -125,15 +124,12 @@ def _finish(one: Repair) -> None:
             if manifest is None or missing.isdisjoint(_paths(manifest)):
                 continue
             if history.current_if_readable(series, id.step, manifest.path) == id:
-                targets.append(ToRepair(manifest=manifest, place=IN_PLACE))
-    one.staged = [
-        CopySource(name="copy that was staged", storage=storage, prefix=folder + "/")
-        for storage, folder in folders
-        if storage is run.storage
-    ]
+                targets.append(ToRepair(manifest, IN_PLACE))
+    beside = [(storage, folder) for storage, folder in folders if storage is run.storage]
+    one.staged = [CopySource("copy that was staged", storage, folder + "/") for storage, folder in beside]
     _repair_all(one, targets, named=False)
     one.staged = []
-    if all(seen_now(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
+    if all(entry_now(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
         for storage, folder in folders:
             storage.remove(folder)
 
@@ -164,9 +160,9 @@ def _named(view: RunView, word: str) -> list[ToRepair]:
         if len(known) != 1:
             raise
         manifest = known[0]
-    targets = [ToRepair(manifest=manifest, place=IN_PLACE)]
+    targets = [ToRepair(manifest, IN_PLACE)]
     if read_kept(run, manifest.id) is not None or read_set_aside(run, manifest.id) is not None:
-        targets.append(ToRepair(manifest=manifest, place=KEPT))
+        targets.append(ToRepair(manifest, KEPT))
     return targets
 
 
@@ -182,7 +178,7 @@ def _damaged_places(view: RunView) -> list[ToRepair]:
         verdict = history.verdict(id) if id is not None else None
         manifest = history.manifest(id) if id is not None else None
         if manifest is not None and verdict is not None and verdict.place_damaged:
-            found.append(ToRepair(manifest=manifest, place=IN_PLACE))
+            found.append(ToRepair(manifest, IN_PLACE))
     return found
 
 
@@ -202,5 +198,5 @@ def _damaged_kept(view: RunView) -> list[ToRepair]:
     for id in list_set_aside(view.run):
         manifest = view.history.manifest(id)
         if manifest is not None and read_set_aside(view.run, id) is not None:
-            found.append(ToRepair(manifest=manifest, place=KEPT))
+            found.append(ToRepair(manifest, KEPT))
     return found

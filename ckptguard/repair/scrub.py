@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Container
@@ -33,6 +34,8 @@ from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 _GO_ON_WITHIN = 7 * 86400.0  # a reading that was cut short longer ago begins anew, where no other age is asked for
 _SAVE_EVERY = 600.0  # seconds of reading that a kill may cost
 
+_Found = tuple[Outcome, tuple[Finding, ...]]
+
 
 class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What a scrub reads, and for how long. `max_age`: what was read within so many seconds is left out, and so is
@@ -45,7 +48,7 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
     md5: bool = False
 
 
-class Reread(msgspec.Struct, frozen=True, kw_only=True):
+class Reread(msgspec.Struct, frozen=True):
     """One place that was read again: "place", or "kept" for the kept copy. `outcome` is that of the checkpoint, or of
     the copy; PENDING where another look has to tell."""
 
@@ -144,8 +147,7 @@ def scrub(
         pass
     taken = {one.where for one in due}
     after = [*due[read:], *(d for d in plan if d.where not in taken), *(_read_at(d, now) for d in due[:read])]
-    known_ones = [d for d in plan if d.last is not None]
-    newest = max(known_ones, key=lambda d: d.last or 0.0, default=None)
+    newest = max((d for d in plan if d.last is not None), key=lambda d: d.last or 0.0, default=None)
     return Scrubbed(
         places=tuple(places),
         left=len(due) - read,
@@ -197,40 +199,28 @@ def _read(this: _Scrub, due: Due) -> Reread | None:
         return None
     if found is None:
         return None
-    outcome, findings = found
-    return Reread(
-        path=due.path,
-        id=due.id,
-        place=due.place,
-        outcome=outcome,
-        bytes=manifest.bytes,
-        seconds=round(time.monotonic() - began, 3),
-        findings=findings,
-    )
+    seconds, (outcome, findings) = round(time.monotonic() - began, 3), found
+    return Reread(due.path, due.id, due.place, outcome, manifest.bytes, seconds, findings)
 
 
 def _manifest(this: _Scrub, due: Due) -> Manifest:
     """The manifest to hold a place against. It is not remembered: manifests are large, and must not add up."""
-    try:
+    with contextlib.suppress(RecordsError):
         manifest = read_manifest(this.view.run, due.id)
-    except RecordsError:
-        manifest = None
-    if manifest is None:
-        raise RecordsError(f"the manifest of {due.id} of {due.id.series} is damaged: {due.path} cannot be compared")
-    return manifest
+        if manifest is not None:
+            return manifest
+    raise RecordsError(f"the manifest of {due.id} of {due.id.series} is damaged: {due.path} cannot be compared")
 
 
 def _is_current(view: RunView, due: Due, manifest: Manifest) -> bool:
     """Whether this generation should lie in place. The newest one of its step does, if that is its path: then no other
     manifest is read for it."""
     history, id = view.history, due.id
-    newest = history.generations(id.series, id.step)[-1:] == [id]
-    if newest and not history.is_quarantined(id) and manifest.path == due.path:
-        return True
-    return history.current(id.series, id.step, due.path) == id
+    newest = history.generations(id.series, id.step)[-1:] == [id] and not history.is_quarantined(id)
+    return (newest and manifest.path == due.path) or history.current(id.series, id.step, due.path) == id
 
 
-def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tuple[Finding, ...]] | None:
+def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
     checkpoint, view = due.checkpoint, this.view
     assert checkpoint is not None
     if not _is_current(view, due, manifest):
@@ -255,25 +245,21 @@ def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tu
     return checked.outcome, checked.findings
 
 
-def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tuple[Finding, ...]] | None:
+def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
     run = this.view.run
     copy = read_kept(run, due.id)
     if copy is None:
         return None
     reading, wrong = _differing(this, due, manifest, copy.folder + "/")
-    if wrong is not None:
-        sealed = manifest.file(wrong.file)
-        assert sealed is not None
+    sealed = manifest.file(wrong.file) if wrong is not None else None
+    if wrong is not None and sealed is not None:
         again = reread(run.records, copy.key(wrong.file), sealed, this.pace)
-        if again is None:
-            this.troubles.append(_twice(wrong))
-        else:
+        if again is not None:
             findings, incident = record_kept_damage(this.view, copy, manifest, [again], source=this.watcher.source)
-            if not findings:
-                return None  # released meanwhile
             if incident is not None:
                 this.watcher.tell(incident_event(run, incident))
-            return Outcome.BAD, findings
+            return (Outcome.BAD, findings) if findings else None  # None: released meanwhile
+        this.troubles.append(_twice(wrong))
     _record(this, due, reading)
     return Outcome.GOOD, ()
 
@@ -288,8 +274,7 @@ def _twice(wrong: WrongFile) -> str:
 def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple[Scrub, WrongFile | None]:
     """The first file that is not as it was sealed, after which no more is read, and the reading to be recorded. One
     that is stopped is recorded so far, and the next one goes on with the file at hand."""
-    run = this.view.run
-    storage = run.records if prefix else run.storage
+    storage = this.view.run.records if prefix else this.view.run.storage
     began, done, count = float(int(time.time())), 0, len(manifest.files)
     keep = this.order.max_age or _GO_ON_WITHIN
     if due.begun is not None and due.begun.files == count and 0 <= began - due.begun.began < keep:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Iterator
 
 import msgspec
 
@@ -24,8 +26,8 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     id: CheckpointId
     place: str
     path: str
-    last: float | None
-    begun: Scrub | None
+    last: float | None = None
+    begun: Scrub | None = None
     checkpoint: Checkpoint | None = None
 
     @property
@@ -48,36 +50,27 @@ class Subset(msgspec.Struct, frozen=True):
 
 def parse_subset(text: str) -> Subset:
     """``n/t``. SettingsError."""
-    number, slash, of = text.partition("/")
-    plain = slash and all(part.isascii() and part.isdigit() and len(part) < 7 for part in (number, of))
-    if not plain or not 1 <= int(number) <= int(of):
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    number, of = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= of:
         raise SettingsError(f"{text!r} is no subset", hint="say 1/7, 2/7 ... 7/7")
-    return Subset(int(number), int(of))
-
-
-class _Readings(msgspec.Struct, frozen=True):
-    """What the records say of earlier readings, by place: the newest of each, and the newest whole one."""
-
-    newest: dict[Where, Scrub]
-    whole: dict[Where, Scrub]
+    return Subset(number, of)
 
 
 def scrub_plan(view: RunView, now: float) -> tuple[list[Due], list[Scrub]]:
     """All places of generations with a verdict, the one that nobody has read for the longest time first, and the
     records of readings. Records of what is gone are removed. CouldNotTellError if the run cannot be listed."""
     scrubs = read_scrubs(view.run)
-    readings = _Readings(newest_scrubs(scrubs, now), newest_scrubs([s for s in scrubs if s.is_whole], now))
-    found = [*_in_place(view, readings), *_kept(view, readings)]
-    here = {due.where for due in found}
+    newest, whole = newest_scrubs(scrubs, now), newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
+    places = [*_in_place(view), *_kept(view)]
+    here = {due.where for due in places}
     forget_scrubs(view.run, [scrub for scrub in scrubs if scrub.where not in here])
-    return sorted(found, key=_order), [scrub for scrub in scrubs if scrub.where in here]
+    found = [_dated(view, due, newest.get(due.where), whole.get(due.where)) for due in places]
+    found.sort(key=lambda due: (due.last is not None, due.last or 0.0, due.id.series, due.id.order, due.place))
+    return found, [scrub for scrub in scrubs if scrub.where in here]
 
 
-def _order(due: Due) -> tuple[object, ...]:
-    return due.last is not None, due.last or 0.0, due.id.series, due.id.order, due.place
-
-
-def _in_place(view: RunView, readings: _Readings) -> list[Due]:
+def _in_place(view: RunView) -> Iterator[Due]:
     history = view.history
     newest: dict[tuple[str, int | None], CheckpointId] = {}
     for series in history.names:
@@ -85,36 +78,27 @@ def _in_place(view: RunView, readings: _Readings) -> list[Due]:
             known = newest.get((series, id.step))
             if not history.is_quarantined(id) and (known is None or known.generation < id.generation):
                 newest[series, id.step] = id
-    found = []
     for checkpoint in view.checkpoints:
         # By names alone: a run of thousands has gigabytes of manifests. Which generation it is, is looked at again.
         there = newest.get((checkpoint.series, checkpoint.step))
         if there is not None and there in history.sealed(checkpoint.series):
-            due = _due(view, (there, IN_PLACE), checkpoint.path, readings)
-            found.append(msgspec.structs.replace(due, checkpoint=checkpoint))
-    return found
+            yield Due(id=there, place=IN_PLACE, path=checkpoint.path, checkpoint=checkpoint)
 
 
-def _kept(view: RunView, readings: _Readings) -> list[Due]:
-    found = []
+def _kept(view: RunView) -> Iterator[Due]:
+    """Kept copies with bytes of their own: links are read in place, under their other name."""
     for id in list_kept(view.run):
         copy = read_kept(view.run, id)
-        if copy is None or not view.history.has_verdict(id) or shares_place(view.run, copy, copy.files):
-            continue  # links are read in place, under their other name
-        found.append(_due(view, (id, KEPT), copy.path, readings, since=seconds_of(copy.kept_at)))
-    return found
+        if copy is not None and view.history.has_verdict(id) and not shares_place(view.run, copy, copy.files):
+            yield Due(id=id, place=KEPT, path=copy.path, last=seconds_of(copy.kept_at))
 
 
-def _due(view: RunView, where: Where, path: str, readings: _Readings, *, since: float | None = None) -> Due:
-    last, begun, id = readings.whole.get(where), readings.newest.get(where), where[0]
-    standing = view.history.standings(id.series).get(id)
-    if (last is None and since is None) or (standing is not None and standing.outcome is not Outcome.GOOD):
-        verdict = view.history.verdict(id)
+def _dated(view: RunView, due: Due, newest: Scrub | None, whole: Scrub | None) -> Due:
+    """With what is known of readings: of the newest one, and of the newest whole one."""
+    since, standing = due.last, view.history.standings(due.id.series).get(due.id)
+    if (whole is None and since is None) or (standing is not None and standing.outcome is not Outcome.GOOD):
+        verdict = view.history.verdict(due.id)
         since = seconds_of(verdict.checked_at) if verdict is not None else None
-    return Due(
-        id=id,
-        place=where[1],
-        path=path,
-        last=max((t for t in (last.began if last is not None else None, since) if t is not None), default=None),
-        begun=begun if begun is not None and not begun.is_whole else None,
-    )
+    times = [time for time in (whole.began if whole is not None else None, since) if time is not None]
+    begun = newest if newest is not None and not newest.is_whole else None
+    return msgspec.structs.replace(due, last=max(times, default=None), begun=begun)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ckptguard.errors import ObjectMissingError
 from ckptguard.layouts import Checkpoint
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Entry, Storage
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.verdict import Verdict
 
@@ -53,3 +54,11 @@ def is_new(sealed: File, entry: Entry | None) -> bool:
         return sealed.mtime_ns != entry.mtime_ns
     pairs = ((sealed.inode, entry.inode), (sealed.etag, entry.etag))
     return any(a is not None and b is not None and a != b for a, b in pairs)
+
+
+def entry_now(storage: Storage, key: str) -> Entry | None:
+    """What lies under a key now; None if nothing does."""
+    try:
+        return storage.stat(key)
+    except ObjectMissingError:
+        return None

@@ -1,48 +1,44 @@
-"""Repair one place of a checkpoint: under its own name, or its kept copy."""
+"""One place of a checkpoint, under its own name or as its kept copy: record a copy's damage, and put either right."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ResavingError
-from ckptguard.keep.copies import shares_place
+from ckptguard.incidents.open_and_close import leave_report
+from ckptguard.keep.copies import put_aside, shares_place
+from ckptguard.keep.quarantine import damaged_folder
 from ckptguard.layouts import Checkpoint
-from ckptguard.records.incidents import list_incidents, update_incident
-from ckptguard.records.kept import read_kept, read_set_aside, reinstate_kept, set_aside
+from ckptguard.records.incidents import Incident, list_incidents, open_incident, update_incident
+from ckptguard.records.kept import KeptCopy, read_kept, read_set_aside, reinstate_kept, set_aside
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import Where
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.repair.damaged_copy import CHECK as KEPT_CHECK
-from ckptguard.repair.replace_files import (
-    LINKED,
-    CopySource,
-    Damaged,
-    aside_folder,
-    exchange,
-    stage,
-    staging,
-    whole_source,
-)
-from ckptguard.replicas.find_replicas import open_replicas
-from ckptguard.runs.file_signatures import entry_now
+from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, exchange, stage, staging, whole_source
+from ckptguard.replicas.replicate import open_replicas
+from ckptguard.runs.file_signatures import all_there, entry_now
+from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import Work
-from ckptguard.scan.reread import reread
+from ckptguard.scan.reread import WrongFile, reread
 from ckptguard.storage import Storage
 from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Finding, Outcome, Severity
+from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 _CHECK = "repair"
+_KEPT = "kept"
+_IN_COPY = "in the kept copy: "
 _NO_COPY = "there is no other copy"
 _WHOLE = (Outcome.GOOD, Outcome.SUSPECT)
 Done = list[tuple[Damaged, str]]  # what was put right, and from where
@@ -233,7 +229,7 @@ def _put_right(
                 repair.note(target, one, source.name)
             else:
                 ready.append((one, source.name))
-        aside = aside_folder(target.id)
+        aside = damaged_folder(target.id)
         for one, name in ready:
             staged.needed = True
             try:
@@ -260,8 +256,8 @@ def _record_kept(view: RunView, id: CheckpointId, done: Done) -> None:
     before = view.history.verdict(id)
     if before is None:
         return
-    others = tuple(f for f in before.findings if f.check != KEPT_CHECK)
-    alone = {f.check for f in before.findings if f.severity is Severity.ERROR} == {KEPT_CHECK}
+    others = tuple(f for f in before.findings if f.check != _KEPT)
+    alone = {f.check for f in before.findings if f.severity is Severity.ERROR} == {_KEPT}
     verdict = msgspec.structs.replace(
         before,
         outcome=before.content if alone and before.content is not None else before.outcome,
@@ -282,3 +278,69 @@ def _close_incidents(run: Run, about: dict[str, str], done: Done) -> None:
     for incident in list_incidents(run):
         if incident.state != "closed" and incident.cause == "damage" and about.items() <= incident.evidence.items():
             update_incident(run, incident, state="closed", action=f"put the right bytes back from the {names}")
+
+
+def record_kept_damage(
+    view: RunView, copy: KeptCopy, manifest: Manifest, wrong: Sequence[WrongFile], *, source: str
+) -> tuple[tuple[Finding, ...], Incident | None]:
+    """Set the copy aside, and record what is wrong with it: as warnings where the place still holds the generation,
+    else as errors, for then no whole copy is left. A finding names each tensor that was hit, or the file where none can
+    be named. Returns the findings, and the incident unless there is one."""
+    run = view.run
+    with run_lock(run):
+        if read_kept(run, copy.id) != copy:
+            return (), None  # released meanwhile
+        view.refresh(copy.series)
+        alone = not _in_place(view, manifest)
+        severity = Severity.ERROR if alone else Severity.WARNING
+        findings = limit_findings(
+            [
+                Finding(check=_KEPT, severity=severity, message=_IN_COPY + one.message, file=one.file, tensor=tensor)
+                for one in wrong
+                for tensor in one.tensors or (None,)
+            ]
+        )
+        before = view.history.verdict(copy.id)
+        if before is not None and not set(findings) <= set(before.findings):
+            verdict = msgspec.structs.replace(
+                before,
+                outcome=Outcome.BAD if alone else before.outcome,
+                findings=(*(f for f in before.findings if f.check != _KEPT), *findings),
+                checked_at=utc_now(),
+                version=__version__,
+                digests=("blake3",),
+                seconds=None,
+                place_damaged=before.place_damaged or alone,
+                content=sealed_outcome(before) if alone else before.content,
+            )
+            view.history.note_verdict(copy.series, append_verdict(run, verdict))
+        incident = _incident(run, copy, findings, source)  # before anybody can repair it, who closes it
+        put_aside(run, copy)
+    return findings, incident
+
+
+def _in_place(view: RunView, manifest: Manifest) -> bool:
+    """Whether the place is where this generation lies, as far as records and sizes tell."""
+    id, history = manifest.id, view.history
+    verdict = history.verdict(id)
+    if verdict is None or verdict.place_damaged or history.current_if_readable(id.series, id.step, manifest.path) != id:
+        return False
+    return all_there(view.run.storage, manifest.files)
+
+
+def _incident(run: Run, copy: KeptCopy, findings: tuple[Finding, ...], source: str) -> Incident | None:
+    about = {"kept_copy": str(copy.id), "series": copy.series, "path": copy.path}
+    if any(about.items() <= i.evidence.items() and i.state != "closed" for i in list_incidents(run)):
+        return None
+    first = findings[0]
+    where = f"{first.file}: {first.tensor}" if first.tensor else first.file
+    incident = open_incident(
+        run,
+        step=copy.step,
+        cause="damage",
+        reason=f"the kept copy of {copy.path} is damaged: {where}: {first.message}",
+        evidence=about,
+        source=source,
+    )
+    leave_report(run, incident)
+    return incident

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
 from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.stale_temporaries import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import swap_files
-from ckptguard.values.ids import CheckpointId, is_safe_path
+from ckptguard.values.ids import is_safe_path
 from ckptguard.values.manifest import File
 
 STAGED_BESIDE, STAGED_INSIDE = "tmp-repair-", ".tmp-repair-"  # in the run, in the records
@@ -118,11 +117,6 @@ def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
         damaged.storage.move(staged, damaged.key)
     except ObjectExistsError:
         raise BusyError(f"{damaged.file.path} was saved again while it was repaired") from None
-
-
-def aside_folder(id: CheckpointId) -> str:
-    """A new folder of the quarantine for damaged bytes of a generation."""
-    return f"{QUARANTINE}/{id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
 
 
 def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:

@@ -20,6 +20,7 @@ from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.send_files import Sending, send_files
+from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
@@ -137,12 +138,8 @@ def _need_room(sending: Sending) -> None:
     """StorageFullError, before the first byte, unless what is not there yet fits."""
     if sending.storage.free_space() is None:
         return
-    missing = 0
-    for file in sending.candidate.manifest.files:
-        try:
-            missing += file.size if sending.storage.stat(sending.prefix + file.path).size != file.size else 0
-        except ObjectMissingError:
-            missing += file.size
+    now = ((entry_now(sending.storage, sending.prefix + f.path), f.size) for f in sending.candidate.manifest.files)
+    missing = sum(size for entry, size in now if entry is None or entry.size != size)
     need_room(sending.storage, missing, f"the replica of {sending.candidate.answer.path}")
 
 
@@ -187,10 +184,8 @@ def _mark_kept(target: Run, manifest: Manifest) -> None:
         sources=tuple((file.size, None, None, None) for file in manifest.files),
         kept_at=utc_now(),
     )
-    try:
+    with contextlib.suppress(ObjectExistsError):  # by a killed process, or one that races with this: the same files
         commit_kept(target, copy)
-    except ObjectExistsError:
-        pass  # by a process that was killed, or that races with this one: the same files
 
 
 def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:

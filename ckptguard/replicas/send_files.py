@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import uuid
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from ckptguard.errors import (
     ObjectMissingError,
     StoppedError,
 )
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.keep.quarantine import damaged_folder
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
@@ -122,7 +121,7 @@ def _move_aside(sending: Sending, key: str, file: File) -> None:
         return
     _refuse_claimed(sending, file.path)
     storage, run_prefix, records_prefix = sending.target.run.shared()
-    folder = f"{QUARANTINE}/{sending.candidate.id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
+    folder = damaged_folder(sending.candidate.id)
     with contextlib.suppress(ObjectMissingError):
         storage.move(run_prefix + key, f"{records_prefix}{folder}/{key}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -25,9 +26,8 @@ from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.replicas.find_replicas import has_newest, known_bad, open_replicas, replica_candidates
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
-from ckptguard.replicas.replicate import refuse_nested
+from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, refuse_nested
 from ckptguard.replicas.send_checkpoint import Delivery, send_checkpoint
 from ckptguard.replicas.send_files import pace_of
 from ckptguard.runs.candidates import Chosen, first_whole
@@ -156,22 +156,23 @@ def regain(view: RunView, *, series: str | None = None) -> Started | None:
     own = newest_candidate(view, wanted)
     if own is not None and has_newest(view.history, own.id, wanted):
         return None
-    for replica in open_replicas(view):
-        try:
-            there = next(replica_candidates(replica, view.history, wanted), None)
-            if there is not None and (own is None or there.id.order > own.id.order):
-                return bring_back(replica, view, wanted)
-        except CkptguardError as error:
-            _log.warning("nothing could be brought back from %s: %s", replica.run.url, error.message)
-    return None
+    return regain_before(view, wanted, worth=lambda replica: newer_in_replica(replica, view, wanted, own) is not None)
 
 
-def regain_before(view: RunView, wanted: Wanted, *, stop: threading.Event | None = None) -> Started | None:
+def regain_before(
+    view: RunView,
+    wanted: Wanted,
+    *,
+    stop: threading.Event | None = None,
+    worth: Callable[[RunView], bool] = lambda replica: True,
+) -> Started | None:
     """Bring back a known-good checkpoint for a run that has none left of those that are wanted: the newest of the
-    nearest replica that has one whole. None if none has. StoppedError if `stop` was set before it was there."""
+    nearest replica that is `worth` it and has one whole. None if none has. StoppedError if `stop` was set before it was
+    there."""
     for replica in open_replicas(view):
         try:
-            return bring_back(replica, view, wanted, work=Work(stop=stop))
+            if worth(replica):
+                return bring_back(replica, view, wanted, work=Work(stop=stop))
         except StoppedError:
             raise
         except CkptguardError as error:

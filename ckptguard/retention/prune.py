@@ -24,7 +24,6 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.manifest import Manifest
 from ckptguard.values.retention_policy import Policy, parse_span
 from ckptguard.values.verdict import Outcome, Verdict
 
@@ -60,7 +59,7 @@ def prune(
     """
     remembered = remembered if remembered is not None else Remembered()
     if dry_run:
-        seen = look(view, remembered, keep_good=policy.keep_good)
+        seen = _look(view, remembered, policy.keep_good)
         decisions = decide(seen.present, policy, now=this_moment().wall)
         removed, emptied = [d for d in decisions if not d.keep], _due(view, seen, policy, grace)
         troubles: list[str] = []
@@ -69,7 +68,7 @@ def prune(
         with run_lock(view.run):
             settle_trash(view.run)
             view.forget()
-            seen = look(view, remembered, keep_good=policy.keep_good)
+            seen = _look(view, remembered, policy.keep_good)
             decisions = decide(seen.present, policy, now=this_moment().wall)
             removed, troubles = _remove(view.run, seen, decisions, policy)
             if removed or troubles:
@@ -112,7 +111,7 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
 
 
 def _remove(
-    run: Run, seen: Look, decisions: Sequence[RetentionDecision], policy: Policy
+    run: Run, seen: _Look, decisions: Sequence[RetentionDecision], policy: Policy
 ) -> tuple[list[RetentionDecision], list[str]]:
     """Put into the trash what is not kept, is still what it was, and came not into use meanwhile; trouble ends it."""
     removed: list[RetentionDecision] = []
@@ -143,7 +142,7 @@ def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
 def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, emptied: list[Trashed]) -> None:
     """Remove for good what is due, by a look of its own: what was removed just now counts no more."""
     if list_trashed(view.run):
-        for mark in _due(view, look(view, remembered, keep_good=policy.keep_good), policy, grace):
+        for mark in _due(view, _look(view, remembered, policy.keep_good), policy, grace):
             if mark.id in pins_of(view.run):
                 continue  # it came into use meanwhile
             delete_for_good(view.run, mark)
@@ -158,14 +157,14 @@ def _telling(troubles: list[str], what: str) -> Iterator[None]:
         troubles.append(f"{what}: {error.message}")
 
 
-def _due(view: RunView, seen: Look, policy: Policy, grace: float) -> list[Trashed]:
+def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trashed]:
     """What may go from the trash for good now. The laws of retention hold here too: what would be one of the newest
     good ones again, because newer ones turned out bad, stays, as does what is pinned or older than a pending one."""
     pins = pins_of(view.run)
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
     trashed = []
     for mark in seen.trash:
-        verdict = strict_verdict(view, mark.id)
+        verdict = _strict_verdict(view, mark.id)
         trashed.append(
             Present(
                 path=mark.folder,
@@ -179,7 +178,7 @@ def _due(view: RunView, seen: Look, policy: Policy, grace: float) -> list[Trashe
 
 
 @dataclass(frozen=True)
-class Look:
+class _Look:
     """What is in place, as values to decide by, and the checkpoints by their paths."""
 
     present: list[Present]
@@ -198,39 +197,34 @@ class Remembered:
     known: dict[str, tuple[object, Present]] = field(default_factory=dict)
 
 
-def look(view: RunView, remembered: Remembered | None = None, *, keep_good: int = 0) -> Look:
-    """Look at a run. What is in the trash is not in place, wherever its files lie. Only what is not `remembered` is
-    read, and the newest `keep_good` good ones of each series.
-
-    CouldNotTellError if any listing fails, or any record of what is in place cannot be read.
-    """
+def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
+    """What is in the trash is not in place, wherever its files lie. Only what is not `remembered` is read, and the
+    newest `keep_good` good ones of each series. CouldNotTellError if any listing fails, or any record of what is in
+    place cannot be read."""
     pins, references = pins_of(view.run), references_to(view)
     trash = read_trash(view.run)
     marked = {(mark.id, mark.path): mark.signature for mark in trash if mark.how == MARKED}
-    before = remembered.known if remembered is not None else {}
+    before = remembered.known
     bases = {checkpoint.path: _basis(view, checkpoint) for checkpoint in view.checkpoints}
     stand = {path: before[path][1] for path, basis in bases.items() if path in before and before[path][0] == basis}
     for good in _newest_good(stand.values(), keep_good).values():
         for one in good:
             del stand[one.path]
-    known: dict[str, tuple[object, Present]] = {}
+    remembered.known = {}
     present = []
     for checkpoint in view.checkpoints:
         one = stand.get(checkpoint.path) or _present(view, checkpoint)
-        known[checkpoint.path] = bases[checkpoint.path], one
+        remembered.known[checkpoint.path] = bases[checkpoint.path], one
         signature = tuple((e.key, *e.signature) for e in checkpoint.entries)
         if marked.get((one.id, checkpoint.path)) == signature:
             continue
         holds = (*pins.get(one.id, ()), *references.get(checkpoint.path, ()))
         present.append(msgspec.structs.replace(one, holds=holds))
-    if remembered is not None:
-        remembered.known = known
-    return Look(present=present, checkpoints={c.path: c for c in view.checkpoints}, trash=trash)
+    return _Look(present, {checkpoint.path: checkpoint for checkpoint in view.checkpoints}, trash)
 
 
-def strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
-    """The newest verdict on a generation, or None if there is none. RecordsError if it cannot be read: an older one
-    may say something else."""
+def _strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
+    """The newest verdict on a generation. RecordsError if it cannot be read: an older one may say something else."""
     standing = view.history.standings(id.series).get(id)
     if standing is None:
         return None
@@ -256,41 +250,25 @@ def _basis(view: RunView, checkpoint: Checkpoint) -> object:
     """All that `_present` depends on, without reading a record: the files, and the names of the records of its step."""
     history = view.history
     standings, sealed = history.standings(checkpoint.series), history.sealed(checkpoint.series)
-    return (
-        checkpoint.signature,
-        [
-            (id, id in sealed, history.is_quarantined(id), standings.get(id))
-            for id in history.generations(checkpoint.series, checkpoint.step)
-        ],
-    )
+    ids = history.generations(checkpoint.series, checkpoint.step)
+    known = [(id, id in sealed, history.is_quarantined(id), standings.get(id)) for id in ids]
+    return checkpoint.signature, known
 
 
 def _present(view: RunView, checkpoint: Checkpoint) -> Present:
-    """What is in place under a path, without what holds it."""
-    id = view.current(checkpoint)
-    manifest = view.history.manifest(id) if id is not None else None
-    verdict = strict_verdict(view, id) if id is not None else None
-    if id is None:
-        id = view.history.next_id(checkpoint.series, checkpoint.step)
+    """What is in place under a path, without what holds it. What was never sealed may have the verdict INCOMPLETE."""
+    current = view.current(checkpoint)
+    id = current or view.history.next_id(checkpoint.series, checkpoint.step)
+    manifest = view.history.manifest(current) if current is not None else None
+    verdict = _strict_verdict(view, id)
+    outcome = verdict.outcome if verdict is not None else Outcome.PENDING
+    sealed = manifest is not None and (outcome is not Outcome.GOOD or looks_unchanged(checkpoint, manifest, verdict))
     return Present(
         path=checkpoint.path,
         id=id,
-        outcome=_outcome(view, checkpoint, id, manifest, verdict),
+        # A verdict on other files that lay there before is none.
+        outcome=outcome if sealed or current is None else Outcome.PENDING,
         saved=seconds_of(manifest.sealed_at) if manifest is not None else None,
         metrics=manifest.metrics if manifest is not None else {},
         bytes=checkpoint.bytes,
     )
-
-
-def _outcome(
-    view: RunView, checkpoint: Checkpoint, id: CheckpointId, manifest: Manifest | None, verdict: Verdict | None
-) -> Outcome:
-    """What is known of the very files that are in place: a verdict on others that lay there before is none."""
-    if verdict is None and manifest is None:
-        unsealed = strict_verdict(view, id)  # INCOMPLETE so far
-        return unsealed.outcome if unsealed is not None else Outcome.PENDING
-    if verdict is None or manifest is None:
-        return Outcome.PENDING
-    if verdict.outcome is Outcome.GOOD and not looks_unchanged(checkpoint, manifest, verdict):
-        return Outcome.PENDING
-    return verdict.outcome

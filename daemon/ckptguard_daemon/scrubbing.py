@@ -16,8 +16,7 @@ from ckptguard.errors import CkptguardError
 from ckptguard.incidents.notify import Hooks
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
-from ckptguard.repair.scrub import Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
-from ckptguard.repair.scrub_plan import Due
+from ckptguard.repair.scrub import Due, Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.runs.work import Work
 from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.reread import ReadingStopped

@@ -29,7 +29,7 @@ def command(
     """
     settings = settings_from(config, records)
     if settings.replicas:
-        from ckptguard.replicas.find_replicas import find_known_good_anywhere
+        from ckptguard.replicas.replicate import find_known_good_anywhere
         from ckptguard.runs.find_known_good import Wanted
         from ckptguard.runs.run_view import open_view
 

@@ -49,8 +49,7 @@ def command(run: str, **options: Unpack[Options]) -> None:
     """
     from ckptguard.documents.build import document, fields
     from ckptguard.incidents.notify import Hooks
-    from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
-    from ckptguard.repair.scrub_plan import parse_subset
+    from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
     from ckptguard.runs.target import open_named_run
     from ckptguard.runs.work import Work
     from ckptguard.scan.scanners import scanner_of

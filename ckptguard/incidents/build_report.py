@@ -113,8 +113,7 @@ def _last_good(history: History, incident: Incident, details: Details) -> Checkp
 
 
 def _first_bad(history: History, incident: Incident, good: CheckpointId | None) -> CheckpointId | None:
-    """The checkpoint that the incident is about; else the first bad or suspect one after the last good one, up to the
-    step at which it was noticed."""
+    """The checkpoint that the incident is about; else the first bad one after the last good one that was noticed."""
     about, after = checkpoint_of(incident), good.step if good is not None else None
     if about is not None and about.series in history.names:
         return about
@@ -205,8 +204,7 @@ def _sick_tensor(culprit: Culprit) -> SickTensor:
 
 
 def _read(view: RunView, details: Details, good: CheckpointId | None, bad: CheckpointId | None, work: Work) -> Details:
-    """What the bytes still say: every magnitude of the last good one, every tensor of the first bad one, and what
-    sets the two apart."""
+    """What the bytes still say: of the last good one, of the first bad one, and what sets the two apart."""
     history, wanted = view.history, {good, bad} - {None}
     found: dict[CheckpointId | None, TensorSource | None]
     found = {state.id: locate(view, state) for state in survey(view) if state.id in wanted}

@@ -273,8 +273,7 @@ _NOT_SAVED = ("storage", "unsaved")
 
 
 def likely_causes(report: IncidentReport) -> tuple[LikelyCause, ...]:
-    """What may have caused the incident, the likeliest first; never empty, except where nothing was wrong (training
-    was asked to go back)."""
+    """What may have caused the incident, the likeliest first; empty only where nothing was wrong."""
     if report.cause in _NOTHING_WRONG:
         return ()
     clues = Clues(report)

@@ -14,7 +14,7 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, ObjectExistsError, RecordsError
 from ckptguard.incidents.build_report import checkpoint_of, report_of
-from ckptguard.incidents.events import reason_of
+from ckptguard.incidents.notify import reason_of
 from ckptguard.incidents.report_html import report_html
 from ckptguard.incidents.report_text import report_text
 from ckptguard.incidents.report_words import NO_SICKNESS

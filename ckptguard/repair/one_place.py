@@ -102,8 +102,7 @@ class Repair:
         return self.opened
 
     def note(self, target: ToRepair, damaged: Damaged, source: str | None, *, reason: str = "") -> None:
-        """Note what became of one file: it was repaired from `source`, or would be in a dry run, unless there is a
-        `reason` why not."""
+        """Note what became of one file: it is repaired from `source`, unless there is a `reason` why not."""
         self.files.append(
             RepairedFile(
                 path=target.manifest.path,
@@ -184,8 +183,7 @@ def _damaged(storage: Storage, manifest: Manifest, prefix: str = "") -> list[Dam
 
 
 def _is_still(repair: Repair, checkpoint: Checkpoint, wanted: CheckpointId, *, damaged: bool) -> bool:
-    """Whether what lies in place is the generation that is wanted, damaged or not, and not a new save; its verdict is
-    brought up to date. BusyError while it is being saved again."""
+    """Whether the wanted generation lies in place, and no new save. BusyError while it is being saved again."""
     checked = _verify(repair, checkpoint, Verification(md5=False, record=not repair.dry_run, resave=Resave.WAIT))
     same = checked.id == wanted
     if damaged and same and checked.outcome is Outcome.BAD:

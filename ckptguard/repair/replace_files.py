@@ -155,8 +155,8 @@ def _copy(run: Run, source: CopySource, damaged: Damaged, target: str, how: str)
 
 
 def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
-    """Put the damaged bytes under `target` in the records too, then exchange the two files in one step. False where
-    that cannot be done; then nothing is."""
+    """Link the damaged bytes to `target`, then exchange the two files in one step. False, and no change, if it cannot
+    be done."""
     root, seen = damaged.storage.root, damaged.seen
     if root is None or seen is None or seen.kind != "file":
         return False

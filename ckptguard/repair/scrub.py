@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError, SettingsError
-from ckptguard.incidents.events import incident_event, news_in, verdict_event
-from ckptguard.incidents.notify import Event
+from ckptguard.incidents.notify import Event, incident_event, news_in, verdict_event
 from ckptguard.incidents.open_and_close import record_bad_save
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import LAYOUTS, Checkpoint
@@ -262,8 +261,7 @@ def _manifest(this: _Scrub, due: Due) -> Manifest:
 
 
 def _is_current(view: RunView, due: Due, manifest: Manifest) -> bool:
-    """Whether this generation should lie in place. The newest one of its step does, if that is its path: then no other
-    manifest is read for it."""
+    """Whether this generation should lie in place. Of the newest one of its step no other manifest is read for it."""
     history, id = view.history, due.id
     newest = history.generations(id.series, id.step)[-1:] == [id] and not history.is_quarantined(id)
     return (newest and manifest.path == due.path) or history.current(id.series, id.step, due.path) == id

@@ -30,8 +30,7 @@ _BESIDE = "training"
 
 
 def join(source: Run, target: RunView) -> None:
-    """Have the target be of the source's lineage. CouldNotTellError if it is of another one, or holds checkpoints that
-    nobody replicated."""
+    """Have the target be of the source's lineage. CouldNotTellError if it is of another one, or holds anything."""
     lineage, other = begin_lineage(source), read_lineage(target.run)
     if other is None and _is_empty(target):
         join_lineage(target.run, lineage)
@@ -79,8 +78,7 @@ def _is_empty(view: RunView) -> bool:
 
 
 def mirror_decisions(source: Run, target: Run) -> None:
-    """What was decided and found out in the source, and is not known in the target. Records never change: what is
-    there already is the same."""
+    """Copy what was decided and found out in the source. Records never change: what is there already is the same."""
     for folder in _DECISIONS:
         names = [name for name in list_records(source, folder, recursive=True) if name.endswith(".json")]
         _copy_unknown(source, target, folder, names)
@@ -92,8 +90,7 @@ def records_beside(run: Run) -> list[str]:
 
 
 def mirror_beside(source: Run, target: Run, manifest: Manifest, names: Sequence[str]) -> None:
-    """Copy what training recorded beside a checkpoint, of all such `names`. It must be there before the checkpoint
-    counts."""
+    """Copy what training recorded beside a checkpoint, of all such `names`, before the checkpoint counts."""
     start = f"{series_folder(manifest.path)}.{manifest.generation}."
     later = itertools.islice(names, bisect_left(names, start), None)
     own = itertools.takewhile(lambda name: name.startswith(start), later)

@@ -26,7 +26,6 @@ from ckptguard.replicas.mirror_records import (
     records_beside,
 )
 from ckptguard.replicas.send_checkpoint import Delivery, has_arrived, send_checkpoint
-from ckptguard.replicas.send_files import pace_of
 from ckptguard.runs.file_signatures import all_there, entry_now
 from ckptguard.runs.find_known_good import (
     ANY,
@@ -45,6 +44,7 @@ from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan.paced_reader import Pace
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
 from ckptguard.storage.retries import Retries
@@ -144,6 +144,19 @@ def replicate(
     )
 
 
+def pace_of(work: Work, settings: Settings, hold: Callable[[], None] | None = None) -> Pace:
+    """One pace for all files that are on their way together, in both directions: the work's rate, else that of the
+    settings. StoppedError once the work is stopped. `hold` waits while something more urgent goes on."""
+
+    def hold_on() -> None:
+        if work.is_stopped():
+            raise StoppedError("it was called off", key="")
+        if hold is not None:
+            hold()
+
+    return Pace(settings.replica_rate if work.rate is None else work.rate, hold_on, work.progress)
+
+
 def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
     """Where the settings want replicas of the run under `url`, local ones first; ``{run}`` stands for its own name."""
     name = url.rstrip("/").rpartition("/")[2]
@@ -178,8 +191,7 @@ def refuse_nested(one: str, other: str, sentence: str) -> None:
 
 
 def _wanted_in_replica(view: RunView) -> tuple[list[Candidate], dict[CheckpointId, CouldNotTellError]]:
-    """What a replica should hold: every known-good checkpoint, newest first; and which cannot be read, and why. How
-    long they stay there, its own settings say."""
+    """What a replica should hold: every known-good checkpoint, newest first; and which cannot be read, and why."""
     candidates: list[Candidate] = []
     unreadable: dict[CheckpointId, CouldNotTellError] = {}
     for id in ranked_candidates(view.history):
@@ -250,14 +262,13 @@ def _replicated(candidate: Candidate, delivery: Delivery) -> Replicated:
         bytes=candidate.manifest.bytes,
         done=delivery.done,
         sent=delivery.sent,
-        verified=delivery.verified,
+        verified="read back" if delivery.done == "sent" else None,
         message=delivery.message,
     )
 
 
 def open_replicas(view: RunView) -> Iterator[RunView]:
-    """The replicas that can be read, local ones first. Of the others, and of places that hold another training, a
-    warning tells, after a few seconds."""
+    """The replicas that can be read, local ones first. A warning tells of others, and of those of another training."""
     for url in replica_urls(view.run.url, view.settings):
         try:
             replica = _open_own(view, url)
@@ -303,8 +314,7 @@ def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool
 
 
 def newer_in_replica(replica: RunView, view: RunView, wanted: Wanted, own: Candidate | None) -> Candidate | None:
-    """The best known-good checkpoint of a replica, if it is newer than the run's `own`. What the run knows to be sick
-    or bad is left out. CouldNotTellError if that of one cannot be told."""
+    """The best checkpoint of a replica that is not known to be bad, if newer than `own`. CouldNotTellError."""
     known = known_good_candidates(replica, wanted)
     best = next((found for found in known if not known_bad(view.history, found.id)), None)
     return best if best is not None and (own is None or best.id.order > own.id.order) else None

@@ -27,9 +27,8 @@ from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantin
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
-from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, refuse_nested
+from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, pace_of, refuse_nested
 from ckptguard.replicas.send_checkpoint import Delivery, send_checkpoint
-from ckptguard.replicas.send_files import pace_of
 from ckptguard.runs.candidates import Chosen, first_whole
 from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate, ranked_candidates
 from ckptguard.runs.lock import run_lock
@@ -112,8 +111,7 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
 
 
 def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Chosen[Delivery]:
-    """Send the best checkpoint of the replica that arrives whole. NoKnownGoodError says why none did; StoppedError if
-    the work was stopped before one was there."""
+    """Send the best checkpoint that arrives whole. NoKnownGoodError says why none did; StoppedError."""
     pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
 
@@ -148,8 +146,8 @@ def _is_good(replica: RunView, id: CheckpointId) -> bool:
 
 
 def regain(view: RunView, *, series: str | None = None) -> Started | None:
-    """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole.
-    None if the run has lost nothing that a replica could give back."""
+    """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole;
+    None if there is none."""
     if not view.settings.replicas:
         return None
     wanted = Wanted(series=series)
@@ -198,9 +196,7 @@ def mark_later_generations(replica: RunView, target: RunView, step: int) -> None
                 if here.has_verdict(id):
                     mark_suspect(target, id, reason)
                 mark = Quarantined(
-                    series=id.series,
-                    step=id.step,
-                    generation=id.generation,
+                    **msgspec.structs.asdict(id),
                     path=manifest.path,
                     files=(),
                     signature=(),
@@ -213,8 +209,7 @@ def mark_later_generations(replica: RunView, target: RunView, step: int) -> None
 
 
 def _refuse_unless_lost(replica: RunView, target: RunView, step: int | None) -> None:
-    """Only what is empty is filled, and what was begun from this very replica and has no good checkpoint yet, or only
-    that of `step`: its beginning may have been cut short."""
+    """SettingsError unless it is empty, or was begun from this replica and cut short before a good checkpoint came."""
     lineage = read_lineage(target.run)
     if lineage is not None and lineage == read_lineage(replica.run):
         own = newest_candidate(target)

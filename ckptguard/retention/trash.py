@@ -16,6 +16,8 @@ import re
 import uuid
 from collections.abc import Iterator
 
+import msgspec
+
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
 from ckptguard.records.kept import read_set_aside
@@ -57,9 +59,7 @@ def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     """Put a checkpoint in place into the trash under an id; False if another process did. The caller holds the lock."""
     now = this_moment()
     mark = Trashed(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
+        **msgspec.structs.asdict(id),
         path=checkpoint.path,
         how=MOVED if moves_files(run) else MARKED,
         files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),
@@ -158,8 +158,7 @@ def _remove_empty(run: Run, mark: Trashed) -> None:
 
 
 def in_trash_for(run: Run, mark: Trashed) -> float:
-    """For how many seconds it has been there for sure, by a clock that nobody sets: that of the machine that removed
-    it, or this one's since it saw it there first."""
+    """For how many seconds it has been there for sure, by a clock that nobody sets."""
     return passed_since(run, mark.folder, stated_moment(mark.removed_at, mark.host, mark.boot_id, mark.uptime))
 
 
@@ -211,8 +210,7 @@ def _damaged(run: Run) -> list[tuple[str, CheckpointId]]:
 
 
 def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
-    """Whether the checkpoint is good without these bytes, and was seen whole since they were put aside: it may be
-    rotated away before their time is over."""
+    """Whether the checkpoint is good without these bytes, and was seen whole since they were put aside."""
     standing = view.history.standings(id.series).get(id)
     if standing is None or standing.outcome is not Outcome.GOOD or read_set_aside(view.run, id) is not None:
         return False

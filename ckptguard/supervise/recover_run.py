@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckptguard.errors import CkptguardError, NotFoundError
-from ckptguard.incidents.events import incident_event
-from ckptguard.incidents.notify import Event
+from ckptguard.incidents.notify import Event, incident_event
 from ckptguard.incidents.open_and_close import close_incident
 from ckptguard.records.incidents import Incident, open_incident
 from ckptguard.records.run import Run, has_records, open_run

@@ -18,8 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckptguard.documents.build import Document
 from ckptguard.errors import CkptguardError, NoKnownGoodError, NotFoundError, SettingsError
-from ckptguard.incidents.events import incident_event
-from ckptguard.incidents.notify import Hooks
+from ckptguard.incidents.notify import Hooks, incident_event
 from ckptguard.inspect.list_states import survey, without_verdict
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord

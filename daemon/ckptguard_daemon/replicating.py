@@ -12,8 +12,7 @@ import msgspec
 
 from ckptguard.documents.build import fields
 from ckptguard.errors import CkptguardError, StoppedError
-from ckptguard.incidents.events import replica_event
-from ckptguard.incidents.notify import Hooks
+from ckptguard.incidents.notify import Hooks, replica_event
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work

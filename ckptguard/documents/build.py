@@ -178,10 +178,10 @@ FORMS: dict[str, Form] = {
     "pins.Pin": Form("series step id reason note since until"),
     # scrub, repair, replicate
     "scrub.Reread": Form("path series step id place outcome bytes seconds findings"),
-    "shared_steps.RepairedFile": Form("path series step id place file repaired source reason"),
+    "one_place.RepairedFile": Form("path series step id place file repaired source reason"),
     "replicate.Replicated": Form("path series step id bytes done sent verified message"),
     "scrub.Scrubbed": Form("stopped left places next could_not_tell"),
-    "scrub_plan.Due": Form("path id place last_read_at", {"last_read_at": lambda due: _moment(due.last)}),
+    "scrub.Due": Form("path id place last_read_at", {"last_read_at": lambda due: _moment(due.last)}),
     "repair.Repaired": Form("dry_run files checkpoints=checked could_not_tell"),
     # the daemon
     "healthz": Form("host boot_id pid started_at"),

@@ -29,22 +29,29 @@ from ckptguard.verify.collect_evidence import roles_of
 MOST_TENSORS = 50
 _MOST_SAMPLES = 2000
 _MOST_ERRORS = 20
+_OWN_FIELDS = ("run", "details")  # the other fields of a report are those of the incident
 _KINDS = {"model": "weight", "optimizer": "optimizer"}
 
 
 def choose_incident(run: Run, incident_id: str | None) -> Incident:
     """An incident by its id or the start of it; the newest one without. NotFoundError where there is none."""
-    if incident_id is not None:
+    if incident_id is None:
+        found, what = list_incidents(run), "no incident"
+    else:
         exact = read_incident(run, incident_id)
-        if exact is not None:
-            return exact
-    found = [i for i in list_incidents(run) if incident_id is None or i.id.startswith(incident_id)]
+        found = [exact] if exact is not None else [i for i in list_incidents(run) if i.id.startswith(incident_id)]
+        if len(found) > 1:
+            raise NotFoundError(f"{incident_id} begins {len(found)} incidents of {run.url}")
+        what = f"no incident {incident_id}"
     if not found:
-        what = f"no incident {incident_id}" if incident_id is not None else "no incident"
         raise NotFoundError(f"{run.url} has {what}", hint=f"ckptguard incidents {run.url}")
-    if incident_id is not None and len(found) > 1:
-        raise NotFoundError(f"{incident_id} begins {len(found)} incidents of {run.url}")
     return found[-1]
+
+
+def checkpoint_of(incident: Incident) -> CheckpointId | None:
+    """The checkpoint that an incident is about, where it names one."""
+    about, series = incident.evidence.get("checkpoint"), incident.evidence.get("series")
+    return parse_id(series, about) if isinstance(about, str) and isinstance(series, str) else None
 
 
 def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Work = PLAIN) -> IncidentReport:
@@ -63,27 +70,14 @@ def report_of(view: RunView, incident: Incident, *, read: bool = False, work: Wo
         if not details.samples and details.training is None:
             details = _with_log(view.run, details, bad or good)
         if bad is not None and not details.tensors:
-            details = _with_tensors(details, _recorded(history, bad))
+            details = _with_tensors(history, details, bad)
         if read:
             details = _read(view, details, good, bad, work)
-    report = IncidentReport(
-        run=view.run.url,
-        id=incident.id,
-        opened_at=incident.opened_at,
-        step=incident.step,
-        cause=incident.cause,
-        reason=incident.reason,
-        state=incident.state,
-        source=incident.source,
-        actions=incident.actions,
-        known_good=incident.known_good,
-        evidence=incident.evidence,
-        details=details,
-    )
+    same = {name: getattr(incident, name) for name in IncidentReport.__struct_fields__ if name not in _OWN_FIELDS}
+    report = IncidentReport(run=view.run.url, details=details, **same)
     if details.causes and not read:
         return report
-    details = msgspec.structs.replace(details, causes=likely_causes(report))
-    return msgspec.structs.replace(report, details=details)
+    return msgspec.structs.replace(report, details=msgspec.structs.replace(details, causes=likely_causes(report)))
 
 
 def _bounded(details: Details) -> Details:
@@ -103,37 +97,34 @@ def _last_good(history: History, incident: Incident, details: Details) -> Checkp
     """The checkpoint that training went back to; else the newest good one from before the onset."""
     named = parse_id("", incident.known_good) if incident.known_good else None
     onset = details.onset if details.onset is not None else incident.step
-    found: list[CheckpointId] = []
-    for series in history.names:
-        for id, standing in history.standings(series).items():
-            if named is not None and id.order == named.order:
-                return id
-            before = id.step is not None and (onset is None or id.step < onset)
-            if before and standing.outcome is Outcome.GOOD and not history.is_quarantined(id):
-                found.append(id)
+    known = [pair for series in history.names for pair in history.standings(series).items()]
     if named is not None:
-        return None
+        return next((id for id, _ in known if id.order == named.order), None)
+    found = (
+        id
+        for id, standing in known
+        if standing.outcome is Outcome.GOOD
+        and id.step is not None
+        and (onset is None or id.step < onset)
+        and not history.is_quarantined(id)
+    )
     return max(found, key=lambda id: (id.order, id.series), default=None)
 
 
 def _first_bad(history: History, incident: Incident, good: CheckpointId | None) -> CheckpointId | None:
-    """The checkpoint that the incident is about; else the first bad or suspect one after the last good one, up to the
-    step at which it was noticed."""
-    about, series = incident.evidence.get("checkpoint"), incident.evidence.get("series")
-    if isinstance(about, str) and isinstance(series, str) and series in history.names:
-        id = parse_id(series, about)
-        if id is not None:
-            return id
+    """The checkpoint that the incident is about; else the first bad one after the last good one that was noticed."""
+    about, after = checkpoint_of(incident), good.step if good is not None else None
+    if about is not None and about.series in history.names:
+        return about
     if incident.step is None:
         return None
-    after = good.step if good is not None else None
     found = [
         id
         for name in ([good.series] if good is not None else history.names)
         for id, standing in history.standings(name).items()
         if id.step is not None
         and standing.outcome in (Outcome.BAD, Outcome.SUSPECT)
-        and (after is None or id.step > after)
+        and (after is None or after < id.step)
         and id.step <= incident.step
     ]
     return min(found, key=lambda id: (id.order[0], -id.generation, id.series), default=None)
@@ -184,20 +175,18 @@ def _with_log(run: Run, details: Details, id: CheckpointId | None) -> Details:
     return msgspec.structs.replace(details, samples=samples, onset=onset)
 
 
-def _recorded(history: History, id: CheckpointId) -> tuple[str, tuple[Culprit, ...]]:
-    manifest, verdict = history.manifest(id), history.verdict(id)
-    path = manifest.path if manifest is not None else id.series
-    return path, find_culprits(None, path, verdict.findings if verdict else (), work=PLAIN)
-
-
-def _with_tensors(details: Details, found: tuple[str, tuple[Culprit, ...]]) -> Details:
-    path, culprits = found
-    shown = [_sick_tensor(c) for c in culprits[:MOST_TENSORS]]
+def _with_tensors(
+    history: History, details: Details, bad: CheckpointId, source: TensorSource | None = None, work: Work = PLAIN
+) -> Details:
+    """With what is wrong in the first bad checkpoint: by the records, and by its bytes where there is a `source`."""
+    manifest, verdict = history.manifest(bad), history.verdict(bad)
+    path = manifest.path if manifest is not None else bad.series
+    culprits = find_culprits(source, path, verdict.findings if verdict else (), work=work)
     return msgspec.structs.replace(
         details,
-        tensors=tuple(shown),
-        tensors_omitted=len(culprits) - len(shown),
-        tensors_from=path if shown else None,
+        tensors=tuple(_sick_tensor(c) for c in culprits[:MOST_TENSORS]),
+        tensors_omitted=max(0, len(culprits) - MOST_TENSORS),
+        tensors_from=path if culprits else None,
     )
 
 
@@ -214,39 +203,23 @@ def _sick_tensor(culprit: Culprit) -> SickTensor:
 
 
 def _read(view: RunView, details: Details, good: CheckpointId | None, bad: CheckpointId | None, work: Work) -> Details:
-    """What the bytes still say: every magnitude of the last good one, every tensor of the first bad one, and what
-    sets the two apart."""
-    history = view.history
-    sources = _sources(view, [id for id in (good, bad) if id is not None])
-    before = sources.get(good) if good is not None else None
+    """What the bytes still say: of the last good one, of the first bad one, and what sets the two apart."""
+    history, wanted = view.history, {good, bad} - {None}
+    found: dict[CheckpointId | None, TensorSource | None]
+    found = {state.id: locate(view, state) for state in survey(view) if state.id in wanted}
+    before, after = found.get(good), found.get(bad)
     sizes = _recorded_sizes(history, good) if good is not None else []
     if before is not None and details.last_good is not None and len(details.last_good.largest) < 2:
         sizes = _magnitudes(before, work) or sizes
-        largest = _largest(sizes) or details.last_good.largest
-        details = msgspec.structs.replace(
-            details, last_good=msgspec.structs.replace(details.last_good, largest=largest)
-        )
-    source = sources.get(bad) if bad is not None else None
-    if source is not None and bad is not None and details.tensors_from != "memory":
-        verdict = history.verdict(bad)
-        path = details.first_bad.path if details.first_bad is not None else ""
-        findings = verdict.findings if verdict is not None else ()
-        details = _with_tensors(details, (path, find_culprits(source, path, findings, work=work)))
-    if before is not None and source is not None and good is not None and bad is not None and good.series == bad.series:
+        known = msgspec.structs.replace(details.last_good, largest=_largest(sizes) or details.last_good.largest)
+        details = msgspec.structs.replace(details, last_good=known)
+    if after is not None and bad is not None and details.tensors_from != "memory":
+        details = _with_tensors(history, details, bad, after, work)
+    if before is not None and after is not None and good is not None and bad is not None and good.series == bad.series:
         by_name = {m.tensor: m.largest for m in sizes}
-        changes, omitted, note = changed_tensors(before, source, by_name, work=work)
+        changes, omitted, note = changed_tensors(before, after, by_name, work=work)
         details = msgspec.structs.replace(details, changes=changes, changes_omitted=omitted, changes_note=note)
     return details
-
-
-def _sources(view: RunView, ids: Sequence[CheckpointId]) -> dict[CheckpointId, TensorSource]:
-    found: dict[CheckpointId, TensorSource] = {}
-    for state in survey(view):
-        if state.id is not None and state.id in ids:
-            source = locate(view, state)
-            if source is not None:
-                found[state.id] = source
-    return found
 
 
 def _magnitudes(source: TensorSource, work: Work) -> list[Magnitude]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptguard.formats.dtypes import FP16_LIMIT
-from ckptguard.values.incident import IncidentReport, Sample, Training, number
+from ckptguard.values.incident import IncidentReport, Training, number
 
 _HALF = ("float16", "fp16", "half")
 _RECENT = 8
@@ -49,7 +48,7 @@ class Clues:
     @property
     def scales(self) -> list[float]:
         """The loss scales, oldest first."""
-        return _finite(self._values(lambda s: number(s.scale)))
+        return self._finite("scale")
 
     @property
     def falls(self) -> int:
@@ -64,27 +63,32 @@ class Clues:
     @property
     def loss(self) -> float | None:
         """The loss at the end: what the evidence says, else the last sample."""
-        return self._last("loss", lambda s: number(s.loss))
+        return self._last("loss")
 
     @property
     def grad_norm(self) -> float | None:
         """The gradient norm at the end."""
-        return self._last("grad_norm", lambda s: number(s.grad_norm))
+        return self._last("grad_norm")
+
+    @property
+    def sick(self) -> bool:
+        """Whether loss or gradient norm are known not to be finite at the end."""
+        return any(value is not None and not math.isfinite(value) for value in (self.loss, self.grad_norm))
 
     @property
     def norms(self) -> list[float]:
         """The finite gradient norms before the onset, oldest first."""
-        return _finite(self._values(lambda s: number(s.grad_norm), before_onset=True))
+        return self._finite("grad_norm", before_onset=True)
 
     @property
     def losses(self) -> list[float]:
         """The finite losses before the onset, oldest first."""
-        return _finite(self._values(lambda s: number(s.loss), before_onset=True))
+        return self._finite("loss", before_onset=True)
 
     @property
     def warming_up(self) -> bool:
         """Whether the learning rate was still rising at the onset."""
-        rates = _finite(self._values(lambda s: number(s.lr), before_onset=True))
+        rates = self._finite("lr", before_onset=True)
         return len(rates) >= 2 and rates[-1] > 1.001 * rates[max(0, len(rates) - 1 - _RECENT)]
 
     @property
@@ -118,22 +122,22 @@ class Clues:
         """Whether weights or optimizer state were not finite."""
         return bool(self.kinds() & {"weight", "optimizer", "tensor"})
 
-    def broken(self) -> list[str]:
-        """What was wrong with bytes or structure of the first bad checkpoint."""
+    def errors(self, *checks: str) -> list[tuple[str, str]]:
+        """What these checks found wrong with the first bad checkpoint."""
         bad = self.report.details.first_bad
-        checks = ("digests", "structure", "completeness")
-        return [f"{check}: {said}" for check, said in (bad.errors if bad is not None else ()) if check in checks]
+        return [(check, said) for check, said in (bad.errors if bad is not None else ()) if check in checks]
 
-    def _last(self, name: str, of: Callable[[Sample], float | None]) -> float | None:
+    def _last(self, name: str) -> float | None:
         given = self.report.evidence.get(name)
         if isinstance(given, int | float | str) and not isinstance(given, bool):
             return number(given)
-        values = [v for v in self._values(of) if v is not None]
-        return values[-1] if values else None
+        told = (getattr(sample, name) for sample in reversed(self.report.details.samples))
+        return next((value for value in map(number, told) if value is not None), None)
 
-    def _values(self, of: Callable[[Sample], float | None], *, before_onset: bool = False) -> list[float | None]:
-        onset = self.report.onset
-        return [of(s) for s in self.report.details.samples if not before_onset or onset is None or s.step < onset]
+    def _finite(self, name: str, *, before_onset: bool = False) -> list[float]:
+        onset = self.report.onset if before_onset else None
+        told = (getattr(s, name) for s in self.report.details.samples if onset is None or s.step < onset)
+        return [value for value in map(number, told) if value is not None and math.isfinite(value)]
 
 
 def growth(values: list[float]) -> float | None:
@@ -143,7 +147,3 @@ def growth(values: list[float]) -> float | None:
         return None
     middle = statistics.median(usual)
     return max(recent) / middle if middle > 0 else None
-
-
-def _finite(values: list[float | None]) -> list[float]:
-    return [v for v in values if v is not None and math.isfinite(v)]

@@ -3,106 +3,79 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ckptguard.formats.dtypes import FP16_LIMIT
-from ckptguard.incidents.report_words import (
-    change_line,
-    changes_title,
-    evidence_pairs,
-    known_facts,
-    loss_note,
-    next_commands,
-    onset_note,
-    onset_words,
-    outcome,
-    share_of_fp16,
-    shown,
-    tensor_line,
-    tensors_title,
-    title,
-    when,
-)
+from ckptguard.incidents import report_words as words
 from ckptguard.values.ids import escape
 from ckptguard.values.incident import IncidentReport, Sample
 
 _WIDTH = 100
 _LAST_SAMPLES = 12
-_MOST_ROWS = 12
+_COLUMNS = {"step": "step", "loss": "loss", "gradient norm": "grad_norm", "loss scale": "scale", "learning rate": "lr"}
 
 
 def report_text(report: IncidentReport) -> str:
     """The report in lines of at most some 100 characters; names from files are escaped."""
     parts = [
-        _head(report),
-        _causes(report),
-        _samples(report),
-        _tensors(report),
-        _changes(report),
+        "\n".join(_head(report)),
+        _section("Likely causes", _causes(report)),
+        _section("The last updates", _samples(report)),
+        _section(f"{words.tensors_title(report)}, what went first at the top", _tensors(report)),
+        _section(words.changes_title(report) or "", _changes(report)),
         _headroom(report),
-        _pairs("How training computed", known_facts(report)),
-        _pairs("What was noted", evidence_pairs(report)),
+        _pairs("How training computed", words.known_facts(report)),
+        _pairs("What was noted", words.evidence_pairs(report)),
         _section("What was done", [f"  - {escape(action)}" for action in report.actions]),
-        _section("Next", [f"  {escape(command)}\n      {why}" for command, why in next_commands(report)]),
+        _section("Next", [f"  {escape(command)}\n      {why}" for command, why in words.next_commands(report)]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(report: IncidentReport) -> str:
-    good, note = report.details.last_good, onset_note(report)
-    return "\n".join(
-        [
-            escape(title(report)),
-            "=" * min(len(title(report)), _WIDTH),
-            *_wrapped(report.reason, ""),
-            *_wrapped(f"{report.state}: {outcome(report)}", ""),
-            "",
-            f"run:        {escape(report.run)}",
-            f"incident:   {escape(report.id)}, {escape(when(report.opened_at))}, noticed by {escape(report.source)}",
-            f"onset:      {onset_words(report)} (noticed at step {shown(report.step)})",
-            *([f"            {note}"] if note else []),
-            *([f"known-good: {escape(shown(report.known_good))}"] if report.known_good or good is None else []),
-            *([f"last good:  {escape(good.path)} ({escape(shown(good.id))})"] if good is not None else []),
-        ]
-    )
+def _head(report: IncidentReport) -> list[str]:
+    good, note, title = report.details.last_good, words.onset_note(report), words.title(report)
+    moment, by = escape(words.when(report.opened_at)), escape(report.source)
+    lines = [
+        escape(title),
+        "=" * min(len(title), _WIDTH),
+        *_wrapped(report.reason, ""),
+        *_wrapped(f"{report.state}: {words.outcome(report)}", ""),
+        "",
+        f"run:        {escape(report.run)}",
+        f"incident:   {escape(report.id)}, {moment}, noticed by {by}",
+        f"onset:      {words.onset_words(report)} (noticed at step {words.shown(report.step)})",
+    ]
+    if note:
+        lines.append(f"            {note}")
+    if report.known_good or good is None:
+        lines.append(f"known-good: {escape(words.shown(report.known_good))}")
+    if good is not None:
+        lines.append(f"last good:  {escape(good.path)} ({escape(words.shown(good.id))})")
+    return lines
 
 
-def _causes(report: IncidentReport) -> str:
+def _causes(report: IncidentReport) -> list[str]:
     lines: list[str] = []
     for place, cause in enumerate(report.details.causes, 1):
         lines.append(f"  {place}. {escape(cause.title)} ({escape(cause.confidence)})")
-        for reason in cause.because:
-            lines += _wrapped(f"because {reason}", "     ")
-        for advice in cause.advice:
-            lines += _wrapped(f"-> {advice}", "     ")
-    return _section("Likely causes", lines)
+        for said in (*(f"because {reason}" for reason in cause.because), *(f"-> {advice}" for advice in cause.advice)):
+            lines += _wrapped(said, "     ")
+    return lines
 
 
-def _samples(report: IncidentReport) -> str:
+def _samples(report: IncidentReport) -> list[str]:
     samples, gap = _around(report)
     if not samples:
-        return ""
-    columns = [("step", [str(s.step) for s in samples])]
-    for name, values in (
-        ("loss", [s.loss for s in samples]),
-        ("gradient norm", [s.grad_norm for s in samples]),
-        ("loss scale", [s.scale for s in samples]),
-        ("learning rate", [s.lr for s in samples]),
-    ):
-        if any(v is not None for v in values):
-            columns.append((name, [shown(v) for v in values]))
-    widths = [max(len(name), *map(len, cells)) for name, cells in columns]
-    header = "  " + "  ".join(name.rjust(width) for (name, _), width in zip(columns, widths, strict=True))
-    rows = [
-        "  " + "  ".join(cells[n].rjust(width) for (_, cells), width in zip(columns, widths, strict=True))
-        for n in range(len(samples))
-    ]
-    mark = "  <- onset, at the earliest" if onset_note(report) else "  <- onset"
+        return []
+    told = {name: field for name, field in _COLUMNS.items() if any(getattr(s, field) is not None for s in samples)}
+    cells = [[words.shown(getattr(sample, field)) for field in told.values()] for sample in samples]
+    header, *rows = _aligned([list(told), *cells], ">" * len(told))
+    mark = "  <- onset, at the earliest" if words.onset_note(report) else "  <- onset"
     marked = [row + (mark if sample.step == report.onset else "") for row, sample in zip(rows, samples, strict=True)]
     if gap:
         marked.insert(gap, "  ...")
-    note = loss_note(report)
-    return _section("The last updates", [header, *marked, *([f"  {note}"] if note else [])])
+    note = words.loss_note(report)
+    return [header, *marked, *([f"  {note}"] if note else [])]
 
 
 def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
@@ -116,52 +89,44 @@ def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
     return near + samples[-2:], len(near)
 
 
-def _tensors(report: IncidentReport) -> str:
-    tensors, details = report.details.tensors, report.details
-    lines = [f"  {escape(t.kind):9}  {escape(t.name)}: {escape(tensor_line(t))}" for t in tensors[:_MOST_ROWS]]
-    left = len(tensors) - len(lines) + details.tensors_omitted
-    return _section(f"{tensors_title(report)}, what went first at the top", lines + _left(left))
+def _tensors(report: IncidentReport) -> list[str]:
+    shown, left = words.first_rows(report.details.tensors, report.details.tensors_omitted)
+    return [f"  {escape(t.kind):9}  {escape(t.name)}: {escape(words.tensor_line(t))}" for t in shown] + _left(left)
 
 
-def _changes(report: IncidentReport) -> str:
-    name, details = changes_title(report), report.details
-    if name is None:
-        return ""
-    rows = [
-        (
-            change_line(c),
-            shown(c.largest),
-            share_of_fp16(c.largest),
-            c.name if c.role == "model" else f"{c.name} ({c.role})",
-        )
-        for c in details.changes[:_MOST_ROWS]
-    ]
-    table = [("change", "largest before", "of fp16", "tensor"), *((escape(a), b, c, escape(d)) for a, b, c, d in rows)]
-    first, second, third = (max(len(row[n]) for row in table) for n in range(3))
-    lines = [f"  {a.ljust(first)}  {b.rjust(second)}  {c.rjust(third)}  {d}" for a, b, c, d in table]
-    left = _left(len(details.changes) - len(rows) + details.changes_omitted)
-    note = _wrapped(details.changes_note, "  ") if details.changes_note is not None else []
-    return _section(name, [*(lines if rows else []), *left, *note])
+def _changes(report: IncidentReport) -> list[str]:
+    details = report.details
+    if words.changes_title(report) is None:
+        return []
+    shown, left = words.first_rows(details.changes, details.changes_omitted)
+    table = [["change", "largest before", "of fp16"]]
+    table += [[escape(words.change_line(c)), words.shown(c.largest), words.share_of_fp16(c.largest)] for c in shown]
+    names = ["tensor", *(escape(c.name if c.role == "model" else f"{c.name} ({c.role})") for c in shown)]
+    lines = [f"{cells}  {name}" for cells, name in zip(_aligned(table, "<>>"), names, strict=True)] if shown else []
+    return [*lines, *_left(left), *_wrapped(details.changes_note or "", "  ")]
 
 
 def _headroom(report: IncidentReport) -> str:
     good = report.details.last_good
-    if good is None or not good.largest:
+    if good is None:
         return ""
-    lines = [
-        f"  {m.largest / FP16_LIMIT:8.2%}  {m.largest:<12.6g} {escape(m.tensor)}" for m in good.largest[:_MOST_ROWS]
-    ]
-    left = len(good.largest) - len(lines)
+    shown, left = words.first_rows(good.largest)
+    lines = [f"  {m.largest / FP16_LIMIT:8.2%}  {m.largest:<12.6g} {escape(m.tensor)}" for m in shown]
     return _section(f"Largest magnitudes of {good.path}, and their share of fp16's 65504", lines + _left(left))
 
 
-def _pairs(name: str, pairs: Iterable[tuple[str, str]]) -> str:
-    found = list(pairs)
-    width = max((len(n) for n, _ in found), default=0) + 1
-    return _section(name, [f"  {(escape(n) + ':').ljust(width)} {escape(value)}" for n, value in found])
+def _aligned(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Rows as lines with aligned columns; `sides` holds "<" or ">" for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)) for row in rows]
 
 
-def _section(name: str, lines: list[str]) -> str:
+def _pairs(name: str, pairs: Sequence[tuple[str, str]]) -> str:
+    width = max((len(n) for n, _ in pairs), default=0) + 1
+    return _section(name, [f"  {(escape(n) + ':').ljust(width)} {escape(value)}" for n, value in pairs])
+
+
+def _section(name: str, lines: Sequence[str]) -> str:
     return "\n".join([escape(name), "-" * min(len(name), _WIDTH), *lines]) if lines else ""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import shlex
+from collections.abc import Sequence
+from typing import TypeVar
 
 from ckptguard.formats.dtypes import FP16_LIMIT
 from ckptguard.values.incident import ChangedTensor, IncidentReport, SickTensor, Training
@@ -22,9 +24,11 @@ CAUSES = {
     "numeric": "The numbers turned sick",
 }
 
-_MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
-
 NO_SICKNESS = ("storage", "unsaved", "asked")  # training itself is well
+_MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
+_MOST_ROWS = 12
+
+Row = TypeVar("Row")
 
 
 def title(report: IncidentReport) -> str:
@@ -35,10 +39,8 @@ def title(report: IncidentReport) -> str:
 
 def outcome(report: IncidentReport) -> str:
     """What became of it, in one sentence."""
-    if report.actions:
-        return report.actions[-1]
     words = {"open": "nothing has been done about it yet", "handling": "training is going back right now"}
-    return words.get(report.state, report.state)
+    return report.actions[-1] if report.actions else words.get(report.state, report.state)
 
 
 def shown(value: object) -> str:
@@ -47,9 +49,7 @@ def shown(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def when(moment: str) -> str:
@@ -81,8 +81,8 @@ def known_facts(report: IncidentReport) -> list[tuple[str, str]]:
         ("ranks at the save", saved),
         ("began from", resumed and f"step {resumed.step}" + (f" ({resumed.id})" if resumed.id else "")),
         ("started anew", resumed and ", ".join(resumed.anew)),
-        ("missing keys", resumed and _few(resumed.missing)),
-        ("unexpected keys", resumed and _few(resumed.unexpected)),
+        ("missing keys", resumed and few(resumed.missing)),
+        ("unexpected keys", resumed and few(resumed.unexpected)),
         *((f"{name} version", version) for name, version in known.versions.items()),
     ]
     return [(name, shown(value)) for name, value in pairs if value not in (None, "")]
@@ -170,18 +170,20 @@ def next_commands(report: IncidentReport) -> list[tuple[str, str]]:
     commands = [(f"ckptguard status {run}", "am I protected now?")]
     if report.state == "open" and report.cause not in NO_SICKNESS:
         commands.insert(0, (f"ckptguard rollback {run}", "make the last known-good checkpoint the newest"))
-    bad = report.details.first_bad
+    good, bad = report.details.last_good, report.details.first_bad
     if bad is not None:
         commands.append((f"ckptguard bisect {run}", "which tensors went first, from the bytes themselves"))
-    good = report.details.last_good
     if good is not None and (len(good.largest) < 2 or (bad is not None and changes_title(report) is None)):
-        commands.append(
-            (f"ckptguard incident {run} {report.id} --read", "this report, with both checkpoints read and compared")
-        )
+        read = f"ckptguard incident {run} {report.id} --read"
+        commands.append((read, "this report, with both checkpoints read and compared"))
     return commands
 
 
-def _few(names: tuple[str, ...]) -> str | None:
-    if not names:
-        return None
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def few(names: Sequence[str], most: int = 5) -> str:
+    """The first names of some, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def first_rows(rows: Sequence[Row], omitted: int = 0) -> tuple[Sequence[Row], int]:
+    """The rows that a report shows, and how many there are beside, with those that were `omitted` before."""
+    return rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS) + omitted

@@ -11,8 +11,7 @@ from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
 from ckptguard.records.incidents import Incident, list_incidents, newest_incidents
 from ckptguard.records.who_and_when import seconds_of
-from ckptguard.replicas.find_replicas import replica_standings
-from ckptguard.replicas.replicate import Replica
+from ckptguard.replicas.replicate import Replica, replica_standings
 from ckptguard.runs.find_known_good import Copies, KnownGood, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome

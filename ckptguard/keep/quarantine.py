@@ -60,8 +60,13 @@ def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str,
 def move_aside(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> None:
     """Move damaged bytes out of the way of a whole copy of the same generation. The generation itself is not
     quarantined: the copy takes its place. For a caller that holds the lock."""
-    folder = f"{QUARANTINE}/{id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
-    _move_files(run, checkpoint.path, (*checkpoint.files, *(e.key for e in checkpoint.irregular)), folder)
+    files = (*checkpoint.files, *(e.key for e in checkpoint.irregular))
+    _move_files(run, checkpoint.path, files, damaged_folder(id))
+
+
+def damaged_folder(id: CheckpointId) -> str:
+    """A new folder of the quarantine, in the records, for damaged bytes of a generation."""
+    return f"{QUARANTINE}/{id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
 
 
 def finish_quarantines(view: RunView) -> None:

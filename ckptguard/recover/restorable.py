@@ -14,7 +14,7 @@ from ckptguard.records.kept import read_kept
 from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.trash import list_trashed, trash_folder
-from ckptguard.replicas.find_replicas import has_newest, known_bad, open_replicas
+from ckptguard.replicas.replicate import has_newest, known_bad, open_replicas
 from ckptguard.runs.find_known_good import Wanted, candidate_of, known_good_candidates, none_found
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work

@@ -11,10 +11,10 @@ import msgspec
 from ckptguard.errors import BusyError, CouldNotTellError, NotFoundError, RecordsError, SettingsError
 from ckptguard.records.kept import list_set_aside, read_kept, read_set_aside
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Where
-from ckptguard.repair.in_place import repair_place
-from ckptguard.repair.kept_copies import repair_kept
-from ckptguard.repair.replace_files import CopySource, cut_short, seen_now
-from ckptguard.repair.shared_steps import Repair, RepairedFile, ToRepair
+from ckptguard.repair.one_place import Repair, RepairedFile, ToRepair, repair_kept, repair_place
+from ckptguard.repair.replace_files import CopySource, cut_short
+from ckptguard.runs.file_signatures import entry_now
+from ckptguard.runs.history import History
 from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
@@ -117,29 +117,27 @@ def _finish(one: Repair) -> None:
     files, folders = cut_short(run)
     if not folders:
         return
-    missing = {file for file in files if seen_now(run.storage, file) is None}
-    targets: list[ToRepair] = []
-    for series in history.names if missing else ():
-        for id in history.standings(series):
-            manifest = history.manifest(id)
-            if manifest is None or missing.isdisjoint(_paths(manifest)):
-                continue
-            if history.current_if_readable(series, id.step, manifest.path) == id:
-                targets.append(ToRepair(manifest=manifest, place=IN_PLACE))
-    one.staged = [
-        CopySource(name="copy that was staged", storage=storage, prefix=folder + "/")
-        for storage, folder in folders
-        if storage is run.storage
-    ]
+    missing = {file for file in files if entry_now(run.storage, file) is None}
+    hit = _current(history, lambda manifest: not missing.isdisjoint(_paths(manifest))) if missing else []
+    targets = [ToRepair(manifest, IN_PLACE) for manifest in hit]
+    beside = [(storage, folder) for storage, folder in folders if storage is run.storage]
+    one.staged = [CopySource("copy that was staged", storage, folder + "/") for storage, folder in beside]
     _repair_all(one, targets, named=False)
     one.staged = []
-    if all(seen_now(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
+    if all(entry_now(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
         for storage, folder in folders:
             storage.remove(folder)
 
 
 def _paths(manifest: Manifest) -> list[str]:
     return [file.path for file in manifest.files]
+
+
+def _current(history: History, wanted: Callable[[Manifest], bool]) -> list[Manifest]:
+    """The wanted manifests of what should lie in place."""
+    manifests = (history.manifest(id) for series in history.names for id in history.standings(series))
+    found = [one for one in manifests if one is not None and wanted(one)]
+    return [one for one in found if history.current_if_readable(one.series, one.step, one.path) == one.id]
 
 
 def _named(view: RunView, word: str) -> list[ToRepair]:
@@ -153,20 +151,13 @@ def _named(view: RunView, word: str) -> list[ToRepair]:
             raise NotFoundError(f"{checkpoint.path} was never sealed: there is nothing to hold its bytes against")
     except NotFoundError:
         name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
-        known = [
-            found
-            for series in history.names
-            for id in history.standings(series)
-            if (found := history.manifest(id)) is not None
-            and name in (found.path, str(id))
-            and history.current_if_readable(series, id.step, found.path) == id
-        ]
+        known = _current(history, lambda manifest: name in (manifest.path, str(manifest.id)))
         if len(known) != 1:
             raise
         manifest = known[0]
-    targets = [ToRepair(manifest=manifest, place=IN_PLACE)]
+    targets = [ToRepair(manifest, IN_PLACE)]
     if read_kept(run, manifest.id) is not None or read_set_aside(run, manifest.id) is not None:
-        targets.append(ToRepair(manifest=manifest, place=KEPT))
+        targets.append(ToRepair(manifest, KEPT))
     return targets
 
 
@@ -182,7 +173,7 @@ def _damaged_places(view: RunView) -> list[ToRepair]:
         verdict = history.verdict(id) if id is not None else None
         manifest = history.manifest(id) if id is not None else None
         if manifest is not None and verdict is not None and verdict.place_damaged:
-            found.append(ToRepair(manifest=manifest, place=IN_PLACE))
+            found.append(ToRepair(manifest, IN_PLACE))
     return found
 
 
@@ -198,9 +189,6 @@ def _unreadable_manifests(view: RunView) -> list[str]:
 
 
 def _damaged_kept(view: RunView) -> list[ToRepair]:
-    found: list[ToRepair] = []
-    for id in list_set_aside(view.run):
-        manifest = view.history.manifest(id)
-        if manifest is not None and read_set_aside(view.run, id) is not None:
-            found.append(ToRepair(manifest=manifest, place=KEPT))
-    return found
+    aside = (id for id in list_set_aside(view.run) if read_set_aside(view.run, id) is not None)
+    manifests = (view.history.manifest(id) for id in aside)
+    return [ToRepair(manifest, KEPT) for manifest in manifests if manifest is not None]

@@ -15,26 +15,27 @@ from dataclasses import dataclass
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
-from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
+from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.stale_temporaries import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import swap_files
-from ckptguard.values.ids import CheckpointId, is_safe_path
+from ckptguard.values.ids import is_safe_path
 from ckptguard.values.manifest import File
 
 STAGED_BESIDE, STAGED_INSIDE = "tmp-repair-", ".tmp-repair-"  # in the run, in the records
+LINKED = "the kept copy is a hard link to the damaged file"
 _BLOCK = 4 << 20
 
 
-class CopySource(msgspec.Struct, frozen=True, kw_only=True):
+class CopySource(msgspec.Struct, frozen=True):
     """Somewhere else where a generation's files lie, under `prefix` and their paths in the run. `storage` is that of
     the run or of its records, or of another run."""
 
     name: str
     storage: Storage
-    prefix: str
+    prefix: str = ""
     near: bool = True  # on the file system of what is repaired: equal inodes are one file
 
     def key(self, file: str) -> str:
@@ -42,7 +43,7 @@ class CopySource(msgspec.Struct, frozen=True, kw_only=True):
         return self.prefix + file
 
 
-class Damaged(msgspec.Struct, frozen=True, kw_only=True):
+class Damaged(msgspec.Struct, frozen=True):
     """One file that is to be put right: its `key` in `storage`, and what lay there when it was looked at."""
 
     file: File
@@ -51,28 +52,17 @@ class Damaged(msgspec.Struct, frozen=True, kw_only=True):
     seen: Entry | None
 
 
-def seen_now(storage: Storage, key: str) -> Entry | None:
-    """What lies under a key; None if nothing does."""
-    try:
-        return storage.stat(key)
-    except ObjectMissingError:
-        return None
-
-
-LINKED = "the kept copy is a hard link to the damaged file"
-
-
 def whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopySource | None, str]:
     """The first source that has the right bytes of a file, read now, from the disk; else why none has."""
     reasons = []
     for source in sources:
-        entry = seen_now(source.storage, source.key(damaged.file.path)) if source.near else None
-        same = entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode is not None
-        if same and source.near:
+        key = source.key(damaged.file.path)
+        entry = entry_now(source.storage, key) if source.near else None
+        if entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode is not None:
             reasons.append(LINKED)
             continue
         try:
-            wrong = reread(source.storage, source.key(damaged.file.path), damaged.file)
+            wrong = reread(source.storage, key, damaged.file)
         except CouldNotTellError as error:
             reasons.append(f"the {source.name} cannot be read: {error.message}")
             continue
@@ -115,23 +105,18 @@ def stage(run: Run, damaged: Damaged, source: CopySource, prefix: str, *, how: s
 def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
     """Move the damaged file to `aside` (a folder in the records) and the staged one to its name. BusyError, and nothing
     of anybody else's is lost, if another file came between."""
-    seen, staged = damaged.seen, prefix + damaged.file.path
-    now = seen_now(damaged.storage, damaged.key)
+    seen, staged, target = damaged.seen, prefix + damaged.file.path, f"{aside}/{damaged.file.path}"
+    now = entry_now(damaged.storage, damaged.key)
     if (now and now.signature) != (seen and seen.signature):
         raise BusyError(f"{damaged.file.path} changed while it was repaired")
-    if _swapped(run, damaged, staged, f"{aside}/{damaged.file.path}"):
+    if _swapped(run, damaged, staged, target):
         return
     if seen is not None:
-        _to_records(run, damaged, f"{aside}/{damaged.file.path}")
+        _to_records(run, damaged, target)
     try:
         damaged.storage.move(staged, damaged.key)
     except ObjectExistsError:
         raise BusyError(f"{damaged.file.path} was saved again while it was repaired") from None
-
-
-def aside_folder(id: CheckpointId) -> str:
-    """A new folder of the quarantine for damaged bytes of a generation."""
-    return f"{QUARANTINE}/{id.record_path}.damaged-{uuid.uuid4().hex[:8]}"
 
 
 def cut_short(run: Run) -> tuple[set[str], list[tuple[Storage, str]]]:
@@ -159,8 +144,7 @@ def _copy(run: Run, source: CopySource, damaged: Damaged, target: str, how: str)
     own = (run.storage, run.records)
     if source.storage in own and damaged.storage in own:
         storage, run_prefix, records_prefix = run.shared()
-        of = {id(run.storage): run_prefix, id(run.records): records_prefix}
-        begin, end = of[id(source.storage)], of[id(damaged.storage)]
+        begin, end = (run_prefix if s is run.storage else records_prefix for s in (source.storage, damaged.storage))
         storage.copy(begin + source.key(damaged.file.path), end + target, how=how)
         return
     with source.storage.open(source.key(damaged.file.path)) as reader, damaged.storage.upload(target) as upload:
@@ -171,8 +155,8 @@ def _copy(run: Run, source: CopySource, damaged: Damaged, target: str, how: str)
 
 
 def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
-    """Put the damaged bytes under `target` in the records too, then exchange the two files in one step. False where
-    that cannot be done; then nothing is."""
+    """Link the damaged bytes to `target`, then exchange the two files in one step. False, and no change, if it cannot
+    be done."""
     root, seen = damaged.storage.root, damaged.seen
     if root is None or seen is None or seen.kind != "file":
         return False
@@ -185,7 +169,7 @@ def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
     if not swap_files(root, staged, damaged.key):
         storage.remove(records_prefix + target)
         return False
-    out = seen_now(damaged.storage, staged)
+    out = entry_now(damaged.storage, staged)
     if out is None or out.signature != seen.signature:
         swap_files(root, staged, damaged.key)
         storage.remove(records_prefix + target)

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import re
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError
-from ckptguard.incidents.events import incident_event, news_in, verdict_event
-from ckptguard.incidents.notify import Event
-from ckptguard.incidents.record_bad_save import record_bad_save
+from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError, SettingsError
+from ckptguard.incidents.notify import Event, incident_event, news_in, verdict_event
+from ckptguard.incidents.open_and_close import record_bad_save
+from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.records.kept import read_kept
+from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.manifests import read_manifest
-from ckptguard.records.scrubs import KEPT, Scrub, Where, record_scrub
-from ckptguard.repair.damaged_copy import record_kept_damage
-from ckptguard.repair.scrub_plan import Due, Subset, scrub_plan
+from ckptguard.records.scrubs import (
+    IN_PLACE,
+    KEPT,
+    Scrub,
+    Where,
+    forget_scrubs,
+    newest_scrubs,
+    read_scrubs,
+    record_scrub,
+)
+from ckptguard.records.who_and_when import seconds_of
+from ckptguard.repair.one_place import record_kept_damage
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
@@ -32,6 +44,48 @@ from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 
 _GO_ON_WITHIN = 7 * 86400.0  # a reading that was cut short longer ago begins anew, where no other age is asked for
 _SAVE_EVERY = 600.0  # seconds of reading that a kill may cost
+_TWICE = (
+    "was not as it was sealed when it was read first, and is when it was read again: look after the disk and the memory"
+)
+_Found = tuple[Outcome, tuple[Finding, ...]]
+
+
+class Due(msgspec.Struct, frozen=True, kw_only=True):
+    """One place of one generation that has a verdict. `last`: when a reading of all of it began, in seconds since
+    1970; None where that is not known. `begun`: a reading that was cut short. `checkpoint` is what lies in place."""
+
+    id: CheckpointId
+    place: str
+    path: str
+    last: float | None = None
+    begun: Scrub | None = None
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def where(self) -> Where:
+        """What is read."""
+        return self.id, self.place
+
+
+class Subset(msgspec.Struct, frozen=True):
+    """The `number`-th of `of` parts of all checkpoints; each is always in the same part."""
+
+    number: int
+    of: int
+
+    def holds(self, due: Due) -> bool:
+        """Whether a generation is in this part."""
+        digest = hashlib.sha256(f"{due.id.series}/{due.id}".encode("utf-8", "surrogateescape")).digest()
+        return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
+
+
+def parse_subset(text: str) -> Subset:
+    """``n/t``. SettingsError."""
+    match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
+    number, of = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= of:
+        raise SettingsError(f"{text!r} is no subset", hint="say 1/7, 2/7 ... 7/7")
+    return Subset(number, of)
 
 
 class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +99,7 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
     md5: bool = False
 
 
-class Reread(msgspec.Struct, frozen=True, kw_only=True):
+class Reread(msgspec.Struct, frozen=True):
     """One place that was read again: "place", or "kept" for the kept copy. `outcome` is that of the checkpoint, or of
     the copy; PENDING where another look has to tell."""
 
@@ -118,7 +172,7 @@ def scrub(
     if view.settings.digest != "md5":  # which says what is read at first sight; here it was asked for in this call
         view = RunView(view.run, view.settings.changed(digest="md5"))
     now = time.time()
-    plan, known = scrub_plan(view, now)
+    plan, known = _plan(view, now)
     due = [one for one in plan if _is_due(one, order, now)]
     deadline = math.inf if order.max_duration is None else time.monotonic() + order.max_duration
 
@@ -143,15 +197,15 @@ def scrub(
     except ReadingStopped:
         pass
     taken = {one.where for one in due}
-    after = [*due[read:], *(d for d in plan if d.where not in taken), *(_read_at(d, now) for d in due[:read])]
-    known_ones = [d for d in plan if d.last is not None]
-    newest = max(known_ones, key=lambda d: d.last or 0.0, default=None)
+    read_now = [msgspec.structs.replace(d, last=now, begun=None) for d in due[:read]]
+    after = [*due[read:], *(d for d in plan if d.where not in taken), *read_now]
+    newest = max((d for d in plan if d.last is not None), key=lambda d: d.last or 0.0, default=None)
     return Scrubbed(
         places=tuple(places),
         left=len(due) - read,
         stopped=read < len(due),
         next=next((d for d in after if d.where not in order.leave_out), None),
-        last=_read_at(due[read - 1], now) if read else newest,
+        last=read_now[-1] if read_now else newest,
         could_not_tell=tuple(this.troubles),
     )
 
@@ -160,10 +214,6 @@ def _is_due(one: Due, order: ScrubOrder, now: float) -> bool:
     if one.where in order.leave_out or (order.subset is not None and not order.subset.holds(one)):
         return False
     return order.max_age is None or one.last is None or not 0 <= now - one.last < order.max_age
-
-
-def _read_at(due: Due, now: float) -> Due:
-    return msgspec.structs.replace(due, last=now, begun=None)
 
 
 def _verify(this: _Scrub, checkpoint: Checkpoint) -> Checked | None:
@@ -197,40 +247,27 @@ def _read(this: _Scrub, due: Due) -> Reread | None:
         return None
     if found is None:
         return None
-    outcome, findings = found
-    return Reread(
-        path=due.path,
-        id=due.id,
-        place=due.place,
-        outcome=outcome,
-        bytes=manifest.bytes,
-        seconds=round(time.monotonic() - began, 3),
-        findings=findings,
-    )
+    seconds, (outcome, findings) = round(time.monotonic() - began, 3), found
+    return Reread(due.path, due.id, due.place, outcome, manifest.bytes, seconds, findings)
 
 
 def _manifest(this: _Scrub, due: Due) -> Manifest:
     """The manifest to hold a place against. It is not remembered: manifests are large, and must not add up."""
-    try:
+    with contextlib.suppress(RecordsError):
         manifest = read_manifest(this.view.run, due.id)
-    except RecordsError:
-        manifest = None
-    if manifest is None:
-        raise RecordsError(f"the manifest of {due.id} of {due.id.series} is damaged: {due.path} cannot be compared")
-    return manifest
+        if manifest is not None:
+            return manifest
+    raise RecordsError(f"the manifest of {due.id} of {due.id.series} is damaged: {due.path} cannot be compared")
 
 
 def _is_current(view: RunView, due: Due, manifest: Manifest) -> bool:
-    """Whether this generation should lie in place. The newest one of its step does, if that is its path: then no other
-    manifest is read for it."""
+    """Whether this generation should lie in place. Of the newest one of its step no other manifest is read for it."""
     history, id = view.history, due.id
-    newest = history.generations(id.series, id.step)[-1:] == [id]
-    if newest and not history.is_quarantined(id) and manifest.path == due.path:
-        return True
-    return history.current(id.series, id.step, due.path) == id
+    newest = history.generations(id.series, id.step)[-1:] == [id] and not history.is_quarantined(id)
+    return (newest and manifest.path == due.path) or history.current(id.series, id.step, due.path) == id
 
 
-def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tuple[Finding, ...]] | None:
+def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
     checkpoint, view = due.checkpoint, this.view
     assert checkpoint is not None
     if not _is_current(view, due, manifest):
@@ -251,45 +288,33 @@ def _read_place(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tu
         return Outcome.PENDING, ()  # it is read again, unless a verdict comes of it
     _record(this, due, reading)
     if checked.id == due.id and checked.outcome is not Outcome.BAD:
-        this.troubles.append(_twice(wrong))
+        this.troubles.append(f"{wrong.file} {_TWICE}")
     return checked.outcome, checked.findings
 
 
-def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> tuple[Outcome, tuple[Finding, ...]] | None:
+def _read_kept(this: _Scrub, due: Due, manifest: Manifest) -> _Found | None:
     run = this.view.run
     copy = read_kept(run, due.id)
     if copy is None:
         return None
     reading, wrong = _differing(this, due, manifest, copy.folder + "/")
-    if wrong is not None:
-        sealed = manifest.file(wrong.file)
-        assert sealed is not None
+    sealed = manifest.file(wrong.file) if wrong is not None else None
+    if wrong is not None and sealed is not None:
         again = reread(run.records, copy.key(wrong.file), sealed, this.pace)
-        if again is None:
-            this.troubles.append(_twice(wrong))
-        else:
+        if again is not None:
             findings, incident = record_kept_damage(this.view, copy, manifest, [again], source=this.watcher.source)
-            if not findings:
-                return None  # released meanwhile
             if incident is not None:
                 this.watcher.tell(incident_event(run, incident))
-            return Outcome.BAD, findings
+            return (Outcome.BAD, findings) if findings else None  # None: released meanwhile
+        this.troubles.append(f"{wrong.file} {_TWICE}")
     _record(this, due, reading)
     return Outcome.GOOD, ()
-
-
-def _twice(wrong: WrongFile) -> str:
-    return (
-        f"{wrong.file} was not as it was sealed when it was read first, and is when it was read again: look after the "
-        "disk and the memory"
-    )
 
 
 def _differing(this: _Scrub, due: Due, manifest: Manifest, prefix: str) -> tuple[Scrub, WrongFile | None]:
     """The first file that is not as it was sealed, after which no more is read, and the reading to be recorded. One
     that is stopped is recorded so far, and the next one goes on with the file at hand."""
-    run = this.view.run
-    storage = run.records if prefix else run.storage
+    storage = this.view.run.records if prefix else this.view.run.storage
     began, done, count = float(int(time.time())), 0, len(manifest.files)
     keep = this.order.max_age or _GO_ON_WITHIN
     if due.begun is not None and due.begun.files == count and 0 <= began - due.begun.began < keep:
@@ -318,3 +343,50 @@ def _record(this: _Scrub, due: Due, reading: Scrub) -> None:
         record_scrub(this.view.run, reading, digests=digests, before=this.known)
     except CouldNotTellError as error:  # a read-only run, a full disk: what was read was read all the same
         this.troubles.append(f"it could not be recorded that {due.path} was read: {error.message}")
+
+
+def _plan(view: RunView, now: float) -> tuple[list[Due], list[Scrub]]:
+    """All places of generations with a verdict, the one that nobody has read for the longest time first, and the
+    records of readings. Records of what is gone are removed. CouldNotTellError if the run cannot be listed."""
+    scrubs = read_scrubs(view.run)
+    newest, whole = newest_scrubs(scrubs, now), newest_scrubs([scrub for scrub in scrubs if scrub.is_whole], now)
+    places = [*_in_place(view), *_kept(view)]
+    here = {due.where for due in places}
+    forget_scrubs(view.run, [scrub for scrub in scrubs if scrub.where not in here])
+    found = [_dated(view, due, newest.get(due.where), whole.get(due.where)) for due in places]
+    found.sort(key=lambda due: (due.last is not None, due.last or 0.0, due.id.series, due.id.order, due.place))
+    return found, [scrub for scrub in scrubs if scrub.where in here]
+
+
+def _in_place(view: RunView) -> Iterator[Due]:
+    history = view.history
+    newest: dict[tuple[str, int | None], CheckpointId] = {}
+    for series in history.names:
+        for id in history.standings(series):
+            known = newest.get((series, id.step))
+            if not history.is_quarantined(id) and (known is None or known.generation < id.generation):
+                newest[series, id.step] = id
+    for checkpoint in view.checkpoints:
+        # By names alone: a run of thousands has gigabytes of manifests. Which generation it is, is looked at again.
+        there = newest.get((checkpoint.series, checkpoint.step))
+        if there is not None and there in history.sealed(checkpoint.series):
+            yield Due(id=there, place=IN_PLACE, path=checkpoint.path, checkpoint=checkpoint)
+
+
+def _kept(view: RunView) -> Iterator[Due]:
+    """Kept copies with bytes of their own: links are read in place, under their other name."""
+    for id in list_kept(view.run):
+        copy = read_kept(view.run, id)
+        if copy is not None and view.history.has_verdict(id) and not shares_place(view.run, copy, copy.files):
+            yield Due(id=id, place=KEPT, path=copy.path, last=seconds_of(copy.kept_at))
+
+
+def _dated(view: RunView, due: Due, newest: Scrub | None, whole: Scrub | None) -> Due:
+    """With what is known of readings: of the newest one, and of the newest whole one."""
+    since, standing = due.last, view.history.standings(due.id.series).get(due.id)
+    if (whole is None and since is None) or (standing is not None and standing.outcome is not Outcome.GOOD):
+        verdict = view.history.verdict(due.id)
+        since = seconds_of(verdict.checked_at) if verdict is not None else None
+    times = [time for time in (whole.began if whole is not None else None, since) if time is not None]
+    begun = newest if newest is not None and not newest.is_whole else None
+    return msgspec.structs.replace(due, last=max(times, default=None), begun=begun)

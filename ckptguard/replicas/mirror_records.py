@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 
@@ -28,8 +30,7 @@ _BESIDE = "training"
 
 
 def join(source: Run, target: RunView) -> None:
-    """Have the target be of the source's lineage. CouldNotTellError if it is of another one, or holds checkpoints that
-    nobody replicated."""
+    """Have the target be of the source's lineage. CouldNotTellError if it is of another one, or holds anything."""
     lineage, other = begin_lineage(source), read_lineage(target.run)
     if other is None and _is_empty(target):
         join_lineage(target.run, lineage)
@@ -77,12 +78,10 @@ def _is_empty(view: RunView) -> bool:
 
 
 def mirror_decisions(source: Run, target: Run) -> None:
-    """What was decided and found out in the source, and is not known in the target. Records never change: what is
-    there already is the same."""
+    """Copy what was decided and found out in the source. Records never change: what is there already is the same."""
     for folder in _DECISIONS:
-        known = set(list_records(target, folder, recursive=True))
-        wanted = (name for name in list_records(source, folder, recursive=True) if name.endswith(".json"))
-        copy_records(source, target, (f"{folder}/{name}" for name in wanted if name not in known))
+        names = [name for name in list_records(source, folder, recursive=True) if name.endswith(".json")]
+        _copy_unknown(source, target, folder, names)
 
 
 def records_beside(run: Run) -> list[str]:
@@ -91,15 +90,11 @@ def records_beside(run: Run) -> list[str]:
 
 
 def mirror_beside(source: Run, target: Run, manifest: Manifest, names: Sequence[str]) -> None:
-    """Copy what training recorded beside a checkpoint, of all such `names`. It must be there before the checkpoint
-    counts."""
+    """Copy what training recorded beside a checkpoint, of all such `names`, before the checkpoint counts."""
     start = f"{series_folder(manifest.path)}.{manifest.generation}."
-    own: list[str] = []
-    for at in range(bisect_left(names, start), len(names)):
-        if not names[at].startswith(start):
-            break
-        own.append(f"{_BESIDE}/{names[at]}")
-    copy_records(source, target, own)
+    later = itertools.islice(names, bisect_left(names, start), None)
+    own = itertools.takewhile(lambda name: name.startswith(start), later)
+    _copy_records(source, target, _BESIDE, own)
 
 
 def mirror_history(source: RunView, target: RunView, without: Collection[CheckpointId]) -> None:
@@ -109,9 +104,8 @@ def mirror_history(source: RunView, target: RunView, without: Collection[Checkpo
     left_out = {id.record_path for id in (*without, *aside)}
     judged = {id.record_path for id in _judged_itself(source, target)}
     for folder, not_these in ((MANIFESTS, left_out), (LEDGER, left_out | judged)):
-        known = set(list_records(target.run, folder, recursive=True))
-        names = (n for n in list_records(source.run, folder, recursive=True) if _record_path(n) not in not_these)
-        copy_records(source.run, target.run, (f"{folder}/{name}" for name in names if name not in known))
+        names = list_records(source.run, folder, recursive=True)
+        _copy_unknown(source.run, target.run, folder, [n for n in names if _record_path(n) not in not_these])
     target.refresh()
 
 
@@ -152,13 +146,15 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
                 there.note_verdict(series, append_verdict(target.run, verdict_on_content(verdict)))
 
 
-def copy_records(source: Run, target: Run, keys: Iterable[str]) -> None:
+def _copy_unknown(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:
+    known = set(list_records(target, folder, recursive=True))
+    _copy_records(source, target, folder, (name for name in names if name not in known))
+
+
+def _copy_records(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:
     """Copy records as they are, unless they are there."""
-    for key in keys:
-        text = read_record(source, key)
-        if not text:
-            continue
-        try:
-            create_record(target, key, text)
-        except ObjectExistsError:
-            continue
+    for name in names:
+        text = read_record(source, f"{folder}/{name}")
+        if text:
+            with contextlib.suppress(ObjectExistsError):
+                create_record(target, f"{folder}/{name}", text)

@@ -1,23 +1,19 @@
-"""Replicate: have a run's good checkpoints also lie elsewhere, each of them verified there."""
+"""Replicas: have a run's good checkpoints also lie elsewhere, each of them verified there, and find them there for when
+the run's own are not enough."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from ckptguard.errors import (
-    CkptguardError,
-    CouldNotTellError,
-    ObjectMissingError,
-    RecordsError,
-    SettingsError,
-    StoppedError,
-)
+from ckptguard.errors import CkptguardError, CouldNotTellError, NotFoundError, RecordsError, SettingsError, StoppedError
 from ckptguard.records.kept import read_kept
+from ckptguard.records.lineage import refuse_another
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, open_run, read_record
 from ckptguard.records.trash import trash_folder
@@ -30,16 +26,33 @@ from ckptguard.replicas.mirror_records import (
     records_beside,
 )
 from ckptguard.replicas.send_checkpoint import Delivery, has_arrived, send_checkpoint
-from ckptguard.replicas.send_files import pace_of
-from ckptguard.runs.find_known_good import Candidate, candidate_of, ranked_candidates
+from ckptguard.runs.file_signatures import all_there, entry_now
+from ckptguard.runs.find_known_good import (
+    ANY,
+    REPLICA,
+    Candidate,
+    KnownGood,
+    Wanted,
+    candidate_of,
+    find_known_good,
+    known_good_candidates,
+    newest_candidate,
+    none_found,
+    ranked_candidates,
+)
+from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import is_good
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan.paced_reader import Pace
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
+
+_log = logging.getLogger("ckptguard")
 
 
 class Replicated(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,13 +80,6 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str | None = None
 
 
-class ToSend(msgspec.Struct, frozen=True, kw_only=True):
-    """The known-good checkpoints of a run, newest first. `unreadable`: those that cannot be read, and why."""
-
-    candidates: Sequence[Candidate]
-    unreadable: Mapping[CheckpointId, CouldNotTellError]
-
-
 def replicate(
     view: RunView,
     url: str,
@@ -90,8 +96,8 @@ def replicate(
     for a place that cannot be a replica of this run.
     """
     run, arrived = view.run, set() if arrived is None else arrived
-    to_send = wanted_in_replica(view)
-    wanted = list(to_send.candidates)
+    candidates, unreadable = _wanted_in_replica(view)
+    wanted = candidates
     done: list[Replicated] = []
     trouble: str | None = None
     target: RunView | None = None
@@ -103,32 +109,32 @@ def replicate(
             mirror_verdicts(view, target)
         pace, beside = pace_of(work, view.settings, hold), records_beside(run)
         with InUse(run, "replication") as in_use:
-            for candidate in to_send.candidates:
+            for candidate in candidates:
                 try:
                     if _is_there(target, candidate, arrived):
-                        done.append(_replicated(candidate, "there"))
+                        delivery = Delivery(done="there")
                     elif dry_run:
-                        done.append(_replicated(candidate, "would send"))
+                        delivery = Delivery(done="would send")
                     else:
                         in_use.pin(candidate.id)
                         mirror_beside(run, target.run, candidate.manifest, beside)
                         delivery = send_checkpoint(view, target, candidate, work=work, pace=pace)
-                        done.append(_delivered(candidate, delivery))
                 except StoppedError:
                     raise
                 except CkptguardError as error:
-                    done.append(_replicated(candidate, "failed", message=error.message))
-                if done[-1].done in ("failed", "damaged") and _is_gone(view, candidate):
-                    done[-1] = _replicated(candidate, "gone", message="it was removed from the run meanwhile")
+                    delivery = Delivery(done="failed", message=error.message)
+                if delivery.done in ("failed", "damaged") and _is_gone(view, candidate):
+                    delivery = Delivery(done="gone", message="it was removed from the run meanwhile")
                     wanted = [other for other in wanted if other is not candidate]
-            done += [_not_read(view, id, error) for id, error in to_send.unreadable.items()]
+                done.append(_replicated(candidate, delivery))
+            done += [_not_read(view, id, error) for id, error in unreadable.items()]
     except CouldNotTellError as error:
         trouble = error.message
     behind, last = None, None
     with contextlib.suppress(CouldNotTellError):
         if target is not None:
             target.refresh()  # others may have sent some, too
-            behind, last = standing(target, wanted)
+            behind, last = _standing(target, wanted)
     return Replica(
         url=target.run.url if target is not None else normalise_url(url),
         behind=behind,
@@ -136,6 +142,19 @@ def replicate(
         checkpoints=tuple(done),
         trouble=trouble,
     )
+
+
+def pace_of(work: Work, settings: Settings, hold: Callable[[], None] | None = None) -> Pace:
+    """One pace for all files that are on their way together, in both directions: the work's rate, else that of the
+    settings. StoppedError once the work is stopped. `hold` waits while something more urgent goes on."""
+
+    def hold_on() -> None:
+        if work.is_stopped():
+            raise StoppedError("it was called off", key="")
+        if hold is not None:
+            hold()
+
+    return Pace(settings.replica_rate if work.rate is None else work.rate, hold_on, work.progress)
 
 
 def replica_urls(url: str, settings: Settings) -> tuple[str, ...]:
@@ -165,13 +184,14 @@ def open_replica(view: RunView, url: str, *, make: bool = False, retries: Retrie
 
 def refuse_nested(one: str, other: str, sentence: str) -> None:
     """SettingsError if one place lies in the other, or is the same."""
-    first, second = (_real(url).rstrip("/") + "/" for url in (one, other))
+    real = [url if "://" in url else os.path.realpath(url) for url in (one, other)]
+    first, second = (place.rstrip("/") + "/" for place in real)
     if first.startswith(second) or second.startswith(first):
         raise SettingsError(f"{sentence}: one lies in the other", hint="name another place")
 
 
-def wanted_in_replica(view: RunView) -> ToSend:
-    """What a replica should hold: every known-good checkpoint. How long they stay there, its own settings say."""
+def _wanted_in_replica(view: RunView) -> tuple[list[Candidate], dict[CheckpointId, CouldNotTellError]]:
+    """What a replica should hold: every known-good checkpoint, newest first; and which cannot be read, and why."""
     candidates: list[Candidate] = []
     unreadable: dict[CheckpointId, CouldNotTellError] = {}
     for id in ranked_candidates(view.history):
@@ -182,10 +202,10 @@ def wanted_in_replica(view: RunView) -> ToSend:
             continue
         if candidate is not None:
             candidates.append(candidate)
-    return ToSend(candidates=candidates, unreadable=unreadable)
+    return candidates, unreadable
 
 
-def standing(target: RunView, wanted: Sequence[Candidate]) -> tuple[int, CheckpointId | None]:
+def _standing(target: RunView, wanted: Sequence[Candidate]) -> tuple[int, CheckpointId | None]:
     """How many of the wanted are not good in a replica, by its ledger, and the newest that is. CouldNotTellError."""
     good = [candidate.id for candidate in wanted if target.is_good(candidate.id)]
     return len(wanted) - len(good), good[0] if good else None
@@ -203,9 +223,8 @@ def _is_lost(target: RunView, candidate: Candidate) -> bool:
     run, verdict = target.run, target.history.verdict(candidate.id)
     if verdict is None or verdict.outcome is not Outcome.GOOD:
         return verdict is not None and verdict.place_damaged and verdict.content is Outcome.GOOD
-    with contextlib.suppress(ObjectMissingError):
-        if all(run.storage.stat(f.path).size == f.size for f in candidate.manifest.files):
-            return False
+    if all_there(run.storage, candidate.manifest.files):
+        return False
     return read_kept(run, candidate.id) is None and not _is_trashed(run, candidate.id)
 
 
@@ -217,11 +236,9 @@ def _is_gone(view: RunView, candidate: Candidate) -> bool:
         found = view.history.standings(id.series).get(id)
         if found is None or found.outcome is not Outcome.GOOD:
             return False
-        if _is_trashed(view.run, id):
-            return True
-        return read_kept(view.run, id) is None and not any(
-            _is_present(view.run, f.path) for f in candidate.manifest.files
-        )
+        files = candidate.manifest.files
+        left = read_kept(view.run, id) is not None or any(entry_now(view.run.storage, f.path) for f in files)
+        return not left or _is_trashed(view.run, id)
     except CouldNotTellError:
         return False
 
@@ -230,31 +247,98 @@ def _is_trashed(run: Run, id: CheckpointId) -> bool:
     return read_record(run, trash_folder(id) + ".json") is not None
 
 
-def _is_present(run: Run, path: str) -> bool:
-    try:
-        run.storage.stat(path)
-    except ObjectMissingError:
-        return False
-    return True
-
-
 def _not_read(view: RunView, id: CheckpointId, error: CouldNotTellError) -> Replicated:
-    path, size = id.series, 0
+    manifest = None
     with contextlib.suppress(CouldNotTellError):
         manifest = view.history.manifest(id)
-        path, size = (manifest.path, manifest.bytes) if manifest is not None else (path, size)
+    path, size = (manifest.path, manifest.bytes) if manifest is not None else (id.series, 0)
     return Replicated(path=path, id=id, bytes=size, done="failed", message=error.message)
 
 
-def _delivered(candidate: Candidate, delivery: Delivery) -> Replicated:
-    done = _replicated(candidate, delivery.done, message=delivery.message)
-    return msgspec.structs.replace(done, sent=delivery.sent, verified=delivery.verified)
+def _replicated(candidate: Candidate, delivery: Delivery) -> Replicated:
+    return Replicated(
+        path=candidate.manifest.path,
+        id=candidate.id,
+        bytes=candidate.manifest.bytes,
+        done=delivery.done,
+        sent=delivery.sent,
+        verified="read back" if delivery.done == "sent" else None,
+        message=delivery.message,
+    )
 
 
-def _replicated(candidate: Candidate, done: str, *, message: str | None = None) -> Replicated:
-    manifest = candidate.manifest
-    return Replicated(path=manifest.path, id=candidate.id, bytes=manifest.bytes, done=done, message=message)
+def open_replicas(view: RunView) -> Iterator[RunView]:
+    """The replicas that can be read, local ones first. A warning tells of others, and of those of another training."""
+    for url in replica_urls(view.run.url, view.settings):
+        try:
+            replica = _open_own(view, url)
+            replica.run.storage.stat("")
+        except (CouldNotTellError, NotFoundError) as error:
+            _log.warning("the replica %s cannot be used: %s", url, error.message)
+            continue
+        yield replica
 
 
-def _real(url: str) -> str:
-    return url if "://" in url else os.path.realpath(url)
+def replica_standings(view: RunView) -> tuple[Replica, ...]:
+    """Where each replica stands, as it is now."""
+    urls = replica_urls(view.run.url, view.settings)
+    wanted = _wanted_in_replica(view)[0] if urls else []
+    found = []
+    for url in urls:
+        try:
+            behind, last = _standing(_open_own(view, url), wanted)
+            found.append(Replica(url=url, behind=behind, last_good=last))
+        except CouldNotTellError as error:
+            found.append(Replica(url=url, behind=None, last_good=None, trouble=error.message))
+    return tuple(found)
+
+
+def _open_own(view: RunView, url: str) -> RunView:
+    """The replica; CouldNotTellError if what lies there is no replica of this training."""
+    replica = open_replica(view, url, retries=Retries(attempts=2, total=5.0))
+    refuse_another(view.run, replica.run)
+    return replica
+
+
+def known_bad(history: History, id: CheckpointId) -> bool:
+    """Whether a run has a verdict on this content, and not a good one."""
+    return history.has_verdict(id) and not is_good(history, id)
+
+
+def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool:
+    """Whether no newer checkpoint than this one is on record as good, among those that may be taken."""
+    for other in ranked_candidates(history, wanted):
+        if other == id or is_good(history, other):
+            return other == id
+    return False
+
+
+def newer_in_replica(replica: RunView, view: RunView, wanted: Wanted, own: Candidate | None) -> Candidate | None:
+    """The best checkpoint of a replica that is not known to be bad, if newer than `own`. CouldNotTellError."""
+    known = known_good_candidates(replica, wanted)
+    best = next((found for found in known if not known_bad(view.history, found.id)), None)
+    return best if best is not None and (own is None or best.id.order > own.id.order) else None
+
+
+def find_known_good_anywhere(view: RunView, wanted: Wanted = ANY) -> KnownGood:
+    """The newest known-good checkpoint, in its nearest place: in the run, as a kept copy, in a replica. Replicas are
+    asked only if the run has lost what is on record as good. NoKnownGoodError if there is none anywhere."""
+    plain = Wanted(before_step=wanted.before_step, series=wanted.series)
+    if not view.settings.replicas and wanted == plain:
+        return find_known_good(view.run, before_step=wanted.before_step, series=wanted.series)
+    best = newest_candidate(view, wanted)
+    if best is not None and has_newest(view.history, best.id, wanted):
+        return best.answer
+    for replica in open_replicas(view):
+        try:
+            found = newer_in_replica(replica, view, wanted, best)
+        except CouldNotTellError as error:
+            _log.warning("the replica %s cannot be used: %s", replica.run.url, error.message)
+            continue
+        if found is not None:
+            url, answer = replica.run.url, found.answer
+            reason = f"verified {answer.verified_at}; the run has no copy of it, this is the replica {url}"
+            best = msgspec.structs.replace(found, answer=msgspec.structs.replace(answer, place=REPLICA, reason=reason))
+    if best is None:
+        raise none_found(view.run, wanted.before_step)
+    return best.answer

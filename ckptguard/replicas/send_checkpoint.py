@@ -7,34 +7,49 @@ Whatever ends it, doing it again goes on where it ended: a file that is there an
 from __future__ import annotations
 
 import contextlib
+import threading
 import uuid
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
-from ckptguard.keep.quarantine import quarantine
+from ckptguard.errors import (
+    BusyError,
+    ChangedWhileReadError,
+    CouldNotTellError,
+    ObjectExistsError,
+    ObjectMissingError,
+    RecordsError,
+)
+from ckptguard.keep.quarantine import damaged_folder, quarantine
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.replicas.send_files import Sending, send_files
+from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
+from ckptguard.runs.history import History
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.runs.work import Work
-from ckptguard.scan.paced_reader import Pace
+from ckptguard.scan.paced_reader import Pace, read_through
+from ckptguard.scan.reread import read_back
 from ckptguard.storage import Storage
+from ckptguard.storage.remote.upload import SMALLEST_PART
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, decode_manifest, identity
 from ckptguard.values.record_text import decode_checked
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance
+from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
-CHECK = "replica"
-READ_BACK = "read back"  # how the bytes were found to be right there
+_FILES_AT_ONCE = 3
+_TRIES = 2  # a source that reads whole after all; a store that kept something else than was sent
+_CHECK = "replica"
 _ARRIVED = "every byte was read back from here and is as it was sealed"
 
 
@@ -46,10 +61,23 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     sent: int = 0
     message: str | None = None
 
-    @property
-    def verified(self) -> str | None:
-        """How its bytes were found to be right there, if that was done now."""
-        return READ_BACK if self.done == "sent" else None
+
+@dataclass
+class Sending:
+    """One checkpoint on its way to `storage`, where its files lie below `prefix`. `places` are where whole copies of it
+    are, best first; `sent` counts bytes that went over."""
+
+    source: RunView
+    target: RunView
+    candidate: Candidate
+    work: Work
+    pace: Pace
+    storage: Storage
+    prefix: str
+    places: list[tuple[Storage, str]]
+    sent: int = 0
+    claimed: dict[str, CheckpointId] | None = None  # the target's files that other checkpoints are made of
+    lock: threading.Lock = field(default_factory=threading.Lock)  # for all above that changes, and for the views
 
 
 def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, work: Work, pace: Pace) -> Delivery:
@@ -67,6 +95,9 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
         target.refresh(id.series)
     occupant = target.history.current(id.series, id.step, manifest.path) if there is None else None
     aside = occupant is not None or read_kept(target.run, id) is not None
+    places = [(source.run.storage, "")] if candidate.in_place else []
+    if candidate.copy is not None:
+        places.append((source.run.records, candidate.copy.folder + "/"))
     sending = Sending(
         source=source,
         target=target,
@@ -75,7 +106,7 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
         pace=pace,
         storage=target.run.records if aside else target.run.storage,
         prefix=kept_folder(id) + "/" if aside else "",
-        places=_places(source.run, candidate),
+        places=places,
     )
     _need_room(sending)
     wrong = send_files(sending)
@@ -93,8 +124,7 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
 
 
 def has_arrived(target: RunView, candidate: Candidate) -> bool:
-    """Whether the target has a verdict on this very checkpoint, whatever it says. CouldNotTellError if it has another
-    one of the same id."""
+    """Whether the target has a verdict on this very checkpoint. CouldNotTellError if it has another of the same id."""
     return manifest_there(target, candidate) is not None and target.history.verdict(candidate.id) is not None
 
 
@@ -119,30 +149,18 @@ def manifest_there(target: RunView, candidate: Candidate) -> Manifest | None:
 def _whole_manifest(target: Run, id: CheckpointId) -> bytes | None:
     """The text of a manifest unless it is damaged. One of a newer format is not."""
     text = read_record(target, manifest_key(id)) or b""
-    try:
+    with contextlib.suppress(RecordsError):
         decode_checked(text, dict[str, Any], "a manifest")
-    except RecordsError:
-        return None
-    return text
-
-
-def _places(source: Run, candidate: Candidate) -> list[tuple[Storage, str]]:
-    places: list[tuple[Storage, str]] = [(source.storage, "")] if candidate.in_place else []
-    if candidate.copy is not None:
-        places.append((source.records, candidate.copy.folder + "/"))
-    return places
+        return text
+    return None
 
 
 def _need_room(sending: Sending) -> None:
     """StorageFullError, before the first byte, unless what is not there yet fits."""
     if sending.storage.free_space() is None:
         return
-    missing = 0
-    for file in sending.candidate.manifest.files:
-        try:
-            missing += file.size if sending.storage.stat(sending.prefix + file.path).size != file.size else 0
-        except ObjectMissingError:
-            missing += file.size
+    now = ((entry_now(sending.storage, sending.prefix + f.path), f.size) for f in sending.candidate.manifest.files)
+    missing = sum(size for entry, size in now if entry is None or entry.size != size)
     need_room(sending.storage, missing, f"the replica of {sending.candidate.answer.path}")
 
 
@@ -167,30 +185,23 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
 
 def _as_described(file: File, storage: Storage, key: str, aside: bool) -> File:
     """The file as its new place describes it; a kept copy is described by no place in the run."""
-    entry = None if aside else storage.stat(key)
-    return msgspec.structs.replace(
-        file,
-        mtime_ns=entry.mtime_ns if entry else None,
-        inode=entry.inode if entry else None,
-        etag=entry.etag if entry else None,
-    )
+    if aside:
+        return msgspec.structs.replace(file, mtime_ns=None, inode=None, etag=None)
+    entry = storage.stat(key)
+    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
 
 
 def _mark_kept(target: Run, manifest: Manifest) -> None:
     copy = KeptCopy(
-        series=manifest.series,
-        step=manifest.step,
-        generation=manifest.generation,
+        **msgspec.structs.asdict(manifest.id),
         path=manifest.path,
         how="copy",
         files=tuple(file.path for file in manifest.files),
         sources=tuple((file.size, None, None, None) for file in manifest.files),
         kept_at=utc_now(),
     )
-    try:
+    with contextlib.suppress(ObjectExistsError):  # by a killed process, or one that races with this: the same files
         commit_kept(target, copy)
-    except ObjectExistsError:
-        pass  # by a process that was killed, or that races with this one: the same files
 
 
 def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
@@ -203,7 +214,7 @@ def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
         return
     if before is None:
         raise CouldNotTellError(f"the verdict on {sending.candidate.answer.path} is gone")
-    arrived = Finding(check=CHECK, severity=Severity.NOTICE, message=_ARRIVED)
+    arrived = Finding(check=_CHECK, severity=Severity.NOTICE, message=_ARRIVED)
     verdict = msgspec.structs.replace(verdict_on_content(before, arrived), read_back="bytes")
     if sealed_before and verdict.outcome is Outcome.GOOD:
         entries = [sending.storage.stat(file.path) for file in sending.candidate.manifest.files]
@@ -213,7 +224,7 @@ def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
 
 def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
     """A verdict without what it says of its place alone: of the sealed bytes, wherever they lie."""
-    findings = [f for f in before.findings if f.check != CHECK]
+    findings = [f for f in before.findings if f.check != _CHECK]
     if before.place_damaged:
         findings = [f for f in findings if f.severity is Severity.SICKNESS or is_clearance(f)]
     return Verdict(
@@ -227,3 +238,154 @@ def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:
         digests=("blake3",),
         facts=Facts() if before.place_damaged else before.facts,
     )
+
+
+def send_files(sending: Sending) -> str | None:
+    """Have every file there, read back. Returns what is wrong with the source, if it is damaged.
+
+    What of it is found damaged in the source gets its verdict there. CouldNotTellError if a file could not be sent.
+    """
+    files = sorted(sending.candidate.manifest.files, key=lambda f: -f.size)
+    with ThreadPoolExecutor(min(_FILES_AT_ONCE, len(files) or 1), thread_name_prefix="ckptguard-send") as threads:
+        tasks = [threads.submit(_have_file, sending, file) for file in files]
+        try:
+            wait(tasks, return_when=FIRST_EXCEPTION)
+        finally:
+            for one in tasks:
+                one.cancel()
+    failed = [error for one in tasks if not one.cancelled() and (error := one.exception()) is not None]
+    if failed:
+        raise failed[0]
+    return next((wrong for one in tasks if (wrong := one.result()) is not None), None)
+
+
+def _have_file(sending: Sending, file: File) -> str | None:
+    """One file: what is there already counts if it is whole; what is not as it was sent goes, and is sent anew."""
+    key = sending.prefix + file.path
+    wrong = _wrong_there(sending, key, file)
+    for _ in range(_TRIES):
+        if wrong:
+            _move_aside(sending, key, file)
+        if wrong is not None:
+            damaged = _send_from_any_place(sending, key, file)
+            if damaged is not None:
+                return damaged
+            wrong = _wrong_there(sending, key, file)
+    if wrong:
+        sending.storage.remove(key)
+    if wrong is not None:
+        url = sending.target.run.url
+        raise CouldNotTellError(f"{url} does not hold what was sent: {wrong or file.path + ' is not there'}")
+    return None
+
+
+def _wrong_there(sending: Sending, key: str, file: File) -> str | None:
+    """None: the file is there and whole; an empty text: it is not there."""
+    try:
+        wrong = read_back(sending.storage, key, file, sending.pace)
+    except ObjectMissingError:
+        return ""
+    return None if wrong is None else f"{file.path}: {wrong.message}"
+
+
+def _move_aside(sending: Sending, key: str, file: File) -> None:
+    """What lies in the way is damaged, or somebody's: it is kept, but not in place."""
+    if sending.prefix:
+        sending.storage.remove(key)
+        return
+    _refuse_claimed(sending, file.path)
+    storage, run_prefix, records_prefix = sending.target.run.shared()
+    folder = damaged_folder(sending.candidate.id)
+    with contextlib.suppress(ObjectMissingError):
+        storage.move(run_prefix + key, f"{records_prefix}{folder}/{key}")
+
+
+def _refuse_claimed(sending: Sending, path: str) -> None:
+    """Touch nothing that another checkpoint of the target is made of. Its records are read again for that, once."""
+    target = sending.target
+    with sending.lock:
+        if sending.claimed is None:
+            target.refresh()
+            sending.claimed = _claimed(target.history, sending.candidate.id)
+        owner = sending.claimed.get(path)
+    if owner is not None:
+        raise CouldNotTellError(
+            f"{path} in {target.run.url} belongs to {owner} of {owner.series}, and differs",
+            hint=f"ckptguard verify {target.run.url}",
+        )
+
+
+def _claimed(history: History, but: CheckpointId) -> dict[str, CheckpointId]:
+    """Each file of a run's checkpoints, without those of one and of what was moved aside."""
+    ids = (id for series in history.names for id in history.standings(series))
+    manifests = (history.manifest(id) for id in ids if id != but and not history.is_quarantined(id))
+    return {file.path: one.id for one in manifests if one is not None for file in one.files}
+
+
+def _send_from_any_place(sending: Sending, key: str, file: File) -> str | None:
+    """What is wrong with every copy of the source, if none is whole; None when it was sent."""
+    wrong = f"no copy of {file.path} is there any more"
+    for storage, prefix in list(sending.places):
+        for _ in range(_TRIES):
+            try:
+                found = send_file(storage, prefix + file.path, sending.storage, key, file, sending.pace)
+            except (ObjectMissingError, ChangedWhileReadError) as error:
+                wrong = error.message
+                break
+            except ObjectExistsError:
+                return None  # another process sends the same; what is there is read back like our own
+            if found is None:
+                with sending.lock:
+                    sending.sent += file.size
+                return None
+            wrong = found
+            if _is_damaged(sending, storage, prefix):
+                break
+    if sending.places:
+        raise CouldNotTellError(f"{sending.candidate.answer.path} could not be read: {wrong}")
+    return wrong
+
+
+def send_file(source: Storage, source_key: str, target: Storage, target_key: str, file: File, pace: Pace) -> str | None:
+    """Put a copy of a sealed file under a free key. Returns what is wrong with the source's bytes, and then nothing was
+    put there; None if they are what was sealed. ObjectExistsError if the key is taken; ChangedWhileReadError."""
+    from ckptguard.scan.sealed_stream import SealedStream
+
+    stream = SealedStream(file)
+    with source.open(source_key) as reader:
+        if reader.entry.size != file.size:
+            return f"{file.path} has {reader.entry.size} bytes instead of {file.size}"
+        with target.upload(target_key) as upload:
+
+            def send(block: bytes) -> None:
+                stream.add(block)
+                upload.write(block)
+
+            read_through(reader, send, pace, block=SMALLEST_PART, remote=source.root is None)
+            reader.check_unchanged()
+            wrong = stream.wrong()
+            if wrong is None:
+                upload.commit()
+    return wrong
+
+
+def _is_damaged(sending: Sending, storage: Storage, prefix: str) -> bool:
+    """Read a whole copy of the source anew: is it not as it was sealed? What lies in place gets its verdict."""
+    manifest = sending.candidate.manifest
+    with sending.lock:
+        if (storage, prefix) not in sending.places:
+            return True
+        if prefix:
+            damaged = any(read_back(storage, prefix + file.path, file, sending.pace) for file in manifest.files)
+        else:
+            checkpoint = sending.source.look_again(manifest.path)
+            if checkpoint is None:
+                return False
+            alone = Work(scanner=sending.work.scanner)
+            checked = verify_checkpoint(sending.source, checkpoint, Verification(md5=False), work=alone)
+            if checked.id != sending.candidate.id:
+                raise CouldNotTellError(f"{manifest.path} was saved anew meanwhile")
+            damaged = checked.outcome is not Outcome.GOOD
+        if damaged:
+            sending.places.remove((storage, prefix))
+        return damaged

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 import msgspec
 
@@ -25,11 +26,9 @@ from ckptguard.records.pins import InUse
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.replicas.find_replicas import has_newest, known_bad, open_replicas, replica_candidates
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
-from ckptguard.replicas.replicate import refuse_nested
+from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, pace_of, refuse_nested
 from ckptguard.replicas.send_checkpoint import Delivery, send_checkpoint
-from ckptguard.replicas.send_files import pace_of
 from ckptguard.runs.candidates import Chosen, first_whole
 from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate, ranked_candidates
 from ckptguard.runs.lock import run_lock
@@ -112,8 +111,7 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
 
 
 def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Chosen[Delivery]:
-    """Send the best checkpoint of the replica that arrives whole. NoKnownGoodError says why none did; StoppedError if
-    the work was stopped before one was there."""
+    """Send the best checkpoint that arrives whole. NoKnownGoodError says why none did; StoppedError."""
     pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
 
@@ -148,30 +146,31 @@ def _is_good(replica: RunView, id: CheckpointId) -> bool:
 
 
 def regain(view: RunView, *, series: str | None = None) -> Started | None:
-    """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole.
-    None if the run has lost nothing that a replica could give back."""
+    """Bring back the newest known-good checkpoint that the run has lost, from the nearest replica that has it whole;
+    None if there is none."""
     if not view.settings.replicas:
         return None
     wanted = Wanted(series=series)
     own = newest_candidate(view, wanted)
     if own is not None and has_newest(view.history, own.id, wanted):
         return None
-    for replica in open_replicas(view):
-        try:
-            there = next(replica_candidates(replica, view.history, wanted), None)
-            if there is not None and (own is None or there.id.order > own.id.order):
-                return bring_back(replica, view, wanted)
-        except CkptguardError as error:
-            _log.warning("nothing could be brought back from %s: %s", replica.run.url, error.message)
-    return None
+    return regain_before(view, wanted, worth=lambda replica: newer_in_replica(replica, view, wanted, own) is not None)
 
 
-def regain_before(view: RunView, wanted: Wanted, *, stop: threading.Event | None = None) -> Started | None:
+def regain_before(
+    view: RunView,
+    wanted: Wanted,
+    *,
+    stop: threading.Event | None = None,
+    worth: Callable[[RunView], bool] = lambda replica: True,
+) -> Started | None:
     """Bring back a known-good checkpoint for a run that has none left of those that are wanted: the newest of the
-    nearest replica that has one whole. None if none has. StoppedError if `stop` was set before it was there."""
+    nearest replica that is `worth` it and has one whole. None if none has. StoppedError if `stop` was set before it was
+    there."""
     for replica in open_replicas(view):
         try:
-            return bring_back(replica, view, wanted, work=Work(stop=stop))
+            if worth(replica):
+                return bring_back(replica, view, wanted, work=Work(stop=stop))
         except StoppedError:
             raise
         except CkptguardError as error:
@@ -197,9 +196,7 @@ def mark_later_generations(replica: RunView, target: RunView, step: int) -> None
                 if here.has_verdict(id):
                     mark_suspect(target, id, reason)
                 mark = Quarantined(
-                    series=id.series,
-                    step=id.step,
-                    generation=id.generation,
+                    **msgspec.structs.asdict(id),
                     path=manifest.path,
                     files=(),
                     signature=(),
@@ -212,8 +209,7 @@ def mark_later_generations(replica: RunView, target: RunView, step: int) -> None
 
 
 def _refuse_unless_lost(replica: RunView, target: RunView, step: int | None) -> None:
-    """Only what is empty is filled, and what was begun from this very replica and has no good checkpoint yet, or only
-    that of `step`: its beginning may have been cut short."""
+    """SettingsError unless it is empty, or was begun from this replica and cut short before a good checkpoint came."""
     lineage = read_lineage(target.run)
     if lineage is not None and lineage == read_lineage(replica.run):
         own = newest_candidate(target)

@@ -1,25 +1,33 @@
-"""Prune: remove from a run what its policy does not keep, and empty the trash when its time of grace is over."""
+"""Prune: remove from a run what its policy does not keep, and empty the trash when its time of grace is over.
+
+All that decides about what may be removed is read strictly: what cannot be read ends the whole look.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from ckptguard.decisions.retention import Present, RetentionDecision, decide
-from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
+from ckptguard.errors import BusyError, CouldNotTellError, RecordsError
 from ckptguard.layouts import Checkpoint
+from ckptguard.records.ledger import read_verdict
 from ckptguard.records.run import Run
-from ckptguard.records.trash import Trashed, list_trashed, read_trash
-from ckptguard.records.who_and_when import this_moment
-from ckptguard.retention.expire_trash import expire_aside
-from ckptguard.retention.inventory import Look, Remembered, look, strict_verdict
-from ckptguard.retention.trash import delete_for_good, in_trash_for, settle_trash, throw_away
+from ckptguard.records.trash import MARKED, Trashed, list_trashed, read_trash
+from ckptguard.records.who_and_when import seconds_of, this_moment
+from ckptguard.retention.trash import delete_for_good, expire_aside, in_trash_for, settle_trash, throw_away
+from ckptguard.runs.file_signatures import entry_now, looks_unchanged
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.removal_holds import pins_of
+from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy, parse_span
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.verdict import Outcome, Verdict
+
+_NOT_COLLECTED = "what was put aside could not be collected"
 
 
 class Pruned(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +59,7 @@ def prune(
     """
     remembered = remembered if remembered is not None else Remembered()
     if dry_run:
-        seen = look(view, remembered, keep_good=policy.keep_good)
+        seen = _look(view, remembered, policy.keep_good)
         decisions = decide(seen.present, policy, now=this_moment().wall)
         removed, emptied = [d for d in decisions if not d.keep], _due(view, seen, policy, grace)
         troubles: list[str] = []
@@ -60,14 +68,19 @@ def prune(
         with run_lock(view.run):
             settle_trash(view.run)
             view.forget()
-            seen = look(view, remembered, keep_good=policy.keep_good)
+            seen = _look(view, remembered, policy.keep_good)
             decisions = decide(seen.present, policy, now=this_moment().wall)
             removed, troubles = _remove(view.run, seen, decisions, policy)
             if removed or troubles:
                 view.forget()
-            emptied = [] if troubles else _empty(view, policy, grace, remembered, troubles)
-            in_trash = _left_in_trash(view.run, troubles)
-            _expire_aside(view, grace, troubles)
+            emptied, in_trash = [], []
+            if not troubles:
+                with _telling(troubles, "the trash could not be emptied"):
+                    _empty(view, policy, grace, remembered, emptied)
+            with _telling(troubles, "the trash could not be listed"):
+                in_trash = read_trash(view.run)
+            with _telling(troubles, _NOT_COLLECTED):
+                expire_aside(view, grace)
     return Pruned(
         dry_run=dry_run,
         policy=policy,
@@ -88,7 +101,8 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
             troubles: list[str] = []
             with run_lock(view.run):
                 view.refresh()
-                _expire_aside(view, grace, troubles)
+                with _telling(troubles, _NOT_COLLECTED):
+                    expire_aside(view, grace)
             return (), tuple(troubles)
         done = prune(view, policy, grace=grace, remembered=remembered)
     except (BusyError, CouldNotTellError) as error:
@@ -97,11 +111,12 @@ def prune_by_settings(view: RunView, remembered: Remembered | None = None) -> tu
 
 
 def _remove(
-    run: Run, seen: Look, decisions: Sequence[RetentionDecision], policy: Policy
+    run: Run, seen: _Look, decisions: Sequence[RetentionDecision], policy: Policy
 ) -> tuple[list[RetentionDecision], list[str]]:
     """Put into the trash what is not kept, is still what it was, and came not into use meanwhile; trouble ends it."""
     removed: list[RetentionDecision] = []
-    floor = _floor(decisions, policy)
+    # The newest good ones of each series, because of which others may go.
+    floor = _newest_good([d.checkpoint for d in decisions if d.checkpoint.id.step is not None], policy.keep_good)
     for decision in decisions:
         chosen = decision.checkpoint
         try:
@@ -109,7 +124,7 @@ def _remove(
                 continue
             if not _still_so(run, [seen.checkpoints[chosen.path]]):
                 continue  # rotated away or saved anew meanwhile: it is decided about at the next look
-            if not _still_so(run, [seen.checkpoints[c.path] for c in floor[chosen.id.series]]):
+            if not _still_so(run, [seen.checkpoints[c.path] for c in floor.get(chosen.id.series, ())]):
                 return removed, [f"{chosen.path} was not removed: newer good ones changed meanwhile"]
             if throw_away(run, seen.checkpoints[chosen.path], chosen.id):
                 removed.append(decision)
@@ -118,61 +133,38 @@ def _remove(
     return removed, []
 
 
-def _floor(decisions: Sequence[RetentionDecision], policy: Policy) -> dict[str, list[Present]]:
-    """The newest good ones of each series, because of which others may go."""
-    good: dict[str, list[Present]] = {}
-    for checkpoint in (decision.checkpoint for decision in decisions):
-        if checkpoint.outcome is Outcome.GOOD and checkpoint.id.step is not None:
-            good.setdefault(checkpoint.id.series, []).append(checkpoint)
-    return {series: found[-policy.keep_good :] for series, found in good.items()}
-
-
 def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
     """Whether files still are what the listing showed: the trainer holds no lock."""
-    try:
-        return all(run.storage.stat(e.key).signature == e.signature for c in checkpoints for e in c.entries)
-    except ObjectMissingError:
-        return False
+    now = ((entry_now(run.storage, meant.key), meant) for c in checkpoints for meant in c.entries)
+    return all(entry is not None and entry.signature == meant.signature for entry, meant in now)
 
 
-def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, troubles: list[str]) -> list[Trashed]:
+def _empty(view: RunView, policy: Policy, grace: float, remembered: Remembered, emptied: list[Trashed]) -> None:
     """Remove for good what is due, by a look of its own: what was removed just now counts no more."""
-    emptied: list[Trashed] = []
+    if list_trashed(view.run):
+        for mark in _due(view, _look(view, remembered, policy.keep_good), policy, grace):
+            if mark.id in pins_of(view.run):
+                continue  # it came into use meanwhile
+            delete_for_good(view.run, mark)
+            emptied.append(mark)
+
+
+@contextlib.contextmanager
+def _telling(troubles: list[str], what: str) -> Iterator[None]:
     try:
-        if list_trashed(view.run):
-            for mark in _due(view, look(view, remembered, keep_good=policy.keep_good), policy, grace):
-                if mark.id in pins_of(view.run):
-                    continue  # it came into use meanwhile
-                delete_for_good(view.run, mark)
-                emptied.append(mark)
+        yield
     except CouldNotTellError as error:
-        troubles.append(f"the trash could not be emptied: {error.message}")
-    return emptied
+        troubles.append(f"{what}: {error.message}")
 
 
-def _expire_aside(view: RunView, grace: float, troubles: list[str]) -> None:
-    try:
-        expire_aside(view, grace)
-    except CouldNotTellError as error:
-        troubles.append(f"what was put aside could not be collected: {error.message}")
-
-
-def _left_in_trash(run: Run, troubles: list[str]) -> list[Trashed]:
-    try:
-        return read_trash(run)
-    except CouldNotTellError as error:
-        troubles.append(f"the trash could not be listed: {error.message}")
-        return []
-
-
-def _due(view: RunView, seen: Look, policy: Policy, grace: float) -> list[Trashed]:
+def _due(view: RunView, seen: _Look, policy: Policy, grace: float) -> list[Trashed]:
     """What may go from the trash for good now. The laws of retention hold here too: what would be one of the newest
     good ones again, because newer ones turned out bad, stays, as does what is pinned or older than a pending one."""
     pins = pins_of(view.run)
     laws = Policy(keep_last=policy.keep_good, keep_good=policy.keep_good, drop_failed=True)
     trashed = []
     for mark in seen.trash:
-        verdict = strict_verdict(view, mark.id)
+        verdict = _strict_verdict(view, mark.id)
         trashed.append(
             Present(
                 path=mark.folder,
@@ -183,3 +175,100 @@ def _due(view: RunView, seen: Look, policy: Policy, grace: float) -> list[Trashe
         )
     goes = {d.checkpoint.path for d in decide([*seen.present, *trashed], laws) if not d.keep}
     return [m for m in seen.trash if m.folder in goes and in_trash_for(view.run, m) > grace]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is in place, as values to decide by, and the checkpoints by their paths."""
+
+    present: list[Present]
+    checkpoints: dict[str, Checkpoint]
+    trash: list[Trashed]
+
+
+@dataclass
+class Remembered:
+    """What earlier looks read of each checkpoint in place, by its path, and from which files and records.
+
+    Records never change under their names, so an entry stands while files and names are the same. It only saves work.
+    But they rot: what others may go because of is read again.
+    """
+
+    known: dict[str, tuple[object, Present]] = field(default_factory=dict)
+
+
+def _look(view: RunView, remembered: Remembered, keep_good: int) -> _Look:
+    """What is in the trash is not in place, wherever its files lie. Only what is not `remembered` is read, and the
+    newest `keep_good` good ones of each series. CouldNotTellError if any listing fails, or any record of what is in
+    place cannot be read."""
+    pins, references = pins_of(view.run), references_to(view)
+    trash = read_trash(view.run)
+    marked = {(mark.id, mark.path): mark.signature for mark in trash if mark.how == MARKED}
+    before = remembered.known
+    bases = {checkpoint.path: _basis(view, checkpoint) for checkpoint in view.checkpoints}
+    stand = {path: before[path][1] for path, basis in bases.items() if path in before and before[path][0] == basis}
+    for good in _newest_good(stand.values(), keep_good).values():
+        for one in good:
+            del stand[one.path]
+    remembered.known = {}
+    present = []
+    for checkpoint in view.checkpoints:
+        one = stand.get(checkpoint.path) or _present(view, checkpoint)
+        remembered.known[checkpoint.path] = bases[checkpoint.path], one
+        signature = tuple((e.key, *e.signature) for e in checkpoint.entries)
+        if marked.get((one.id, checkpoint.path)) == signature:
+            continue
+        holds = (*pins.get(one.id, ()), *references.get(checkpoint.path, ()))
+        present.append(msgspec.structs.replace(one, holds=holds))
+    return _Look(present, {checkpoint.path: checkpoint for checkpoint in view.checkpoints}, trash)
+
+
+def _strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
+    """The newest verdict on a generation. RecordsError if it cannot be read: an older one may say something else."""
+    standing = view.history.standings(id.series).get(id)
+    if standing is None:
+        return None
+    verdict = read_verdict(view.run, standing)
+    if verdict is None:
+        raise RecordsError(
+            f"the verdict {standing.number} on {id} of {id.series} cannot be read",
+            hint="verify that checkpoint again: a newer verdict takes its place",
+        )
+    return verdict
+
+
+def _newest_good(found: Iterable[Present], keep_good: int) -> dict[str, list[Present]]:
+    """The newest good ones of each series, the newest first."""
+    by_series: dict[str, list[Present]] = {}
+    for one in sorted(found, key=lambda one: one.id.order, reverse=True):
+        if one.outcome is Outcome.GOOD:
+            by_series.setdefault(one.id.series, []).append(one)
+    return {series: good[:keep_good] for series, good in by_series.items()}
+
+
+def _basis(view: RunView, checkpoint: Checkpoint) -> object:
+    """All that `_present` depends on, without reading a record: the files, and the names of the records of its step."""
+    history = view.history
+    standings, sealed = history.standings(checkpoint.series), history.sealed(checkpoint.series)
+    ids = history.generations(checkpoint.series, checkpoint.step)
+    known = [(id, id in sealed, history.is_quarantined(id), standings.get(id)) for id in ids]
+    return checkpoint.signature, known
+
+
+def _present(view: RunView, checkpoint: Checkpoint) -> Present:
+    """What is in place under a path, without what holds it. What was never sealed may have the verdict INCOMPLETE."""
+    current = view.current(checkpoint)
+    id = current or view.history.next_id(checkpoint.series, checkpoint.step)
+    manifest = view.history.manifest(current) if current is not None else None
+    verdict = _strict_verdict(view, id)
+    outcome = verdict.outcome if verdict is not None else Outcome.PENDING
+    sealed = manifest is not None and (outcome is not Outcome.GOOD or looks_unchanged(checkpoint, manifest, verdict))
+    return Present(
+        path=checkpoint.path,
+        id=id,
+        # A verdict on other files that lay there before is none.
+        outcome=outcome if sealed or current is None else Outcome.PENDING,
+        saved=seconds_of(manifest.sealed_at) if manifest is not None else None,
+        metrics=manifest.metrics if manifest is not None else {},
+        bytes=checkpoint.bytes,
+    )

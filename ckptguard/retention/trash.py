@@ -3,17 +3,27 @@
 Locally its files are moved by rename. On an object store, where a move is a copy of all bytes, they stay in place and
 are marked. Every step can be killed. The mark comes first, so what was begun is known. It is finished or undone under
 the run's lock before anything else is removed.
+
+What was put aside goes by the same grace: damaged bytes that are of no use any more, and what came back too late.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import re
 import uuid
+from collections.abc import Iterator
+
+import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
-from ckptguard.records.run import Run
+from ckptguard.records.kept import read_set_aside
+from ckptguard.records.pins import list_pins
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.run import Run, list_records
 from ckptguard.records.trash import (
     MARKED,
     MOVED,
@@ -26,17 +36,30 @@ from ckptguard.records.trash import (
     remove_unmarked,
     unmark_taken,
 )
-from ckptguard.records.who_and_when import passed_since, stated_moment, this_moment, utc_text
-from ckptguard.values.ids import CheckpointId
+from ckptguard.records.who_and_when import (
+    forget_sightings,
+    passed_since,
+    seen_for,
+    stated_moment,
+    this_host,
+    this_moment,
+    utc_text,
+)
+from ckptguard.runs.file_signatures import entry_now
+from ckptguard.runs.find_known_good import Wanted, known_good_candidates
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId, id_from_record
+from ckptguard.values.verdict import Outcome
+
+_DAMAGED = re.compile(r"(?P<id>.+)\.damaged-[0-9a-f]{8}")
+_REPLACED = re.compile(r"tmp-replaced-[0-9a-f]{8}")
 
 
 def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     """Put a checkpoint in place into the trash under an id; False if another process did. The caller holds the lock."""
     now = this_moment()
     mark = Trashed(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
+        **msgspec.structs.asdict(id),
         path=checkpoint.path,
         how=MOVED if moves_files(run) else MARKED,
         files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),
@@ -72,10 +95,9 @@ def settle_trash(run: Run) -> None:
     """Finish or undo what a crash cut short, so that what is in the trash is whole. The caller holds the lock."""
     remove_unmarked(run)
     for mark in read_trash(run):
-        taken = is_taken(run, mark)
-        if taken == (mark.how == MOVED):
+        if is_taken(run, mark) == (mark.how == MOVED):
             continue
-        left = [key for key, *signature in mark.signature if is_as_marked(run, key, *signature)]
+        left = list(_left_in_place(run, mark))
         if mark.how == MARKED:  # killed while it was removed for good
             if len(left) == len(mark.signature):
                 unmark_taken(run, mark)  # nothing was removed yet: it is decided anew
@@ -91,12 +113,12 @@ def settle_trash(run: Run) -> None:
         forget_trashed(run, mark)
 
 
-def is_as_marked(run: Run, key: str, *signature: object) -> bool:
-    """Whether the file that was meant still lies in place: another one of that name is none of ours."""
-    try:
-        return run.storage.stat(key).signature == signature
-    except ObjectMissingError:
-        return False
+def _left_in_place(run: Run, mark: Trashed) -> Iterator[str]:
+    """The files that were meant and still lie in place: another one of that name is none of ours."""
+    for key, *signature in mark.signature:
+        entry = entry_now(run.storage, key)
+        if entry is not None and entry.signature == tuple(signature):
+            yield key
 
 
 def delete_for_good(run: Run, mark: Trashed) -> None:
@@ -104,32 +126,22 @@ def delete_for_good(run: Run, mark: Trashed) -> None:
     if mark.how == MARKED and not _is_saved_anew(run, mark):
         mark_taken(run, mark)
         sealed = {key for key, *_ in mark.signature}
-        for key, *signature in mark.signature:
-            if is_as_marked(run, key, *signature):
-                run.storage.remove(key)
-        for key in mark.files:
-            if key not in sealed and _is_irregular(run, key):
-                run.storage.remove(key)
+        irregular = (key for key in mark.files if key not in sealed and _is_irregular(run, key))
+        for key in itertools.chain(_left_in_place(run, mark), irregular):  # each is looked at right before
+            run.storage.remove(key)
         _remove_empty(run, mark)
     forget_trashed(run, mark)
 
 
 def _is_saved_anew(run: Run, mark: Trashed) -> bool:
     """Whether other files lie in place under its names: a newer save, which may still be using some of the old ones."""
-    for key, *signature in mark.signature:
-        try:
-            if run.storage.stat(key).signature != tuple(signature):
-                return True
-        except ObjectMissingError:
-            continue  # removed before a crash
-    return False
+    now = ((tuple(signature), entry_now(run.storage, key)) for key, *signature in mark.signature)
+    return any(entry is not None and entry.signature != signature for signature, entry in now)
 
 
 def _is_irregular(run: Run, key: str) -> bool:
-    try:
-        return run.storage.stat(key).kind not in ("file", "folder")
-    except ObjectMissingError:
-        return False
+    entry = entry_now(run.storage, key)
+    return entry is not None and entry.kind not in ("file", "folder")
 
 
 def _remove_empty(run: Run, mark: Trashed) -> None:
@@ -146,8 +158,7 @@ def _remove_empty(run: Run, mark: Trashed) -> None:
 
 
 def in_trash_for(run: Run, mark: Trashed) -> float:
-    """For how many seconds it has been there for sure, by a clock that nobody sets: that of the machine that removed
-    it, or this one's since it saw it there first."""
+    """For how many seconds it has been there for sure, by a clock that nobody sets."""
     return passed_since(run, mark.folder, stated_moment(mark.removed_at, mark.host, mark.boot_id, mark.uptime))
 
 
@@ -158,3 +169,59 @@ def _put_back(run: Run, mark: Trashed, key: str) -> None:
         storage.move(records_prefix + key, run_prefix + place)
     except ObjectExistsError:  # saved anew meanwhile: what lies there is newer
         storage.move(records_prefix + key, f"{run_prefix}tmp-replaced-{uuid.uuid4().hex[:8]}/{place}")
+
+
+def expire_aside(view: RunView, grace: float) -> list[str]:
+    """Remove, after `grace` seconds, damaged bytes whose checkpoint was good again all that time, and what was put back
+    from the trash when its place was taken again; returns their keys. While a checkpoint is not good its damaged bytes
+    stay.
+
+    The time is measured by this machine's own clock from when it was first seen so, by a call of this; what it has seen
+    of other machines' marks and pins is noted too. The caller holds the run's lock.
+    """
+    run = view.run
+    damaged = {key for key, id in _damaged(run) if _has_no_use(view, key, id)}
+    replaced: set[str] = set()
+    with contextlib.suppress(ObjectMissingError):
+        replaced = {entry.key for entry in run.storage.list("") if _REPLACED.fullmatch(entry.name)}
+    removed = []
+    for storage, keys in ((run.records, damaged), (run.storage, replaced)):
+        for key in sorted(keys):
+            if (seen_for(run, key, note=True) or 0.0) > grace:
+                storage.remove(key)
+                removed.append(key)
+    elsewhere = _marks_of_others(run)
+    for key in elsewhere:
+        seen_for(run, key, note=True)
+    forget_sightings(run, (damaged | replaced | elsewhere) - set(removed))
+    return removed
+
+
+def _damaged(run: Run) -> list[tuple[str, CheckpointId]]:
+    """Every folder of damaged bytes: its key, and of which checkpoint they were."""
+    found = []
+    for folder in list_records(run, QUARANTINE):
+        for name in list_records(run, f"{QUARANTINE}/{folder}"):
+            match = _DAMAGED.fullmatch(name)
+            id = id_from_record(folder, match["id"]) if match else None
+            if id is not None:
+                found.append((f"{QUARANTINE}/{folder}/{name}", id))
+    return found
+
+
+def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
+    """Whether the checkpoint is good without these bytes, and was seen whole since they were put aside."""
+    standing = view.history.standings(id.series).get(id)
+    if standing is None or standing.outcome is not Outcome.GOOD or read_set_aside(view.run, id) is not None:
+        return False
+    if seen_for(view.run, place) is not None:
+        return True
+    wanted = Wanted(before_step=None if id.step is None else id.step + 1, series=id.series)
+    return any(candidate.id == id for candidate in itertools.islice(known_good_candidates(view, wanted), 2))
+
+
+def _marks_of_others(run: Run) -> set[str]:
+    """What other machines marked, or this one before its last start: by this one's clock its age is not known."""
+    boot_id = this_host()[1]
+    pins = {p.key for p in list_pins(run) if p.until is not None and p.owner.boot_id != boot_id}
+    return pins | {mark.folder for mark in read_trash(run) if mark.boot_id != boot_id}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from ckptguard.errors import ObjectMissingError
 from ckptguard.layouts import Checkpoint
-from ckptguard.storage.protocol import Entry
+from ckptguard.storage.protocol import Entry, Storage
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.verdict import Verdict
 
@@ -53,3 +54,17 @@ def is_new(sealed: File, entry: Entry | None) -> bool:
         return sealed.mtime_ns != entry.mtime_ns
     pairs = ((sealed.inode, entry.inode), (sealed.etag, entry.etag))
     return any(a is not None and b is not None and a != b for a, b in pairs)
+
+
+def all_there(storage: Storage, files: Iterable[File]) -> bool:
+    """Whether all of these files are there now, with their sizes."""
+    now = ((entry_now(storage, file.path), file) for file in files)
+    return all(entry is not None and entry.size == file.size for entry, file in now)
+
+
+def entry_now(storage: Storage, key: str) -> Entry | None:
+    """What lies under a key now; None if nothing does."""
+    try:
+        return storage.stat(key)
+    except ObjectMissingError:
+        return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from ckptguard.errors import NotFoundError, ObjectMissingError, RecordsError
+from ckptguard.errors import NotFoundError, RecordsError
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records
+from ckptguard.runs.file_signatures import entry_now
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import parse_id, series_from_folder, series_of
 
@@ -100,18 +101,11 @@ def _entries_of(run: Run, path: str) -> list[Entry]:
     if run.storage.root is None:  # a store may state a time otherwise when it is asked for one object alone
         alone = [e for e in run.storage.list(path.rpartition("/")[0], recursive=False) if e.key in wanted]
     else:
-        alone = [entry for key in wanted if (entry := _stat(run, key)) is not None]
+        alone = [entry for key in wanted if (entry := entry_now(run.storage, key)) is not None]
     below: Sequence[Entry] = ()
     if any(e.key == path and e.kind == "folder" for e in alone):
         below = run.storage.list(path, recursive=True, enter=enter)
     return [*(e for e in alone if e.kind != "folder"), *below]
-
-
-def _stat(run: Run, key: str) -> Entry | None:
-    try:
-        return run.storage.stat(key)
-    except ObjectMissingError:
-        return None
 
 
 def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> list[Checkpoint]:

@@ -17,8 +17,7 @@ import msgspec
 from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.decisions.rollback import before_repeat
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError
-from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of, verdict_event
-from ckptguard.incidents.notify import Event
+from ckptguard.incidents.notify import Event, Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import Incident, list_incidents, update_incident

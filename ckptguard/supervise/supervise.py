@@ -24,9 +24,8 @@ from ckptguard.errors import (
     RollbackExhausted,
     SettingsError,
 )
-from ckptguard.incidents.close_incident import close_incident
-from ckptguard.incidents.events import incident_event
-from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
+from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks, incident_event
+from ckptguard.incidents.open_and_close import close_incident
 from ckptguard.records.incidents import Incident, open_incident
 from ckptguard.records.run import has_records
 from ckptguard.scan.process.process_scanner import ProcessScanner

@@ -17,8 +17,7 @@ from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
 from ckptguard.repair.repair import mend
-from ckptguard.retention.inventory import Remembered
-from ckptguard.retention.prune import prune_by_settings
+from ckptguard.retention.prune import Remembered, prune_by_settings
 from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked

@@ -31,8 +31,7 @@ from ckptguard.errors import (
     RefusedError,
     SettingsError,
 )
-from ckptguard.incidents.events import incident_event
-from ckptguard.incidents.notify import Hooks
+from ckptguard.incidents.notify import Hooks, incident_event
 from ckptguard.inspect.list_states import survey, without_verdict
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord

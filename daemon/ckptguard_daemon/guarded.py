@@ -8,9 +8,8 @@ import time
 import msgspec
 
 from ckptguard.errors import CkptguardError, NotFoundError
-from ckptguard.incidents.events import Known, known_outcomes, news_in, reason_of, verdict_event
-from ckptguard.incidents.notify import Hooks
-from ckptguard.incidents.record_bad_save import record_bad_save
+from ckptguard.incidents.notify import Hooks, Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.incidents.open_and_close import record_bad_save
 from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
 from ckptguard.records.run import Run, open_run

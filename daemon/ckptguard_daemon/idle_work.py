@@ -15,12 +15,10 @@ import msgspec
 
 from ckptguard.documents.build import fields
 from ckptguard.errors import CkptguardError, StoppedError
-from ckptguard.incidents.events import replica_event
-from ckptguard.incidents.notify import Hooks
+from ckptguard.incidents.notify import Hooks, replica_event
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
-from ckptguard.repair.scrub import Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
-from ckptguard.repair.scrub_plan import Due
+from ckptguard.repair.scrub import Due, Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work

@@ -19,7 +19,8 @@ from ckptguard.errors import (
 )
 from ckptguard.storage import Storage, open_storage
 from ckptguard.storage.local import writes as local_writes
-from ckptguard.testing.storage_contract import StorageContract, keys
+from ckptguard.testing.storage_contract import StorageContract
+from ckptguard.testing.storage_trouble import keys
 
 
 class TestLocalStorage(StorageContract):

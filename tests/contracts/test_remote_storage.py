@@ -20,7 +20,8 @@ from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.storage.retries import RetryingStorage
 from ckptguard.storage.traits import UNKNOWN
-from ckptguard.testing.storage_contract import StorageContract, keys
+from ckptguard.testing.storage_contract import StorageContract
+from ckptguard.testing.storage_trouble import keys
 
 
 class TestMemoryStorage(StorageContract):

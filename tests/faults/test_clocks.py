@@ -19,7 +19,7 @@ from ckptguard.records.pins import IN_USE, LONGEST_USE, pin_checkpoint, pinned_g
 from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.repair.replace_files import cut_short
-from ckptguard.retention import expire_trash
+from ckptguard.retention import trash
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
 from ckptguard.runs.listing import select_checkpoint
@@ -166,7 +166,7 @@ def elsewhere(monkeypatch):
 
     def do(work, *arguments, **options):
         with monkeypatch.context() as there:
-            for module in (who_and_when, expire_trash):
+            for module in (who_and_when, trash):
                 there.setattr(module, "this_host", lambda: ("another", "another start"))
             there.setattr(who_and_when, "_uptime", lambda: 400 * DAY)
             return work(*arguments, **options)

@@ -23,7 +23,7 @@ def command(run: str, before_step: int | None, series: str | None, shared: Share
     """
     settings = shared.settings()
     if settings.replicas:
-        from ckptguard.replicas.find_replicas import find_known_good_anywhere
+        from ckptguard.replicas.replicate import find_known_good_anywhere
         from ckptguard.runs.find_known_good import Wanted
         from ckptguard.runs.run_view import open_view
 

@@ -44,8 +44,7 @@ def command(
     incident, and is told to hooks; a damaged kept copy counts no more. `ckptguard repair` puts the right bytes back.
     """
     from ckptguard.incidents.notify import Hooks
-    from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
-    from ckptguard.repair.scrub_plan import parse_subset
+    from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
     from ckptguard.runs.target import open_named_run
     from ckptguard.scan.scanners import scanner_of
     from ckptguard.values.retention_policy import parse_span

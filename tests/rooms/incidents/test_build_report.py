@@ -11,8 +11,7 @@ from support.views import look
 
 from ckptguard.errors import NotFoundError
 from ckptguard.incidents.build_report import MOST_TENSORS, choose_incident, report_of
-from ckptguard.incidents.close_incident import close_incident
-from ckptguard.incidents.record_bad_save import record_bad_save
+from ckptguard.incidents.open_and_close import close_incident, record_bad_save
 from ckptguard.incidents.report_text import report_text
 from ckptguard.records.incidents import list_incidents, open_incident, read_incident, update_incident
 from ckptguard.recover.roll_back import GoBack, roll_back

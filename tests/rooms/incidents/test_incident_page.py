@@ -8,8 +8,7 @@ import pytest
 from support.html_page import Page
 
 from ckptguard.incidents.causes import likely_causes
-from ckptguard.incidents.curves_svg import HEIGHT, WIDTH, Axis, curve_svg
-from ckptguard.incidents.report_html import report_html
+from ckptguard.incidents.report_html import HEIGHT, WIDTH, Axis, curve_svg, report_html
 from ckptguard.incidents.report_text import report_text
 from ckptguard.values.incident import (
     ChangedTensor,

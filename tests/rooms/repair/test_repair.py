@@ -170,7 +170,7 @@ def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
 
 def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
     """What has no source is read by one reconciliation and not by the next ones; what is damaged later is repaired."""
-    import ckptguard.repair.kept_copies as module
+    import ckptguard.repair.one_place as module
 
     run = guarded(root)
     for place in (root, root / KEPT):

@@ -15,8 +15,7 @@ from ckptguard.records.kept import read_kept, read_set_aside
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.records.scrubs import read_scrubs
-from ckptguard.repair.scrub import ScrubListener, ScrubOrder, scrub
-from ckptguard.repair.scrub_plan import parse_subset
+from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work

@@ -11,8 +11,7 @@ from support.views import look
 from ckptguard.errors import SettingsError
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
-from ckptguard.replicas.find_replicas import find_known_good_anywhere
-from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.replicate import find_known_good_anywhere, replicate
 from ckptguard.replicas.start_run import regain, start_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history

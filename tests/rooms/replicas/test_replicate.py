@@ -16,8 +16,7 @@ from ckptguard.records.lineage import begin_lineage, join_lineage
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
-from ckptguard.replicas.find_replicas import find_known_good_anywhere, replica_standings
-from ckptguard.replicas.replicate import replicate
+from ckptguard.replicas.replicate import find_known_good_anywhere, replica_standings, replicate
 from ckptguard.replicas.start_run import regain, start_run
 from ckptguard.retention.prune import prune
 from ckptguard.runs.find_known_good import find_known_good

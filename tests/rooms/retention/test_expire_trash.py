@@ -13,8 +13,8 @@ from ckptguard.records import who_and_when
 from ckptguard.records.run import list_records
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import scrub
-from ckptguard.retention.expire_trash import expire_aside
 from ckptguard.retention.prune import prune_by_settings
+from ckptguard.retention.trash import expire_aside
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId

@@ -18,8 +18,7 @@ from ckptguard.records.run import open_run
 from ckptguard.records.trash import list_trashed
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
-from ckptguard.retention.inventory import Remembered
-from ckptguard.retention.prune import prune
+from ckptguard.retention.prune import Remembered, prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.lock import run_lock
 from ckptguard.storage.local.local_storage import LocalStorage

@@ -252,7 +252,7 @@ def test_a_report_that_cannot_be_made_stops_nothing(tmp_path, monkeypatch, caplo
     def broken(*_, **__):
         raise RuntimeError("no report today")
 
-    monkeypatch.setattr("ckptguard.incidents.close_incident.report_of", broken)
+    monkeypatch.setattr("ckptguard.incidents.open_and_close.report_of", broken)
     monkeypatch.setattr("ckptguard.training.signals.incident_evidence.sick_tensors", broken)
     sick_run(tmp_path / "run")
     (incident,) = list_incidents(open_run(str(tmp_path / "run")))

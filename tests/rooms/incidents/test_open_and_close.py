@@ -6,8 +6,7 @@ import torch
 from support.runs import state_dict, write_torch
 from support.views import look
 
-from ckptguard.incidents.close_incident import close_incident
-from ckptguard.incidents.record_bad_save import record_bad_save
+from ckptguard.incidents.open_and_close import close_incident, record_bad_save
 from ckptguard.records.incidents import list_incidents, open_incident, update_incident
 from ckptguard.values.incident import Details
 from ckptguard.verify.checkpoint import verify_checkpoint

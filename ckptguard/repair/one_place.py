@@ -1,0 +1,344 @@
+"""One place of a checkpoint, under its own name or as its kept copy: record a copy's damage, and put either right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from ckptguard.errors import BusyError, CouldNotTellError, ResavingError
+from ckptguard.incidents.open_and_close import leave_report
+from ckptguard.keep.copies import put_aside, shares_place
+from ckptguard.keep.quarantine import damaged_folder
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.incidents import Incident, list_incidents, open_incident, update_incident
+from ckptguard.records.kept import KeptCopy, read_kept, read_set_aside, reinstate_kept, set_aside
+from ckptguard.records.ledger import append_verdict
+from ckptguard.records.run import Run
+from ckptguard.records.scrubs import Where
+from ckptguard.records.who_and_when import utc_now
+from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, exchange, stage, staging, whole_source
+from ckptguard.replicas.replicate import open_replicas
+from ckptguard.runs.file_signatures import all_there, entry_now
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.results import Checked
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.runs.settling import youngest_age
+from ckptguard.runs.work import Work
+from ckptguard.scan.reread import WrongFile, reread
+from ckptguard.storage import Storage
+from ckptguard.storage.redaction import plain_url
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings
+from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
+from ckptguard.version import __version__
+
+_CHECK = "repair"
+_KEPT = "kept"
+_IN_COPY = "in the kept copy: "
+_NO_COPY = "there is no other copy"
+_WHOLE = (Outcome.GOOD, Outcome.SUSPECT)
+Done = list[tuple[Damaged, str]]  # what was put right, and from where
+
+
+class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One damaged file, in place or in the kept copy. `source` is where its bytes came from, or would come from in a
+    dry run; `reason` why it could not be repaired."""
+
+    path: str
+    id: CheckpointId
+    place: str
+    file: str
+    repaired: bool
+    source: str | None
+    reason: str = ""
+
+
+class ToRepair(msgspec.Struct, frozen=True):
+    """One place of one checkpoint that is to be put right: under its own name, or its kept copy."""
+
+    manifest: Manifest
+    place: str
+
+    @property
+    def id(self) -> CheckpointId:
+        """Which checkpoint it is."""
+        return self.manifest.id
+
+    @property
+    def where(self) -> Where:
+        """The same without its files."""
+        return self.id, self.place
+
+
+@dataclass
+class Repair:
+    """One repair: what it may do, and what it did so far. `hopeless`: what is not tried again, and until when.
+    `staged`: what a killed one had staged already."""
+
+    view: RunView
+    work: Work
+    dry_run: bool
+    hopeless: dict[Where, float] = field(default_factory=dict)
+    staged: list[CopySource] = field(default_factory=list)
+    opened: list[CopySource] | None = None
+    files: list[RepairedFile] = field(default_factory=list)
+    checked: list[Checked] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    @property
+    def run(self) -> Run:
+        """The run that is repaired."""
+        return self.view.run
+
+    def replicas(self) -> list[CopySource]:
+        """The replicas as sources, the farthest ones; opened when nothing else helps."""
+        if self.opened is None:
+            runs = [view.run for view in open_replicas(self.view)]
+            self.opened = [CopySource(f"replica {plain_url(run.url)}", run.storage, near=False) for run in runs]
+        return self.opened
+
+    def note(self, target: ToRepair, damaged: Damaged, source: str | None, *, reason: str = "") -> None:
+        """Note what became of one file: it is repaired from `source`, unless there is a `reason` why not."""
+        self.files.append(
+            RepairedFile(
+                path=target.manifest.path,
+                id=target.id,
+                place=target.place,
+                file=damaged.file.path,
+                repaired=source is not None and not self.dry_run,
+                source=source,
+                reason=reason,
+            )
+        )
+
+
+def repair_place(repair: Repair, target: ToRepair) -> None:
+    """Put right what is wrong in place, and verify the whole. BusyError while training writes it."""
+    view, run, manifest, id = repair.view, repair.run, target.manifest, target.id
+    checkpoint = view.look_again(manifest.path)
+    age = youngest_age(checkpoint) if checkpoint is not None else None
+    if age is not None and age < view.settings.settle:
+        raise BusyError(
+            f"{manifest.path} was written {age:.1f} s ago: training may still be writing it",
+            hint="try again when it is quiet",
+        )
+    damaged = _damaged(run.storage, manifest)
+    copy = read_kept(run, id)
+    linked = copy is not None and shares_place(run, copy, copy.files)  # then it is no copy any more
+    if checkpoint is not None and not _is_still(repair, checkpoint, id, damaged=bool(damaged)):
+        return
+    if not damaged:
+        return
+    view.refresh(id.series)
+    verdict = view.history.verdict(id)
+    if verdict is None or sealed_outcome(verdict) not in _WHOLE:
+        for one in damaged:
+            repair.note(target, one, None, reason="what was sealed was not good either")
+        return
+    beside = read_kept(run, id) or read_set_aside(run, id)  # its other files may be whole
+    sources = [*repair.staged, *([CopySource("kept copy", run.records, beside.folder + "/")] if beside else [])]
+    done = _put_right(repair, target, damaged, sources, none=LINKED if linked else _NO_COPY)
+    if not done:
+        return
+    present = view.look_again(manifest.path)
+    if present is None:
+        raise CouldNotTellError(f"{manifest.path} vanished after it was repaired")
+    checked = _verify(repair, present, Verification(md5=False, notes=_notes(done, "put back from the")))
+    repair.checked.append(checked)
+    if checked.outcome in _WHOLE:
+        _close_incidents(run, {"checkpoint": str(id), "series": id.series, "path": manifest.path}, done)
+
+
+def repair_kept(repair: Repair, target: ToRepair) -> None:
+    """Put right what is wrong in the kept copy, which counts again once all of it is whole."""
+    run, manifest = repair.run, target.manifest
+    aside, marked = read_set_aside(run, target.id), read_kept(run, target.id)
+    copy = aside or marked
+    if copy is None or (aside is None and shares_place(run, copy, copy.files)):
+        return
+    damaged = _damaged(run.records, manifest, copy.folder + "/")
+    if aside is None and not damaged:
+        return
+    if not repair.dry_run:
+        set_aside(run, copy)
+    done = _put_right(repair, target, damaged, [CopySource("place", run.storage)])
+    if repair.dry_run or len(done) < len(damaged):
+        return
+    reinstate_kept(run, copy)
+    if done:
+        _record_kept(repair.view, target.id, done)
+    about = {"kept_copy": str(target.id), "series": target.id.series, "path": manifest.path}
+    _close_incidents(run, about, done)
+
+
+def _damaged(storage: Storage, manifest: Manifest, prefix: str = "") -> list[Damaged]:
+    """The files whose bytes are wrong now, as they lie on the disk."""
+    keys = [(file, prefix + file.path) for file in manifest.files]
+    wrong = [(file, key) for file, key in keys if reread(storage, key, file) is not None]
+    return [Damaged(file, storage, key, entry_now(storage, key)) for file, key in wrong]
+
+
+def _is_still(repair: Repair, checkpoint: Checkpoint, wanted: CheckpointId, *, damaged: bool) -> bool:
+    """Whether the wanted generation lies in place, and no new save. BusyError while it is being saved again."""
+    checked = _verify(repair, checkpoint, Verification(md5=False, record=not repair.dry_run, resave=Resave.WAIT))
+    same = checked.id == wanted
+    if damaged and same and checked.outcome is Outcome.BAD:
+        return True
+    if damaged and same:
+        repair.troubles.append(
+            f"{checkpoint.path} was damaged when it was read first, and is not now: look after the disk"
+        )
+    repair.checked.append(checked)
+    return same and not damaged
+
+
+def _verify(repair: Repair, checkpoint: Checkpoint, how: Verification) -> Checked:
+    try:
+        return verify_checkpoint(repair.view, checkpoint, how, work=repair.work)
+    except ResavingError as error:
+        raise BusyError(error.message) from error
+
+
+def _put_right(
+    repair: Repair, target: ToRepair, damaged: list[Damaged], sources: list[CopySource], *, none: str = _NO_COPY
+) -> Done:
+    """Stage what has a source, all of it before anything is moved, and exchange it; returns what was put right. In a
+    dry run it is only looked for. `none`: why there may be no source at all beside replicas."""
+    if not damaged:
+        return []
+    # Where copies are to have bytes of their own, a repaired file has them, too.
+    run, how = repair.run, "copy" if repair.view.settings.keep == "copy" else "clone"
+    ready, done = [], []
+    with staging(run, damaged[0].storage) as staged:
+        for one in damaged:
+            source, why = whole_source(one, sources)
+            if source is None:
+                source, more = whole_source(one, repair.replicas())
+                why = "; ".join(reason for reason in (why or none, more) if reason)
+            if source is not None:
+                why = "" if repair.dry_run else stage(run, one, source, staged.prefix, how=how) or ""
+            if source is None or why:
+                repair.note(target, one, None, reason=why)
+            elif repair.dry_run:
+                repair.note(target, one, source.name)
+            else:
+                ready.append((one, source.name))
+        aside = damaged_folder(target.id)
+        for one, name in ready:
+            staged.needed = True
+            try:
+                exchange(run, one, staged.prefix, aside)
+            except BusyError:
+                staged.needed = entry_now(one.storage, one.key) is None
+                raise
+            staged.needed = False
+            done.append((one, name))
+            repair.note(target, one, name)
+    return done
+
+
+def _notes(done: Done, what: str) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(check=_CHECK, severity=Severity.NOTICE, message=f"{what} {source}", file=one.file.path)
+        for one, source in done
+    )
+
+
+def _record_kept(view: RunView, id: CheckpointId, done: Done) -> None:
+    """The verdict no longer speaks of the copy's damage; where that was all that was wrong, it is what it was."""
+    view.refresh(id.series)
+    before = view.history.verdict(id)
+    if before is None:
+        return
+    others = tuple(f for f in before.findings if f.check != _KEPT)
+    alone = {f.check for f in before.findings if f.severity is Severity.ERROR} == {_KEPT}
+    verdict = msgspec.structs.replace(
+        before,
+        outcome=before.content if alone and before.content is not None else before.outcome,
+        findings=(*others, *_notes(done, "the kept copy's, from the")),
+        checked_at=utc_now(),
+        version=__version__,
+        digests=("blake3",),
+        seconds=None,
+        place_damaged=before.place_damaged and not alone,
+        content=None if alone else before.content,
+    )
+    view.history.note_verdict(id.series, append_verdict(view.run, verdict))
+
+
+def _close_incidents(run: Run, about: dict[str, str], done: Done) -> None:
+    """Close the incidents about damage with this evidence: it was repaired."""
+    names = ", ".join(sorted({source for _, source in done}))
+    for incident in list_incidents(run):
+        if incident.state != "closed" and incident.cause == "damage" and about.items() <= incident.evidence.items():
+            update_incident(run, incident, state="closed", action=f"put the right bytes back from the {names}")
+
+
+def record_kept_damage(
+    view: RunView, copy: KeptCopy, manifest: Manifest, wrong: Sequence[WrongFile], *, source: str
+) -> tuple[tuple[Finding, ...], Incident | None]:
+    """Set the copy aside, and record what is wrong with it: as warnings where the place still holds the generation,
+    else as errors, for then no whole copy is left. A finding names each tensor that was hit, or the file where none can
+    be named. Returns the findings, and the incident unless there is one."""
+    run = view.run
+    with run_lock(run):
+        if read_kept(run, copy.id) != copy:
+            return (), None  # released meanwhile
+        view.refresh(copy.series)
+        alone = not _in_place(view, manifest)
+        severity = Severity.ERROR if alone else Severity.WARNING
+        findings = limit_findings(
+            [
+                Finding(check=_KEPT, severity=severity, message=_IN_COPY + one.message, file=one.file, tensor=tensor)
+                for one in wrong
+                for tensor in one.tensors or (None,)
+            ]
+        )
+        before = view.history.verdict(copy.id)
+        if before is not None and not set(findings) <= set(before.findings):
+            verdict = msgspec.structs.replace(
+                before,
+                outcome=Outcome.BAD if alone else before.outcome,
+                findings=(*(f for f in before.findings if f.check != _KEPT), *findings),
+                checked_at=utc_now(),
+                version=__version__,
+                digests=("blake3",),
+                seconds=None,
+                place_damaged=before.place_damaged or alone,
+                content=sealed_outcome(before) if alone else before.content,
+            )
+            view.history.note_verdict(copy.series, append_verdict(run, verdict))
+        incident = _incident(run, copy, findings, source)  # before anybody can repair it, who closes it
+        put_aside(run, copy)
+    return findings, incident
+
+
+def _in_place(view: RunView, manifest: Manifest) -> bool:
+    """Whether the place is where this generation lies, as far as records and sizes tell."""
+    id, history = manifest.id, view.history
+    verdict = history.verdict(id)
+    if verdict is None or verdict.place_damaged or history.current_if_readable(id.series, id.step, manifest.path) != id:
+        return False
+    return all_there(view.run.storage, manifest.files)
+
+
+def _incident(run: Run, copy: KeptCopy, findings: tuple[Finding, ...], source: str) -> Incident | None:
+    about = {"kept_copy": str(copy.id), "series": copy.series, "path": copy.path}
+    if any(about.items() <= i.evidence.items() and i.state != "closed" for i in list_incidents(run)):
+        return None
+    first = findings[0]
+    where = f"{first.file}: {first.tensor}" if first.tensor else first.file
+    incident = open_incident(
+        run,
+        step=copy.step,
+        cause="damage",
+        reason=f"the kept copy of {copy.path} is damaged: {where}: {first.message}",
+        evidence=about,
+        source=source,
+    )
+    leave_report(run, incident)
+    return incident

@@ -7,15 +7,7 @@ from collections.abc import Iterable
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.layouts import Checkpoint, step_from_name
-from ckptguard.records.kept import (
-    KeptCopy,
-    commit_kept,
-    kept_folder,
-    list_kept,
-    read_kept,
-    read_set_aside,
-    set_aside,
-)
+from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept, read_set_aside, set_aside
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now

@@ -51,11 +51,7 @@ def write_metrics(run: Run, id: CheckpointId, metrics: Mapping[str, float]) -> N
     """Record the metrics of a generation that is about to be saved, in place of those of a save that failed."""
     finite, words = split_metrics(metrics)
     forget_metrics(run, id)
-    create_record(
-        run,
-        _key(id),
-        msgspec.json.encode(_Metrics(metrics=finite, nonfinite_metrics=words)) + b"\n",
-    )
+    create_record(run, _key(id), msgspec.json.encode(_Metrics(metrics=finite, nonfinite_metrics=words)) + b"\n")
 
 
 def forget_metrics(run: Run, id: CheckpointId) -> None:

@@ -8,12 +8,7 @@ import msgspec
 
 from ckptguard.errors import ObjectExistsError
 from ckptguard.records.run import Run, create_record, list_records
-from ckptguard.values.ids import (
-    RECORDS_FOLDER,
-    CheckpointId,
-    id_from_record,
-    is_safe_path,
-)
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, id_from_record, is_safe_path
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

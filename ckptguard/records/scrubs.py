@@ -92,11 +92,5 @@ def _parsed(key: str) -> Scrub | None:
         began = datetime.datetime.strptime(match["began"], _TIME).replace(tzinfo=datetime.UTC).timestamp()
     except ValueError:
         return None
-    scrub = Scrub(
-        id=id,
-        place=match["place"],
-        began=began,
-        done=int(match["done"]),
-        files=int(match["files"]),
-    )
+    scrub = Scrub(id=id, place=match["place"], began=began, done=int(match["done"]), files=int(match["files"]))
     return scrub if scrub.key == f"{FOLDER}/{key}" else None

@@ -142,13 +142,7 @@ class _Places:
         for where, storage, prefix in self._lies(id, manifest):
             choice = Choice(id=id, place=where, source=self._source)
             place = ReadablePlace(
-                view=self._view,
-                id=id,
-                manifest=manifest,
-                outcome=outcome,
-                where=where,
-                storage=storage,
-                prefix=prefix,
+                view=self._view, id=id, manifest=manifest, outcome=outcome, where=where, storage=storage, prefix=prefix
             )
             yield choice, place
 

@@ -9,14 +9,7 @@ import msgspec
 
 from ckptguard.decisions.candidates import Choice, Search, Skipped, places_of
 from ckptguard.errors import CkptguardError, CouldNotTellError, StoppedError
-from ckptguard.runs.find_known_good import (
-    ANY,
-    Candidate,
-    Wanted,
-    candidate_of,
-    known_good_candidates,
-    none_found,
-)
+from ckptguard.runs.find_known_good import ANY, Candidate, Wanted, candidate_of, known_good_candidates, none_found
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId
 

@@ -8,14 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from ckptguard.decisions.known_good import (
-    Standing,
-    by_generation,
-    ever_good,
-    parse_verdict_name,
-    standings,
-    weightier,
-)
+from ckptguard.decisions.known_good import Standing, by_generation, ever_good, parse_verdict_name, standings, weightier
 from ckptguard.errors import RecordsError
 from ckptguard.records.ledger import latest_verdict, ledger_names, series_names
 from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id

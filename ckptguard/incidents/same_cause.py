@@ -10,7 +10,7 @@ import datetime
 
 from ckptguard.errors import RecordsError
 from ckptguard.incidents.report_words import NO_SICKNESS
-from ckptguard.records.incidents import Incident, newest_incidents, update_incident
+from ckptguard.records.incidents import Incident, list_incidents, update_incident
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run
 from ckptguard.values.ids import CheckpointId, parse_id
@@ -23,14 +23,14 @@ _OF_STORAGE = (*NO_SICKNESS, "damage", "crash")
 def incident_of(run: Run, id: CheckpointId) -> Incident | None:
     """The newest incident from inside of training that explains why a checkpoint's numbers are sick: the save falls
     between its onset and where it was noticed, and was written before. None if there is none."""
-    found = [i for i in newest_incidents(run, _MOST) if _is_cause(run, i, id)]
+    found = [i for i in list_incidents(run, most=_MOST) if _is_cause(run, i, id)]
     return found[-1] if found else None
 
 
 def close_those_of(run: Run, incident: Incident, *, action: str) -> None:
     """Close the open incidents about sick saves that are the same trouble as this one, which was dealt with by
     `action`."""
-    for other in newest_incidents(run, _MOST):
+    for other in list_incidents(run, most=_MOST):
         about, series = other.evidence.get("checkpoint"), other.evidence.get("series")
         ours = other.source == "daemon" and other.cause == "numeric" and other.state == "open"
         if (

@@ -10,7 +10,7 @@ from ckptguard.inspect.glance import Glance
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
-from ckptguard.records.incidents import Incident, list_incidents, newest_incidents
+from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.replicas.find_replicas import replica_standings
 from ckptguard.replicas.replicate import Replica
 from ckptguard.runs.find_known_good import Copies, KnownGood, presence_of, ranked_candidates
@@ -53,7 +53,7 @@ def _status(view: RunView, glance: Glance) -> Status:
     states = states_by_glance(view, glance)
     present = [s for s in states if s.in_place]
     known_good = _known_good(view, glance)
-    newest = newest_incidents(view.run, 1) or list_incidents(view.run)  # the newest may be damaged
+    newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     kept = next((s for s in states if known_good is not None and s.id == known_good.id), None)
     return Status(
         run=view.run.url,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
-from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.records.run import Run, create_record, has_content, list_records, read_record, record_names
+from ckptguard.errors import RecordsError
+from ckptguard.records.run import Run, has_content, list_records, read_record, record_names, write_once
 from ckptguard.values.ids import CheckpointId, series_folder, series_from_folder
 from ckptguard.values.verdict import Verdict, decode_verdict, encode_verdict
 
@@ -69,8 +69,5 @@ def append_verdict(run: Run, verdict: Verdict) -> str:
     number = current.number + 1 if current else 1
     while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in names:
         number += 1  # an empty entry has this name: nothing can be written there any more
-    try:
-        create_record(run, f"{folder}/{name}", encode_verdict(verdict))
-    except ObjectExistsError:
-        pass  # a racer came to the same outcome under the same number
+    write_once(run, f"{folder}/{name}", encode_verdict(verdict))  # or a racer came to the same outcome
     return name

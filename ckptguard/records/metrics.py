@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.errors import ObjectMissingError, RecordsError, SettingsError
-from ckptguard.records.run import Run, create_record, read_record
+from ckptguard.errors import ObjectMissingError, SettingsError
+from ckptguard.records.run import Run, create_record, read_sound
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import split_metrics
-from ckptguard.values.record_text import decode_record
 
 _FOLDER = "metrics"
 MOST_METRICS = 1000
@@ -51,7 +50,7 @@ def write_metrics(run: Run, id: CheckpointId, metrics: Mapping[str, float]) -> N
     """Record the metrics of a generation that is about to be saved, in place of those of a save that failed."""
     finite, words = split_metrics(metrics)
     forget_metrics(run, id)
-    create_record(run, _key(id), msgspec.json.encode(_Metrics(metrics=finite, nonfinite_metrics=words)) + b"\n")
+    create_record(run, _key(id), _Metrics(metrics=finite, nonfinite_metrics=words))
 
 
 def forget_metrics(run: Run, id: CheckpointId) -> None:
@@ -62,12 +61,12 @@ def forget_metrics(run: Run, id: CheckpointId) -> None:
 
 def read_metrics(run: Run, id: CheckpointId) -> dict[str, float] | None:
     """What was recorded, or None: also where it cannot be read, for nothing depends on it but what is the best."""
-    text = read_record(run, _key(id))
-    try:
-        found = decode_record(text or b"", _Metrics, "the metrics of a checkpoint")
-        return {**found.metrics, **{name: float(word) for name, word in found.nonfinite_metrics.items()}}
-    except (RecordsError, ValueError):
+    found = read_sound(run, _key(id), _Metrics, "the metrics of a checkpoint")
+    if found is None:
         return None
+    with contextlib.suppress(ValueError):  # a word that is no number
+        return {**found.metrics, **{name: float(word) for name, word in found.nonfinite_metrics.items()}}
+    return None
 
 
 def _key(id: CheckpointId) -> str:

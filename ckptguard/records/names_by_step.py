@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from ckptguard.errors import ObjectMissingError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.manifests import sealed_id
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.run import Run
-from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, CheckpointId, parse_id, series_from_folder
+from ckptguard.records.run import Run, record_names
+from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, CheckpointId, series_from_folder
 
 FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
 _COUNTED = tuple(f"{folder}/" for folder in FOLDERS)
@@ -73,10 +73,7 @@ class ListedSteps:
 
 def list_steps(run: Run) -> ListedSteps:
     """All names in the records as they are now, by one listing."""
-    try:
-        return ListedSteps(run.records.names())
-    except ObjectMissingError:
-        return ListedSteps(())
+    return ListedSteps(record_names(run, ""))
 
 
 def _step(key: str) -> str:
@@ -93,7 +90,7 @@ def _of_one_step(keys: Iterable[str]) -> StepRecords:
         if top == LEDGER:
             records.names.setdefault(series, []).append(name)
             continue
-        parsed = parse_id(series, name.removesuffix(".json")) if name.endswith(".json") else None
+        parsed = sealed_id(series, name)  # marks are named as manifests are
         if parsed is not None:
             marks[top].setdefault(series, set()).add(parsed)
     return records

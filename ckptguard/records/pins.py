@@ -10,8 +10,8 @@ from typing import Self
 from msgspec.structs import asdict
 
 from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError
-from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, read_lease, surely_gone, take
-from ckptguard.records.run import Run, list_records
+from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, surely_gone, take
+from ckptguard.records.run import Run, list_records, read_parsed
 from ckptguard.values.ids import CheckpointId, id_from_record, is_temporary
 
 FOLDER = "pins"
@@ -90,8 +90,7 @@ class InUse:
             return
         self._pins[id] = None
         try:
-            pin = pin_checkpoint(self._run, id, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
-            self._pins[id] = pin
+            self._pins[id] = pin_checkpoint(self._run, id, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
         except CkptguardError as error:
             _log.warning("what is read now could not be pinned, others may remove it: %s", error.message)
 
@@ -123,7 +122,7 @@ def _read(run: Run, place: str) -> Pin | None:
     if unreadable.key != f"{FOLDER}/{place}":
         return None
     try:
-        pin = read_lease(run, unreadable.key, Pin, "a pin")
+        pin = read_parsed(run, unreadable.key, Pin, "a pin")
     except CouldNotTellError:
         return unreadable
     return pin if pin is None or pin.key == unreadable.key else unreadable

@@ -8,8 +8,8 @@ import re
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError
-from ckptguard.records.run import Run, create_record, list_records
+from ckptguard.errors import CouldNotTellError
+from ckptguard.records.run import Run, list_records, write_once
 from ckptguard.values.ids import CheckpointId, id_from_record
 
 FOLDER = "scrubs"
@@ -68,9 +68,7 @@ def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
 
 def record_scrub(run: Run, scrub: Scrub, *, digests: tuple[str, ...], before: list[Scrub]) -> None:
     """Record a reading in place of those of the same place that are known; killed between, both are there."""
-    text = msgspec.json.encode({"format": 1, "digests": digests}) + b"\n"
-    with contextlib.suppress(ObjectExistsError):  # two at once read the same
-        create_record(run, scrub.key, text)
+    write_once(run, scrub.key, {"format": 1, "digests": digests})  # two at once read the same
     forget_scrubs(run, [old for old in before if old.where == scrub.where and old.key != scrub.key])
     before[:] = [old for old in before if old.where != scrub.where] + [scrub]
 

@@ -18,10 +18,9 @@ from collections.abc import Collection
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
-from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.storage import Storage
-from ckptguard.values.record_text import decode_record
+from ckptguard.errors import CouldNotTellError, StorageError
+from ckptguard.records.run import Run, list_records, read_parsed, write_once
+from ckptguard.storage.protocol import Storage, find_entry
 
 SIGHTINGS = "seen"  # the folder of what this machine saw first, and when
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
@@ -129,9 +128,8 @@ def storage_time(storage: Storage) -> int | None:
     key = f".tmp-now-{uuid.uuid4().hex}"
     storage.create(key, b"")
     try:
-        return storage.stat(key).mtime_ns
-    except ObjectMissingError:
-        return None
+        found = find_entry(storage, key)
+        return None if found is None else found.mtime_ns
     finally:
         with contextlib.suppress(StorageError):
             storage.remove(key)
@@ -177,8 +175,7 @@ def passed_since(run: Run, key: str, wrote: Moment) -> float:
 
 
 def _uptime() -> float:
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # it goes on while the machine sleeps
-    return time.clock_gettime(clock)
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # it goes on in sleep
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,8 +204,7 @@ def seen_for(run: Run, what: str, *, note: bool = False) -> float | None:
     if before is not None:
         return surely_passed(stated_moment(before.since, now.host, now.boot_id, before.uptime), now)
     if note:
-        with contextlib.suppress(ObjectExistsError):
-            create_record(run, here.key, msgspec.json.encode(here) + b"\n")
+        write_once(run, here.key, here)
         return 0.0
     return None
 
@@ -223,7 +219,6 @@ def forget_sightings(run: Run, keep: Collection[str]) -> None:
 
 
 def _sighting(run: Run, key: str) -> Sighting | None:
-    try:
-        return decode_record(read_record(run, key) or b"", Sighting, "what was seen here")
-    except CouldNotTellError:
-        return None
+    with contextlib.suppress(CouldNotTellError):
+        return read_parsed(run, key, Sighting, "what was seen here")
+    return None

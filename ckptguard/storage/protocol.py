@@ -12,6 +12,8 @@ from typing import Protocol, Self
 
 import msgspec
 
+from ckptguard.errors import ObjectMissingError
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One object in a listing. Links are never followed: `kind` of a link is "link", `target` its text."""
@@ -157,3 +159,11 @@ class Storage(Protocol):
 
     def free_space(self) -> int | None:
         """Bytes that can still be written here; None where nobody can say (object stores)."""
+
+
+def find_entry(storage: Storage, key: str) -> Entry | None:
+    """The entry of a file, link or folder; None if there is none."""
+    try:
+        return storage.stat(key)
+    except ObjectMissingError:
+        return None

@@ -7,10 +7,9 @@ import contextlib
 import re
 
 from ckptguard.errors import CouldNotTellError
-from ckptguard.records.leases import holds, release, surely_gone
+from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import storage_time
-from ckptguard.records.write_claims import Claim, list_claims
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.stale_temporaries import was_left
 from ckptguard.storage.remote.stale_uploads import end_uploads

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ckptguard.errors import ObjectMissingError
 from ckptguard.records.names_by_step import FOLDERS
 from ckptguard.records.pins import FOLDER as PINS
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, record_names
 from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.runs.listing import Listing
 from ckptguard.runs.run_view import RunView
@@ -50,7 +49,4 @@ def start_of(view: RunView, before: Start | None) -> Start:
 
 def _names(run: Run) -> frozenset[str]:
     """The names of the records that a pass looks at."""
-    try:
-        return frozenset(name for name in run.records.names() if name.startswith(_COUNTED))
-    except ObjectMissingError:
-        return frozenset()
+    return frozenset(name for name in record_names(run, "") if name.startswith(_COUNTED))

@@ -13,7 +13,7 @@ from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.replicas.find_replicas import replica_standings
 from ckptguard.replicas.replicate import Replica
-from ckptguard.runs.find_known_good import Copies, KnownGood, presence_of, ranked_candidates
+from ckptguard.runs.find_known_good import KnownGood, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.verdict import Outcome
@@ -78,7 +78,7 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
             continue
         sealed = glance.sealed_files(id)
         if sealed is not None:
-            found = presence_of(view.history, id, verdict, sealed, copies=Copies.IF_NEEDED, path_of=glance.sealed_path)
+            found = presence_of(view.history, id, verdict, sealed, every_copy=False, path_of=glance.sealed_path)
             if found is not None:
                 return found.answer
     return None

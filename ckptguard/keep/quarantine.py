@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+from msgspec.structs import asdict
+
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
 from ckptguard.records.ledger import append_verdict
@@ -14,16 +16,15 @@ from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
 
 def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -> CheckpointId:
-    """Move the checkpoint in place under `path` aside; returns its id. The view is read again.
-
-    With `suspect`, one that was GOOD or had no verdict gets SUSPECT. ObjectMissingError if nothing lies there.
-    """
+    """Move the checkpoint in place under `path` aside; returns its id. With `suspect`, one that was GOOD or had no
+    verdict gets SUSPECT. ObjectMissingError if nothing lies there."""
     with run_lock(view.run):
         checkpoint = view.look_again(path)
         if checkpoint is None:
@@ -40,9 +41,7 @@ def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str,
     if suspect:
         mark_suspect(view, id, reason)
     mark = Quarantined(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
+        **asdict(id),
         path=checkpoint.path,
         files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),
         signature=tuple((e.key, *e.signature) for e in checkpoint.entries),
@@ -51,7 +50,7 @@ def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str,
     )
     mark_quarantined(run, mark)
     history.quarantined.setdefault(id.series, set()).add(id)
-    _move(run, mark)
+    _move_files(run, mark.path, mark.files, mark.folder)
     mark_moved(run, mark)
     view.look_again(checkpoint.path)
     return id
@@ -74,7 +73,7 @@ def finish_quarantines(view: RunView) -> None:
             if mark is None or was_moved(run, mark):
                 continue
             if _still_in_place(run, mark):
-                _move(run, mark)
+                _move_files(run, mark.path, mark.files, mark.folder)
             mark_moved(run, mark)
 
 
@@ -89,9 +88,7 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
     name = append_verdict(
         view.run,
         Verdict(
-            series=id.series,
-            step=id.step,
-            generation=id.generation,
+            **asdict(id),
             outcome=before.outcome if before and damaged else Outcome.SUSPECT,
             findings=(*(before.findings if before else ()), finding),
             checked_at=utc_now(),
@@ -105,18 +102,8 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
 
 
 def _still_in_place(run: Run, mark: Quarantined) -> bool:
-    left = 0
-    for key, *signature in mark.signature:
-        try:
-            if run.storage.stat(key).signature == tuple(signature):
-                left += 1
-        except ObjectMissingError:
-            continue
-    return left > 0
-
-
-def _move(run: Run, mark: Quarantined) -> None:
-    _move_files(run, mark.path, mark.files, mark.folder)
+    found = ((find_entry(run.storage, key), tuple(signature)) for key, *signature in mark.signature)
+    return any(entry is not None and entry.signature == signature for entry, signature in found)
 
 
 def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:

@@ -18,8 +18,7 @@ _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json"
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One detected sickness or damage: step, cause, reason, evidence, and what was done. `details` are there where
-    more is known than that."""
+    """One detected sickness or damage: its evidence and what was done; `details` where more is known."""
 
     format: int = 1
     id: str
@@ -62,8 +61,7 @@ def update_incident(
     details: Details | None = None,
     evidence: dict[str, Any] | None = None,
 ) -> Incident:
-    """Record what became of an incident, or more evidence of it; a racing update of the same revision wins, and ours
-    follows it."""
+    """Record what became of an incident, or more evidence; ours follows a racing update of the same revision."""
     while True:
         incident = msgspec.structs.replace(
             incident,

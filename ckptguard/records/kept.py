@@ -17,10 +17,7 @@ _TRIES = 2  # a copy without a mark is removed: one that reads wrong is read aga
 
 
 class KeptCopy(PlaceMark, frozen=True, kw_only=True):
-    """One protected copy. Its files lie under ``<folder>/<path>``; `how` is "link", "reflink" or "copy".
-
-    The mark ``<folder>.json`` is written last: files without it are a leftover of a copy that did not finish.
-    """
+    """One protected copy, under ``<folder>/<path>``; `how` is "link", "reflink" or "copy". Its mark is written last."""
 
     top: ClassVar[str] = FOLDER
     how: str
@@ -49,8 +46,7 @@ def commit_kept(run: Run, copy: KeptCopy) -> None:
 
 
 def read_kept(run: Run, id: CheckpointId) -> KeptCopy | None:
-    """The kept copy of a generation, if there is a whole one. A mark that names another one, or paths that lead
-    elsewhere, is none."""
+    """The whole kept copy of a generation, or None. A mark of another one, or with unsafe paths, is none."""
     return _read(run, id, ".json")
 
 

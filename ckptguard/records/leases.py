@@ -111,19 +111,15 @@ def release(run: Run, lease: Lease) -> None:
 
 
 def surely_gone(run: Run, lease: Lease) -> bool:
-    """Whether its owner is known to be at it no more.
-
-    Of a process that can be asked for, nothing else counts. Of one elsewhere: the lease is past its `until`, or was not
-    renewed for long.
-    """
+    """Whether its owner is known to be at it no more: asked for where that can be, else past `until` or long silent."""
     if is_here(lease.owner):
         return has_ended(lease.owner)
     return is_past(run, lease) or _is_silent(run, lease)
 
 
 def is_past(run: Run, lease: Lease) -> bool:
-    """Whether its `until` has come, and it lasted for as long as it was to by a clock that nobody sets: its machine's,
-    or this one's since it saw the lease first. What does not say how long that is ends at `until`."""
+    """Whether its `until` has come, and it lasted as long by a clock that nobody sets: its machine's, or this one's
+    since it saw the lease first. What does not say how long that is ends at `until`."""
     since, until = seconds_of(lease.since), seconds_of(lease.until or "")
     if until is None or until >= time.time():
         return False
@@ -197,8 +193,7 @@ def list_claims(run: Run) -> list[Claim]:
 
 
 class TrainingRecord(Lease, frozen=True, kw_only=True):
-    """One guard. `loops`: it trains and saves by itself until it is released; else somebody saved with it, which says
-    little about whether they will again."""
+    """One guard. `loops`: it trains and saves by itself until it is released; else somebody just saved with it."""
 
     series: str
     loops: bool

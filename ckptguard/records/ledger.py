@@ -57,10 +57,7 @@ def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str]) -> Verdict 
 
 
 def append_verdict(run: Run, verdict: Verdict) -> str:
-    """Add a verdict with the next number; returns the entry's name.
-
-    A racer that adds one with the same number and another outcome does no harm: the worst counts.
-    """
+    """Add a verdict with the next number; returns the entry's name. Of racers with one number the worst counts."""
     folder = f"{FOLDER}/{series_folder(verdict.series)}"
     own = f"{verdict.id.record_name}."
     names = [name for name in record_names(run, folder) if name.startswith(own)]

@@ -21,8 +21,7 @@ _COUNTED = tuple(f"{folder}/" for folder in FOLDERS)
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What the names say of one step, by series: its ledger names, and of which generations there are a manifest, a
-    mark of quarantine and one of a kept copy."""
+    """What the names say of one step, by series: ledger names, and generations with a manifest or a mark."""
 
     names: dict[str, list[str]]
     sealed: dict[str, set[CheckpointId]]
@@ -47,8 +46,7 @@ class ListedSteps:
         return len(self._keys)
 
     def below(self, before_step: int | None = None) -> Iterator[StepRecords]:
-        """The steps that have verdicts, highest first; `before_step` is exclusive. Empty entries are not told from
-        others: whoever reads one finds that it does not exist."""
+        """The steps before `before_step` that have verdicts, highest first. An entry may turn out to be empty."""
         end = len(self._keys) if before_step is None else self._first(before_step)
         while end:
             begin = end - 1

@@ -58,10 +58,7 @@ class Run(msgspec.Struct, frozen=True):
         return f"{self.records.url.rstrip('/')}/{key}"
 
     def shared(self) -> tuple[Storage, str, str]:
-        """One storage that sees both the run and the records, with the key prefix of each.
-
-        SettingsError where no storage does (a remote run with records elsewhere).
-        """
+        """One storage that sees the run and the records, and the key prefix of each. SettingsError if none does."""
         if self.records_inside:
             return self.storage, "", f"{RECORDS_FOLDER}/"
         if self.storage.root is not None and self.records.root is not None:
@@ -111,8 +108,8 @@ def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Ru
 
 
 def _refuse_anothers_records(run: Run) -> None:
-    """Records that lie elsewhere are those of one run: with two, the verdict on a checkpoint of one would be taken for
-    that on its namesake in the other. A local run that is no longer where it was has been moved."""
+    """With two runs in one place, the verdict on a checkpoint of one would be taken for that on its namesake in the
+    other. A local run that is no longer where it was has been moved."""
     if run.records_inside:
         return
     found = read_parsed(run, _WHOSE_KEY, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}")
@@ -129,8 +126,7 @@ def _refuse_anothers_records(run: Run) -> None:
 
 
 def _refuse_counted_folder(run: Run) -> None:
-    """Accelerate's automatic naming takes the last number out of every name in ``checkpoints/``: a folder of ours
-    there would be an IndexError in its next save."""
+    """Accelerate takes a number out of every name in ``checkpoints/``: ours would be an IndexError there."""
     if not run.records_inside or run.url.rstrip("/").rpartition("/")[2] != "checkpoints":
         return
     try:
@@ -194,8 +190,7 @@ def as_line(value: object) -> bytes:
 
 
 def list_records(run: Run, folder: str, *, recursive: bool = False, with_content: bool = False) -> list[str]:
-    """Keys of the records in a folder, relative to it; none where there is no such folder. `with_content` leaves out
-    empty files, which only a broken write leaves."""
+    """Keys of the records in a folder, relative to it. `with_content` leaves out empty files: broken writes."""
     try:
         entries = run.records.list(folder, recursive=recursive)
     except ObjectMissingError:

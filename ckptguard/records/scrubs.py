@@ -56,8 +56,7 @@ def read_scrubs(run: Run) -> list[Scrub]:
 
 
 def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
-    """Of each place the one that counts: the latest beginning, then the most files. What claims to have begun in the
-    future says nothing."""
+    """Of each place the one that counts: the latest beginning that is not in the future, then the most files."""
     newest: dict[Where, Scrub] = {}
     for scrub in scrubs:
         known = newest.get(scrub.where)

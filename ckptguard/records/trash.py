@@ -15,10 +15,8 @@ MOVED, MARKED = "moved", "marked"
 
 
 class Trashed(Mark, frozen=True, kw_only=True):
-    """One generation that was removed. `how`: "moved", its files lie under ``<folder>/<path>``; or "marked", they lie
-    in place until the time of grace is over. `host`, `boot_id` and `uptime` (seconds since the machine's start) say
-    when, beside the clock.
-    """
+    """One generation that was removed: "moved", its files lie under ``<folder>/<path>``, or "marked", in place until
+    the time of grace is over. `host`, `boot_id` and `uptime` say when, beside the clock."""
 
     top: ClassVar[str] = FOLDER
     how: str
@@ -56,8 +54,7 @@ def unmark_taken(run: Run, mark: Trashed) -> None:
 
 
 def forget_trashed(run: Run, mark: Trashed) -> None:
-    """Remove a generation from the trash, its mark first: killed before the end, it leaves files that nobody takes
-    for a checkpoint, and that `remove_unmarked` removes."""
+    """Remove a generation from the trash, its mark first: `remove_unmarked` finishes what is killed in between."""
     run.records.remove(mark.folder + ".json")
     unmark_taken(run, mark)
     run.records.remove(mark.folder)
@@ -85,8 +82,7 @@ def read_trash(run: Run) -> list[Trashed]:
 
 
 def read_trashed(run: Run, id: CheckpointId) -> Trashed | None:
-    """The mark of a generation, or None. RecordsError if it cannot be read, or speaks of another one or of paths that
-    lead elsewhere."""
+    """The mark of a generation, or None. RecordsError if it cannot be read, or leads elsewhere."""
     what = f"the trash mark of {id} of {id.series}"
     mark = read_parsed(run, trash_folder(id) + ".json", Trashed, what)
     if mark is not None and (mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(id)):

@@ -63,8 +63,7 @@ def is_here(owner: Owner) -> bool:
 
 
 def has_ended(owner: Owner) -> bool:
-    """Whether the process is known to be gone. False where that cannot be told: it ran on another machine, in another
-    container, or before a restart."""
+    """Whether the process is known to be gone. False where that cannot be told: it is not `is_here`."""
     if not is_here(owner):
         return False
     try:
@@ -123,8 +122,7 @@ def seconds_of(text: str) -> float | None:
 
 
 def storage_time(storage: Storage) -> int | None:
-    """The time in ns that the storage gives to an object that is created now, for clocks of two machines cannot be
-    compared; None where it gives none. StorageError."""
+    """The time in ns that the storage gives to an object created now, if it gives one. StorageError."""
     key = f".tmp-now-{uuid.uuid4().hex}"
     storage.create(key, b"")
     try:
@@ -169,8 +167,8 @@ def stated_moment(since: str, host: str, boot_id: str, uptime: float) -> Moment:
 
 
 def passed_since(run: Run, key: str, wrote: Moment) -> float:
-    """Seconds that have passed for sure since a record was written, at the moment that it states: by the clock of the
-    machine that wrote it, or by this one's since it saw the record first."""
+    """Seconds that have passed for sure since the moment that a record states: by the clock of the machine that wrote
+    it, or by this one's since it saw the record first."""
     return max(surely_passed(wrote, this_moment()), seen_for(run, key) or 0.0)
 
 
@@ -196,8 +194,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seen_for(run: Run, what: str, *, note: bool = False) -> float | None:
-    """For how many seconds this machine has known of it for sure; None if it has not noted it, which it does now with
-    `note`."""
+    """For how many seconds this machine has known of it for sure; None if it has not noted it; `note` notes it now."""
     now = this_moment()
     here = Sighting(what=what, host=now.host, boot_id=now.boot_id, uptime=now.uptime, since=utc_text(now.wall))
     before = _sighting(run, here.key)

@@ -11,19 +11,28 @@ from dataclasses import dataclass
 import msgspec
 
 from ckptguard.decisions.known_good import choose_known_good
-from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError
+from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, SettingsError
 from ckptguard.keep.copies import put_aside
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.layouts import LAYOUTS, Checkpoint, tops
+from ckptguard.records.kept import KeptCopy, list_kept, read_kept
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run
-from ckptguard.recover.rewrite_pointers import point_back
-from ckptguard.runs.candidates import first_whole
-from ckptguard.runs.find_known_good import ANY, Candidate, KnownGood, Wanted, known_good_candidates, newest_candidate
+from ckptguard.runs.find_known_good import (
+    ANY,
+    Candidate,
+    KnownGood,
+    Wanted,
+    first_whole,
+    known_good_candidates,
+    newest_candidate,
+)
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.pointers import point_back
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Outcome
@@ -119,10 +128,8 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
 
 
 def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
-    """Verify checkpoints that have no verdict and are newer than the known-good one, newest first, until one is GOOD.
-
-    Returns the paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes.
-    """
+    """Verify checkpoints without a verdict, newer than the known-good one, newest first, until one is GOOD. Returns the
+    paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes."""
     known = newest_candidate(view, wanted)
     floor = (known.id.step or 0) if known else -1
     left = []
@@ -161,7 +168,7 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
             verify_pending(view, msgspec.structs.replace(back.wanted, exclude=refused), work=work)
 
     try:
-        return first_whole(view, attempt, back.wanted, when_refused=verify_older).candidate
+        return first_whole(view, attempt, back.wanted, when_refused=verify_older).offered
     except NoKnownGoodError as error:
         if back.to_id is None:
             raise
@@ -193,14 +200,9 @@ def _wrong_in_copy(view: RunView, candidate: Candidate, back: GoBack, work: Work
 
 def _newer(view: RunView, chosen: Candidate) -> list[Checkpoint]:
     """What must go: higher steps of the series, and whatever else lies where the known-good belongs."""
-    step = chosen.id.step or 0
-    newer = []
-    for checkpoint in view.checkpoints:
-        if checkpoint.series != chosen.id.series:
-            continue
-        in_the_way = checkpoint.path == chosen.manifest.path and not chosen.in_place
-        if (checkpoint.step is not None and checkpoint.step > step) or in_the_way:
-            newer.append(checkpoint)
+    in_the_way = None if chosen.in_place else chosen.manifest.path
+    own = [c for c in view.checkpoints if c.series == chosen.id.series]
+    newer = [c for c in own if (c.step or 0) > (chosen.id.step or 0) or c.path == in_the_way]
     return sorted(newer, key=lambda c: -(c.step or 0))
 
 
@@ -219,8 +221,7 @@ def _suspect_copies(view: RunView, back: GoBack, chosen: Candidate) -> None:
 
 
 def _arrived(view: RunView, chosen: Candidate, work: Work) -> KnownGood:
-    """The known-good as it stands after it was put back: verified in its place. Where another generation lay there
-    (and was quarantined) it is a new generation with the old bytes."""
+    """The known-good, verified in its place. Where another generation lay there it is a new one with the old bytes."""
     path = chosen.manifest.path
     checkpoint = view.checkpoint(path)
     if checkpoint is None:
@@ -258,15 +259,21 @@ def _as_stored(run: Run, file: File) -> File:
 
 @contextlib.contextmanager
 def _staged(run: Run, chosen: Candidate, work: Work) -> Iterator[Callable[[], None]]:
-    """Copy the kept files to a temporary name and read them back; the call given gives them their own name.
-
-    A reflink or a copy, never a link: what the trainer does to the file must not reach the kept copy. Nothing is to
-    be done where the known-good is in place.
-    """
-    copy = chosen.copy
-    if chosen.in_place or copy is None:
+    """The same for the checkpoint to go back to, read back. Nothing is to be done where that is in place."""
+    if chosen.in_place or chosen.copy is None:
         yield lambda: None
         return
+    with _copied_back(run, chosen.copy) as (temporary, publish):
+        wrong = copy_differs(run.storage, temporary + "/", chosen.manifest, scanner=work.scanner)
+        if wrong:
+            raise CouldNotTellError(f"the kept copy could not be put back: {wrong}")
+        yield publish
+
+
+@contextlib.contextmanager
+def _copied_back(run: Run, copy: KeptCopy) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Copy kept files to a temporary folder of the run, which is given; the call given gives them their own names.
+    Never a link: what the trainer does to the file must not reach the kept copy."""
     storage, run_prefix, records_prefix = run.shared()
     temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
 
@@ -277,12 +284,33 @@ def _staged(run: Run, chosen: Candidate, work: Work) -> Iterator[Callable[[], No
     try:
         for file in copy.files:
             storage.copy(f"{records_prefix}{copy.key(file)}", f"{run_prefix}{temporary}/{file}", how="clone")
-        wrong = copy_differs(run.storage, temporary + "/", chosen.manifest, scanner=work.scanner)
-        if wrong:
-            raise CouldNotTellError(f"the kept copy could not be put back: {wrong}")
-        yield publish
+        yield temporary, publish
     finally:
         run.storage.remove(temporary)
+
+
+def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
+    """Copy kept copies without a verdict back to their places, where those are empty, to be pending there; returns the
+    places. A trainer's rotation may have left nothing else."""
+    run = view.run
+    try:
+        run.shared()
+    except SettingsError:
+        return []
+    places = []
+    with run_lock(run):
+        view.refresh(series)
+        for id in list_kept(run):
+            wanted = id.series == series and id.step is not None and not view.history.has_verdict(id)
+            copy = read_kept(run, id) if wanted else None
+            if copy is None or copy.path == "." or any(find_entry(run.storage, t) for t in tops(copy.path, copy.files)):
+                continue
+            with _copied_back(run, copy) as (_, publish):
+                publish()
+                places.append(copy.path)
+    for path in places:
+        view.look_again(path)
+    return places
 
 
 def _refuse_while_writing(view: RunView) -> None:

@@ -15,10 +15,9 @@ from ckptguard.repair.in_place import repair_place
 from ckptguard.repair.kept_copies import repair_kept
 from ckptguard.repair.replace_files import CopySource, cut_short, seen_now
 from ckptguard.repair.shared_steps import Repair, RepairedFile, ToRepair
-from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome

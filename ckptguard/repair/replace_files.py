@@ -17,7 +17,7 @@ import msgspec
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
-from ckptguard.runs.stale_temporaries import is_old
+from ckptguard.runs.settling import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import swap_files

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ckptguard.errors import RefusedError
 from ckptguard.records.run_settings import accept_reference
-from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.verify.checkpoint import verify_checkpoint
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ckptguard.errors import SettingsError
 from ckptguard.layouts import LAYOUTS
-from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import escape
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint

@@ -22,7 +22,7 @@ from ckptguard.repair.replace_files import cut_short
 from ckptguard.retention import expire_trash
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
-from ckptguard.runs.listing import select_checkpoint
+from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.upkeep.leftovers import collect_leftovers

@@ -31,7 +31,7 @@ from ckptguard.storage.protocol import Upload
 from ckptguard.training.content.file_stream import FileStream
 from ckptguard.training.content.safetensors_file import Stream
 from ckptguard.training.saving.background_save import Gate, SaveAbandoned
-from ckptguard.upkeep.leftover_saves import collect_claim
+from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.verify.seal import seal_written

@@ -34,8 +34,7 @@ from ckptguard.records.pins import IN_USE, Pin, counts, list_pins
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import Owner, seen_for, this_process
 from ckptguard.runs.run_view import RunView
-from ckptguard.upkeep.leftover_saves import collect_claim
-from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.leftovers import collect_claim, collect_leftovers
 from ckptguard.values.settings import Settings
 
 DAY = 86400.0

@@ -119,9 +119,9 @@ def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
 
 
 def own_bytes(run: Run, copy: KeptCopy) -> int | None:
-    """Bytes of a kept copy that nothing else holds. A hard link costs nothing while another name of the file lives; a
-    reflink shares blocks that cannot be counted: None. On an object store, and of a copy, every byte counts. A server
-    that does not tell links apart is taken to hold one where the checkpoint's own file has its size and time."""
+    """Bytes of a kept copy that nothing else holds. A hard link costs nothing while another name of the file lives;
+    blocks that a reflink shares cannot be counted: None. A server that does not tell links apart is taken to hold one
+    where the checkpoint's own file has its size and time."""
     if copy.how == "reflink":
         return None
     total = 0
@@ -156,12 +156,9 @@ def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId
 
 
 def trim_kept(view: RunView) -> list[CheckpointId]:
-    """Remove the kept copies that nothing asks for any more; what stays are, in each series, the newest `keep_good`
-    GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. Returns what was removed.
-
-    A copy of a generation that was GOOD before its place was damaged counts as GOOD: it was verified when the
-    damage was found, or removed then.
-    """
+    """Remove the kept copies that nothing asks for any more; returns them. In each series there stay the newest
+    `keep_good` GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. One that was GOOD before
+    its place was damaged counts as GOOD: it was verified when the damage was found, or removed then."""
     run, settings = view.run, view.settings
     unwanted: list[CheckpointId] = []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Sequence
 
@@ -34,8 +35,8 @@ def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -
 
 
 def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str, suspect: bool = True) -> CheckpointId:
-    """The same for a caller that holds the lock. The mark is written first: a crash before the move is mended by
-    `finish_quarantines`. The next save of that step is a new generation, even with equal bytes."""
+    """The same for a caller that holds the lock. The mark comes first: `finish_quarantines` mends a crash before the
+    move. The next save of that step is a new generation, even with equal bytes."""
     run, history = view.run, view.history
     id = view.current_if_readable(checkpoint) or history.next_id(checkpoint.series, checkpoint.step)
     if suspect:
@@ -67,14 +68,14 @@ def finish_quarantines(view: RunView) -> None:
     """Finish moves that a crash cut short. Only what is still byte for byte where and as it was marked is moved: a
     new save under the same name has other times and inodes."""
     run = view.run
-    for ids in view.history.quarantined.values():
-        for id in ids:
-            mark = read_quarantined(run, id)
-            if mark is None or was_moved(run, mark):
-                continue
-            if _still_in_place(run, mark):
-                _move_files(run, mark.path, mark.files, mark.folder)
-            mark_moved(run, mark)
+    for id in itertools.chain.from_iterable(view.history.quarantined.values()):
+        mark = read_quarantined(run, id)
+        if mark is None or was_moved(run, mark):
+            continue
+        found = ((find_entry(run.storage, key), tuple(signature)) for key, *signature in mark.signature)
+        if any(entry is not None and entry.signature == signature for entry, signature in found):
+            _move_files(run, mark.path, mark.files, mark.folder)
+        mark_moved(run, mark)
 
 
 def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
@@ -99,11 +100,6 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
         ),
     )
     view.history.note_verdict(id.series, name)
-
-
-def _still_in_place(run: Run, mark: Quarantined) -> bool:
-    found = ((find_entry(run.storage, key), tuple(signature)) for key, *signature in mark.signature)
-    return any(entry is not None and entry.signature == signature for entry, signature in found)
 
 
 def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:

@@ -3,8 +3,8 @@
 The one law: a lease whose owner may still live is never taken over, and one whose owner is surely gone holds nobody up.
 No wall clock decides alone; in doubt the owner lives.
 
-Two kinds are here: ``saving/<path>.json`` of who writes a checkpoint straight under its final name, where no rename can
-publish it whole, and ``trainings/<series>.json`` of who trains into a series.
+Two kinds are here. A claim is of who writes a checkpoint straight under its final name, where no rename can publish it
+whole. A training record is of who trains into a series.
 """
 
 from __future__ import annotations
@@ -40,18 +40,16 @@ from ckptguard.records.who_and_when import (
 )
 from ckptguard.values.ids import is_safe_path, series_folder
 
-CLAIMS, TRAININGS = "saving", "trainings"  # folders
+CLAIMS, TRAININGS = "saving", "trainings"  # their folders
 RENEWED = 60.0  # seconds between the signs of life of a claim's owner
 _TRIES = 5  # to begin a training while others do
 NOBODY = Owner(host="", boot_id="", pid=0)  # of whom nothing can be known
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What every lease says: whose it is since when. `uptime` are seconds from the machine's start to `since`.
-
-    It lasts to `until`, if there is one. A kind that is renewed states the `silence` after which an owner elsewhere is
-    taken for dead: the storage's time of the record tells when it was renewed last.
-    """
+    """What every lease says: whose it is since when, and until when it lasts, if there is an end. `uptime` are seconds
+    from the machine's start to `since`. A kind that is renewed states the `silence` after which an owner elsewhere is
+    taken for dead, by the storage's time of the record."""
 
     silence: ClassVar[float | None] = None  # seconds
 
@@ -118,8 +116,8 @@ def surely_gone(run: Run, lease: Lease) -> bool:
 
 
 def is_past(run: Run, lease: Lease) -> bool:
-    """Whether its `until` has come, and it lasted as long by a clock that nobody sets: its machine's, or this one's
-    since it saw the lease first. What does not say how long that is ends at `until`."""
+    """Whether its `until` has come, and it lasted as long by a clock that nobody sets. That is its machine's, or this
+    one's since it saw the lease first. What does not say how long it lasts ends at `until`."""
     since, until = seconds_of(lease.since), seconds_of(lease.until or "")
     if until is None or until >= time.time():
         return False
@@ -139,9 +137,6 @@ def _is_silent(run: Run, lease: Lease) -> bool:
     except StorageError:
         return False
     return renewed is not None and now is not None and (now - renewed) / 1e9 > lease.silence
-
-
-# Claims.
 
 
 class Claim(Lease, frozen=True, kw_only=True):
@@ -189,9 +184,6 @@ def list_claims(run: Run) -> list[Claim]:
     return found
 
 
-# Trainings.
-
-
 class TrainingRecord(Lease, frozen=True, kw_only=True):
     """One guard. `loops`: it trains and saves by itself until it is released; else somebody just saved with it."""
 
@@ -208,8 +200,8 @@ def begin_training(
     run: Run, series: str, *, loops: bool, before: TrainingRecord | None = None
 ) -> tuple[TrainingRecord, str | None]:
     """Say that this process trains into a series, in place of whoever did; returns the record, and a sentence about
-    another guard that may still do so (`before` is none). SettingsError if another process of this machine surely
-    does; StorageError or BusyError if nothing can be said."""
+    another guard (not `before`) that may still do so. SettingsError if another process of this machine surely does;
+    StorageError or BusyError if nothing can be said."""
     mine = new_lease(TrainingRecord, series=series, loops=loops)
     for _ in range(_TRIES):
         other, doubt = None, None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 
 import msgspec
 
@@ -47,16 +48,10 @@ class ListedSteps:
 
     def below(self, before_step: int | None = None) -> Iterator[StepRecords]:
         """The steps before `before_step` that have verdicts, highest first. An entry may turn out to be empty."""
-        end = len(self._keys) if before_step is None else self._first(before_step)
-        while end:
-            begin = end - 1
-            step = _step(self._keys[begin])
-            while begin and _step(self._keys[begin - 1]) == step:
-                begin -= 1
-            found = _of_one_step(self._keys[begin:end])
-            if found.names:
-                yield found
-            end = begin
+        above = 0 if before_step is None else len(self._keys) - self._first(before_step)
+        steps = groupby(islice(reversed(self._keys), above, None), key=_step)
+        found = (_of_one_step(reversed([*keys])) for _, keys in steps)
+        return (one for one in found if one.names)
 
     def of(self, step: int) -> StepRecords:
         """What they say of one step."""

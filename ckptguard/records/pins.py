@@ -101,13 +101,11 @@ class InUse:
 
 def _read(run: Run, place: str) -> Pin | None:
     """The pin under a key below the folder; None if it is none, or was released meanwhile."""
-    folder, _, rest = place.partition("/")
-    name, _, file = rest.partition("/")
-    token, dot, kind = file.rpartition(".")
-    id = id_from_record(folder, name)
-    if id is None or (dot, kind) != (".", "json") or "/" in token or is_temporary(file):
+    parts = place.split("/")
+    id = id_from_record(parts[0], parts[1]) if len(parts) == 3 else None
+    if id is None or is_temporary(parts[2]):
         return None
-    note = "this record cannot be read"
+    token, note = parts[2].removesuffix(".json"), "this record cannot be read"
     unreadable = Pin(**asdict(id), token=token, reason=PINNED, owner=NOBODY, since="", note=note)
     if unreadable.key != f"{FOLDER}/{place}":
         return None

@@ -26,9 +26,6 @@ SIGHTINGS = "seen"  # the folder of what this machine saw first, and when
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 
-# Who.
-
-
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """A process. `namespace` is that of its pid (a container has its own) and `started` its start in clock ticks since
     the machine's; both are "" where the system tells none."""
@@ -93,9 +90,6 @@ def _state(pid: int) -> tuple[str, str]:
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
 
-# When.
-
-
 def utc_now() -> str:
     """The time now, ISO 8601, UTC, to the second."""
     return utc_moment()[0]
@@ -133,9 +127,6 @@ def storage_time(storage: Storage) -> int | None:
             storage.remove(key)
 
 
-# For how long.
-
-
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """A moment by the wall clock (seconds since 1970) and by the machine's own: seconds since its start."""
 
@@ -153,8 +144,8 @@ def this_moment() -> Moment:
 
 def surely_passed(before: Moment, now: Moment) -> float:
     """Seconds that have passed at least: on the same start of the same machine by its own clock, which nobody sets.
-    Between two machines, or two starts of one, none are sure: see `passed_since`. Where a system does not tell its
-    starts apart it is by the wall clock, and no more than since the last start."""
+    Between two machines, or two starts, none are sure: see `passed_since`. Where starts cannot be told apart it is by
+    the wall clock, and no more than since the last start."""
     if before.boot_id or now.boot_id:
         return max(0.0, now.uptime - before.uptime) if before.boot_id == now.boot_id else 0.0
     return max(0.0, min(now.wall - before.wall, now.uptime)) if before.host == now.host else 0.0
@@ -167,8 +158,8 @@ def stated_moment(since: str, host: str, boot_id: str, uptime: float) -> Moment:
 
 
 def passed_since(run: Run, key: str, wrote: Moment) -> float:
-    """Seconds that have passed for sure since the moment that a record states: by the clock of the machine that wrote
-    it, or by this one's since it saw the record first."""
+    """Seconds that have passed for sure since a record was written, at the moment that it states. They are by the clock
+    of the machine that wrote it, or by this one's since it saw the record first."""
     return max(surely_passed(wrote, this_moment()), seen_for(run, key) or 0.0)
 
 

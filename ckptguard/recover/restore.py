@@ -135,14 +135,9 @@ class _Restoring:
                 wrong = copy_differs(open_storage(temporary), "", place.manifest, scanner=self.work.scanner)
                 if wrong is not None and not self.force:
                     return wrong
-                return Restored(
-                    path=_publish(temporary, self.dest, place.manifest, place.view.run),
-                    id=place.id,
-                    bytes=place.manifest.bytes,
-                    kept=place.where == KEPT,
-                    outcome=place.outcome,
-                    source=place.view.run.url,
-                )
+                run, size, kept = place.view.run, place.manifest.bytes, place.where == KEPT
+                path = _publish(temporary, self.dest, place.manifest, run)
+            return Restored(path=path, id=place.id, bytes=size, kept=kept, outcome=place.outcome, source=run.url)
         except (ObjectMissingError, ChangedWhileReadError) as error:
             return error.message
 
@@ -226,12 +221,9 @@ def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:
 
 def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Progress | None = None) -> None:
     """Copy objects to local paths (key, path) that must not exist yet; their folders are made. All are on the disk
-    afterwards. Where one cannot be fetched the others are given up, and parts of them are left behind.
-
-    From elsewhere they come in chunks, several at once, and each is written where it belongs as soon as it is there: a
-    bounded number of bytes is in memory. StorageFullError and DeniedError name the local path. Somebody else reads back
-    what was written. `progress` is called by several threads.
-    """
+    afterwards. Where one cannot be fetched the others are given up, and parts of them are left behind. From elsewhere
+    they come in chunks, several at once, each written where it belongs: a bounded number of bytes is in memory.
+    StorageFullError and DeniedError name the local path. `progress` is called by several threads."""
     if storage.root is not None:
         chunks = _Chunks(progress)
         for key, target in files:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import choose_known_good
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, SettingsError
@@ -34,7 +35,6 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import unfinished_because
@@ -44,12 +44,10 @@ from ckptguard.verify.seal import seal_written
 
 @dataclass(frozen=True, kw_only=True)
 class GoBack:
-    """How far to go back, and with what care.
-
-    To the newest known-good checkpoint before `before_step`, or to `to_id` alone, in one `series` or any. `dry_run`
-    changes nothing. `check_writing` refuses while training writes, which `force` overrides. Without `read_back` what
-    lies in place is taken at its verdict: for a caller that reads it next, and compares every byte with the manifest.
-    """
+    """How far to go back, and with what care: to the newest known-good checkpoint before `before_step`, or to `to_id`
+    alone, in one `series` or any. `dry_run` changes nothing. `check_writing` refuses while training writes, which
+    `force` overrides. Without `read_back` what lies in place is taken at its verdict: for a caller that compares its
+    bytes next."""
 
     reason: str
     before_step: int | None = None
@@ -97,7 +95,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         view.forget()  # another process may have held the lock until now
         if back.check_writing and not back.force:
             _refuse_while_writing(view)
-        before = msgspec.structs.replace(back.wanted, only=None)
+        before = replace(back.wanted, only=None)
         unverified = verify_pending(view, before, dry_run=back.dry_run or back.to_id is not None, work=work)
         chosen = _choose(view, back, in_use, work)
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
@@ -118,13 +116,8 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
             if not chosen.in_place:
                 answer = _arrived(view, chosen, work)
                 in_use.pin(answer.id)
-        return RolledBack(
-            known_good=answer,
-            quarantined=tuple(c.path for c in newer),
-            put_back=not chosen.in_place,
-            dry_run=back.dry_run,
-            unverified=tuple(unverified),
-        )
+        gone, left, put_back = tuple(c.path for c in newer), tuple(unverified), not chosen.in_place
+        return RolledBack(known_good=answer, quarantined=gone, put_back=put_back, dry_run=back.dry_run, unverified=left)
 
 
 def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
@@ -165,7 +158,7 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
     def verify_older(refused: frozenset[CheckpointId]) -> None:
         # Older ones were left unverified because of what was refused now.
         if back.to_id is None and not back.dry_run:
-            verify_pending(view, msgspec.structs.replace(back.wanted, exclude=refused), work=work)
+            verify_pending(view, replace(back.wanted, exclude=refused), work=work)
 
     try:
         return first_whole(view, attempt, back.wanted, when_refused=verify_older).offered
@@ -230,36 +223,25 @@ def _arrived(view: RunView, chosen: Candidate, work: Work) -> KnownGood:
     checked = verify_checkpoint(view, checkpoint, Verification(md5=False), work=work)
     if checked.outcome is not Outcome.GOOD or checked.id is None:
         raise CouldNotTellError(f"{path} is {checked.outcome.value} after it was put back")
-    return msgspec.structs.replace(chosen.answer, path=view.run.usable(path), kept=False, id=checked.id)
+    return replace(chosen.answer, path=view.run.usable(path), kept=False, id=checked.id)
 
 
 def _seal_again(view: RunView, chosen: Candidate, checkpoint: Checkpoint) -> None:
     """What was put back in the place of a quarantined checkpoint is a generation of its own. Where only the writer
     seals, nobody else would ever seal it: it gets the manifest against which its bytes were just held."""
-    manifest = chosen.manifest
-    if not LAYOUTS[manifest.layout].sealed_by_writer or manifest.step is None:
+    run, manifest, step = view.run, chosen.manifest, chosen.manifest.step
+    if not LAYOUTS[manifest.layout].sealed_by_writer or step is None or view.current(checkpoint) is not None:
         return
-    if view.current(checkpoint) is None:
-        files = tuple(_as_stored(view.run, f) for f in manifest.files)
-        seal_written(
-            view.run,
-            path=manifest.path,
-            layout=manifest.layout,
-            step=manifest.step,
-            files=files,
-            metrics=manifest.given_metrics(),
-        )
-        view.refresh(manifest.series)
-
-
-def _as_stored(run: Run, file: File) -> File:
-    entry = run.storage.stat(file.path)
-    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+    stored = [(file, run.storage.stat(file.path)) for file in manifest.files]
+    files = tuple(replace(file, mtime_ns=e.mtime_ns, inode=e.inode, etag=e.etag) for file, e in stored)
+    metrics = manifest.given_metrics()
+    seal_written(run, path=manifest.path, layout=manifest.layout, step=step, files=files, metrics=metrics)
+    view.refresh(manifest.series)
 
 
 @contextlib.contextmanager
 def _staged(run: Run, chosen: Candidate, work: Work) -> Iterator[Callable[[], None]]:
-    """The same for the checkpoint to go back to, read back. Nothing is to be done where that is in place."""
+    """Have the checkpoint to go back to staged and read back; nothing is to be done where it is in place."""
     if chosen.in_place or chosen.copy is None:
         yield lambda: None
         return

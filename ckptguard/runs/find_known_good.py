@@ -92,11 +92,9 @@ ANY = Wanted()
 def find_known_good(
     run: Run, *, before_step: int | None = None, series: str | None = None, listed: ListedSteps | None = None
 ) -> KnownGood:
-    """The newest GOOD checkpoint, not SUSPECT, that is present. `before_step` is exclusive.
-
-    Without `series` the highest step of all series wins. NoKnownGoodError if there is none. `listed`: the names in the
-    records, if they are known; all else is asked of storage.
-    """
+    """The newest GOOD checkpoint, not SUSPECT, that is present; `before_step` is exclusive. Without `series` the
+    highest step of all series wins. NoKnownGoodError if there is none. `listed`: the names in the records, if they are
+    known."""
     wanted = Wanted(before_step=before_step, series=series)
     for history in histories_by_step(run, before_step=before_step, listed=listed):
         for found in candidates_in(history, wanted, every_copy=False):
@@ -108,11 +106,9 @@ def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
     """What to raise where there is none. What retention removed and is still in the trash is named in the hint."""
     before = f" before step {before_step}" if before_step is not None else ""
     step = _good_in_trash(run, before_step)
-    hint = (
-        f"ckptguard verify {run.url} says what there is"
-        if step is None
-        else f"a good one is in the trash: ckptguard restore {run.url} --step {step} --to DEST"
-    )
+    hint = f"ckptguard verify {run.url} says what there is"
+    if step is not None:
+        hint = f"a good one is in the trash: ckptguard restore {run.url} --step {step} --to DEST"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
 
 
@@ -270,10 +266,8 @@ def first_whole(
     when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
 ) -> Taken[Candidate, T]:
     """Call `attempt` with the known-good checkpoints, best first, until one succeeds; see `first_of`.
-
-    `candidate.in_place` tells which place to take. A candidate with a kept copy is offered again with `in_place` false,
-    then an older one. NoKnownGoodError if none succeeded.
-    """
+    `candidate.in_place` tells which place to take: one with a kept copy is offered again with it false, then an older
+    one. NoKnownGoodError if none succeeded."""
     return first_of(
         _OfView(view, wanted),
         attempt,

@@ -26,11 +26,9 @@ _MOST_MANIFESTS = 64  # remembered at once: that of a large checkpoint takes som
 
 
 class History(msgspec.Struct):
-    """Ledger names, manifests and quarantine marks of a run, read on demand and remembered.
-
-    It is what the records said when they were read: `refresh` reads the names of one series again. An answer that is
-    out of date does no harm: manifests and verdicts are created exclusively, and who comes second is told so.
-    """
+    """Ledger names, manifests and quarantine marks of a run, as they were when they were read, on demand; `refresh`
+    reads the names of one series again. An answer that is out of date does no harm: records are created exclusively,
+    and who comes second is told so."""
 
     run: Run
     names: dict[str, dict[str, None]]
@@ -176,13 +174,10 @@ class History(msgspec.Struct):
     def current(
         self, series: str, step: int | None, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
     ) -> CheckpointId | None:
-        """The generation whose content should lie in place under `path`: the newest one that was sealed for this
-        path and not quarantined, unless a newer one of this path was quarantined. None at first sight.
-
-        `path_of` says for which path a generation was sealed, where its caller knows that without the manifest; None
-        from it stands for a manifest that cannot be read.
-        RecordsError if a manifest that may be the one cannot be read: what lies there is then not taken for new.
-        """
+        """The generation whose content should lie in place under `path`: the newest that was sealed for this path and
+        not quarantined, unless a newer one of this path was quarantined. None at first sight. `path_of` may say for
+        which path a generation was sealed, without its manifest; None stands for one that cannot be read. RecordsError
+        if a manifest that may be the one cannot be read: what lies there is then not taken for new."""
         for id in reversed(self.generations(series, step)):
             if self.is_quarantined(id):
                 mark = read_quarantined(self.run, id)
@@ -229,8 +224,8 @@ class History(msgspec.Struct):
 
     def reference(self, id: CheckpointId) -> tuple[Manifest, Verdict | None] | None:
         """The manifest that a checkpoint's schema must match: the nearest lower-step GOOD of the series, else the
-        nearest higher; of a step without number, the newest earlier GOOD generation. An accepted schema counts as
-        GOOD, and an accepted checkpoint needs no reference."""
+        nearest higher; without a step the newest earlier GOOD. An accepted schema counts as GOOD, and needs no
+        reference."""
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None
@@ -273,8 +268,8 @@ class History(msgspec.Struct):
 def histories_by_step(
     run: Run, *, before_step: int | None = None, listed: ListedSteps | None = None
 ) -> Iterator[History]:
-    """The history of each step that has verdicts by itself, highest first, by one listing of names (or `listed`) and
-    what is asked for: for who wants the newest of very many."""
+    """The history of each step that has verdicts by itself, highest first, for who wants the newest of very many. It
+    takes one listing of names, or `listed`, and then what is asked for."""
     steps = list_steps(run) if listed is None else listed
     return (_history_of(run, found) for found in steps.below(before_step))
 

@@ -101,13 +101,9 @@ def hub_facts(storage: HubCacheStorage, checkpoint: Checkpoint) -> HubFacts:
     # Nothing says which snapshot a download was for; one that a ref names, or the only one, is the likely one.
     commit = checkpoint.path.split("/")[2] if "/" in checkpoint.path else ""
     concerned = commit in refs.values() or len(snapshots) < 2 or not set(refs.values()) & snapshots
-    return HubFacts(
-        sums=sums,
-        missing=missing,
-        refused=refused,
-        unfinished=tuple(_unfinished(storage, repository)) if concerned else (),
-        lost_refs={ref: named for ref, named in refs.items() if named not in snapshots},
-    )
+    unfinished = tuple(_unfinished(storage, repository)) if concerned else ()
+    lost = {ref: named for ref, named in refs.items() if named not in snapshots}
+    return HubFacts(sums=sums, missing=missing, refused=refused, unfinished=unfinished, lost_refs=lost)
 
 
 def _in_repository(path: str) -> HubPlace | None:

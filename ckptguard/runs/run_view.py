@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from ckptguard.errors import NotFoundError, RecordsError
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
@@ -16,14 +18,13 @@ from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, parse_id, series_from_folder, series_of
 from ckptguard.values.settings import Settings
 
+_KEY = attrgetter("key")
+
 
 class RunView:
-    """One run, for one call, in one thread.
-
-    The run is listed when `checkpoints` or `entries` is first asked for, the names of its records when `history` is;
-    both are remembered. Nothing is read a second time but by `look_again`, `refresh` and `forget`. Safety does not
-    rest on how fresh a view is: records are created exclusively, and who comes second gets BusyError.
-    """
+    """One run, for one call, in one thread: files and names of records are listed when first asked for, and remembered.
+    Nothing is read a second time but by `look_again`, `refresh` and `forget`. Safety does not rest on how fresh a view
+    is: records are created exclusively, and who comes second gets BusyError."""
 
     def __init__(self, run: Run, settings: Settings) -> None:
         self.run = run
@@ -109,7 +110,7 @@ class Listing:
 
     def __init__(self, run: Run, entries: Iterable[Entry]) -> None:
         self._run = run
-        self.entries = tuple(sorted(entries, key=_key))
+        self.entries = tuple(sorted(entries, key=_KEY))
         found = find_checkpoints(self.entries, run.patterns)
         found += _bereft(run, self.entries, found)
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
@@ -132,10 +133,10 @@ class Listing:
             yield from (entry for entry in self.entries if "/" not in entry.key)
             return
         for key in (path, *_companions(path)):
-            place = bisect_left(self.entries, key, key=_key)
+            place = bisect_left(self.entries, key, key=_KEY)
             if place < len(self.entries) and self.entries[place].key == key:
                 yield self.entries[place]
-        for place in range(bisect_left(self.entries, f"{path}/", key=_key), len(self.entries)):
+        for place in range(bisect_left(self.entries, f"{path}/", key=_KEY), len(self.entries)):
             if not self.entries[place].key.startswith(f"{path}/"):
                 break
             yield self.entries[place]
@@ -144,7 +145,7 @@ class Listing:
 def list_run(run: Run, before: Listing | None = None) -> Listing:
     """List a run; `before` if no entry differs from it. A failed listing raises: it never reads as "nothing here"."""
     entries = run.storage.list("", recursive=True, enter=enter)
-    if before is not None and before.is_of(run) and before.entries == tuple(sorted(entries, key=_key)):
+    if before is not None and before.is_of(run) and before.entries == tuple(sorted(entries, key=_KEY)):
         return before
     return Listing(run, entries)
 
@@ -164,10 +165,6 @@ def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) ->
     if not chosen:
         raise NotFoundError(f"there is no checkpoint {word} in {run.url}")
     return chosen[0]
-
-
-def _key(entry: Entry) -> str:
-    return entry.key
 
 
 def _companions(path: str) -> list[str]:
@@ -220,11 +217,8 @@ def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> 
 def _sealed_layout(run: Run, series: str, step: int | None, path: str) -> str | None:
     """The layout under which a path was sealed, if it was."""
     for id in sealed_generations(run, series):
-        if id.step == step:
-            try:
-                manifest = read_manifest(run, id)
-            except RecordsError:
-                continue
+        with contextlib.suppress(RecordsError):
+            manifest = read_manifest(run, id) if id.step == step else None
             if manifest is not None and manifest.path == path:
                 return manifest.layout
     return None

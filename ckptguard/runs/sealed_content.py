@@ -50,7 +50,7 @@ class Judged(Protocol):
 
 
 def is_good(history: History, id: CheckpointId) -> bool:
-    """Whether what was sealed under this generation is good, wherever a whole copy lies: it is GOOD now, or was when
+    """Whether what was sealed under this generation is good, wherever a whole copy lies. It is GOOD now, or was when
     last seen whole, and only its place was damaged since."""
     if not history.was_good(id):
         return False

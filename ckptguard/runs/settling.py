@@ -19,11 +19,8 @@ OLD = 3600.0  # seconds without a write; a copy of a large checkpoint touches it
 
 def youngest_age(checkpoint: Checkpoint) -> float | None:
     """Seconds since the newest file was written, by its mtime; None where no mtime is known or one lies ahead."""
-    times = [e.mtime_ns for e in (*checkpoint.entries, *checkpoint.irregular)]
-    known = [t for t in times if t is not None]
-    if not known or len(known) < len(times):
-        return None
-    age = time.time() - max(known) / 1e9
+    newest = _newest((*checkpoint.entries, *checkpoint.irregular))
+    age = -1.0 if newest is None else time.time() - newest
     return age if age >= 0 else None
 
 
@@ -62,11 +59,14 @@ def was_left(storage: Storage, entry: Entry) -> bool:
 
 def is_old(storage: Storage, entries: Sequence[Entry]) -> bool:
     """Whether none of these was written for long, by both clocks."""
-    times = [e.mtime_ns for e in entries if e.mtime_ns is not None]
-    if not times or len(times) < len(entries):
-        return False
-    newest = max(times) / 1e9
-    if time.time() - newest < OLD:
+    newest = _newest(entries)
+    if newest is None or time.time() - newest < OLD:
         return False
     now = storage_time(storage)
     return now is not None and now / 1e9 - newest >= OLD
+
+
+def _newest(entries: Sequence[Entry]) -> float | None:
+    """When the newest was written, in seconds since 1970; None unless that of each is known."""
+    times = [e.mtime_ns for e in entries if e.mtime_ns is not None]
+    return max(times) / 1e9 if times and len(times) == len(entries) else None

@@ -21,12 +21,10 @@ from ckptguard.values.settings import Settings
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint`
-    with keys relative to that; a run, or a checkpoint inside a run that has records, has `view`.
-
-    A hub cache, or one repository of it, is of kind "run", but has no `view` and no records: its snapshots are
-    `snapshots`, `base` is the repository's key, and `unread` names what looks like a repository and is a link.
-    """
+    """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint` with
+    keys relative to that; a run, or a checkpoint inside a run that has records, has `view`. A hub cache, or one
+    repository of it, is of kind "run" without `view` and records. Its snapshots are `snapshots`, `base` is the
+    repository's key, and `unread` names links that look like repositories."""
 
     url: str
     kind: str  # "file" | "checkpoint" | "run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from itertools import takewhile
 
 from ckptguard.errors import CkptguardError, ObjectMissingError
 from ckptguard.formats.strict_json import JsonProblem, read_object
@@ -34,12 +35,8 @@ def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
     """
     if checkpoint.layout != "hf-trainer":
         return None
-    logged = _gradient_norms(run, checkpoint)
-    bad: list[tuple[int, float]] = []
-    for step, norm in reversed(logged):
-        if math.isfinite(norm):
-            break
-        bad.append((step, norm))
+    logged = reversed(_gradient_norms(run, checkpoint))
+    bad = list(takewhile(lambda one: not math.isfinite(one[1]), logged))
     scaled = checkpoint.key("scaler.pt") in checkpoint.files or has_engine_states(checkpoint)
     if not bad or (len(bad) < _IN_A_ROW and (scaled or not any(math.isnan(norm) for _, norm in bad))):
         return None

@@ -27,10 +27,8 @@ _LONGEST_COPY = 86400.0  # seconds that one file may be on its way between two s
 
 def collect_leftovers(view: RunView) -> list[str]:
     """Remove old temporaries of ours, pins that hold nothing any more, and what killed saves left; returns their keys.
-
     The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
-    trainer's temporaries are its own business.
-    """
+    trainer's temporaries are its own business."""
     run = view.run
     inside: list[Entry] = []
     with contextlib.suppress(ObjectMissingError):

@@ -26,14 +26,13 @@ from ckptguard.repair.repair import mend
 from ckptguard.retention.inventory import Remembered
 from ckptguard.retention.prune import prune_by_settings
 from ckptguard.retention.trash import settle_trash
-from ckptguard.runs.file_signatures import looks_unchanged
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
-from ckptguard.upkeep.settle_kept import protect, settle_kept
+from ckptguard.upkeep.settle_kept import looks_as_judged, protect, settle_kept
 from ckptguard.values.settings import Settings
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import unfinished_because
@@ -151,19 +150,16 @@ class PassNotes:
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:
-    """Make one pass. `assume_quiet` is for a trainer that knows its saves are finished.
-
-    The view is read anew. Where neither files nor records changed since a pass that left nothing to be done, one
-    listing of each is all. StorageError if the run cannot be listed; trouble with one checkpoint is told in the answer.
-    """
+    """Make one pass, by a view that is read anew. `assume_quiet` is for a trainer that knows its saves are finished.
+    Where neither files nor records changed since a pass that left nothing to be done, one listing of each is all.
+    StorageError if the run cannot be listed; trouble with one checkpoint is told in the answer."""
     start = _start_of(view, notes.settled)
     if notes.nothing_to_do(start):
         return PassResult()
     notes.settled = None
     one = _Pass(view, notes, work)
     one.clean_up(start)
-    ready = one.look(assume_quiet=assume_quiet)
-    one.verify(ready)
+    one.verify(one.look(assume_quiet=assume_quiet))
     view.refresh()
     one.troubles += settle_kept(view)
     if one.checked or notes.prune_is_due():
@@ -314,10 +310,8 @@ def _stands(view: RunView, checkpoint: Checkpoint) -> bool:
     if id is None or not view.history.has_verdict(id):
         return False
     manifest = view.history.manifest(id)
-    if manifest is None or set(checkpoint.files) != {f.path for f in manifest.files}:
-        return False
-    verdict = view.history.verdict(id)
-    return verdict is not None and looks_unchanged(checkpoint, manifest, verdict)
+    same_files = manifest is not None and set(checkpoint.files) == {f.path for f in manifest.files}
+    return same_files and looks_as_judged(view, checkpoint, id)
 
 
 def _not_yet(

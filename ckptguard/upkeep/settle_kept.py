@@ -101,25 +101,20 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
         standings = view.history.standings(series).values()
         good = [s.id for s in standings if s.outcome is Outcome.GOOD and s.id.step is not None]
         left = view.settings.keep_good
-        for id in sorted(good, key=_order, reverse=True):  # many may be gone: only those that are somewhere count
+        for id in sorted(good, key=lambda id: id.order, reverse=True):
             if left <= 0:
                 break
             if id in listed and read_kept(view.run, id) is not None:
                 left -= 1
                 continue
-            found = next((c for c in by_step.get(id.step, ()) if _is_as_sealed(view, c, id)), None)
-            if found is not None:
+            own = (c for c in by_step.get(id.step, ()) if view.current_if_readable(c) == id)
+            found = next((c for c in own if looks_as_judged(view, c, id)), None)
+            if found is not None:  # many may be gone: only those that are somewhere count
                 left -= 1
                 yield found, id
 
 
-def _order(id: CheckpointId) -> tuple[int, int]:
-    return id.order
-
-
-def _is_as_sealed(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
-    """Whether its files look as they did when they were judged: another content would be no copy of it."""
-    if view.current_if_readable(checkpoint) != id:
-        return False
+def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
+    """Whether its files look as they did when this generation was judged: another content would be no copy of it."""
     manifest, verdict = view.history.manifest(id), view.history.verdict(id)
     return manifest is not None and verdict is not None and looks_unchanged(checkpoint, manifest, verdict)

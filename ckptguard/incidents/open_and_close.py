@@ -21,7 +21,6 @@ from ckptguard.incidents.report_words import NO_SICKNESS
 from ckptguard.records.incidents import (
     Incident,
     list_incidents,
-    newest_incidents,
     open_incident,
     report_key,
     update_incident,
@@ -117,13 +116,13 @@ def _view(run: Run) -> RunView:
 def _noticed_by_guard(run: Run, id: CheckpointId) -> Incident | None:
     """The newest incident from inside of training that explains why a checkpoint's numbers are sick: the save falls
     between its onset and where it was noticed, and was written before. None if there is none."""
-    found = [incident for incident in newest_incidents(run, _MOST) if _explains(run, incident, id)]
+    found = [incident for incident in list_incidents(run, most=_MOST) if _explains(run, incident, id)]
     return found[-1] if found else None
 
 
 def _close_same_trouble(run: Run, incident: Incident, *, action: str) -> None:
     """Close the open incidents about sick saves that this one explains, which was dealt with by `action`."""
-    for other in newest_incidents(run, _MOST):
+    for other in list_incidents(run, most=_MOST):
         about_save = (other.source, other.cause, other.state) == ("daemon", "numeric", "open")
         if about_save and other.id != incident.id and _explains(run, incident, checkpoint_of(other)):
             reason = f"the same trouble as incident {incident.id}: {action}"

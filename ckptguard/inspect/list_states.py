@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
-from ckptguard.keep.copy_cost import own_bytes
+from ckptguard.keep.copies import own_bytes
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.names_by_step import ListedSteps

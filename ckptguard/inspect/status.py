@@ -9,10 +9,10 @@ import msgspec
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
-from ckptguard.records.incidents import Incident, list_incidents, newest_incidents
+from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, replica_standings
-from ckptguard.runs.find_known_good import Copies, KnownGood, presence_of, ranked_candidates
+from ckptguard.runs.find_known_good import KnownGood, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.verdict import Outcome
@@ -47,7 +47,7 @@ def status(view: RunView, memo: StateMemo | None = None) -> Status:
         states = states_by_glance(view, glance)
         known_good = _known_good(view, glance)
     present = [s for s in states if s.in_place]
-    newest = newest_incidents(view.run, 1) or list_incidents(view.run)  # the newest may be damaged
+    newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     kept = next((s for s in states if known_good is not None and s.id == known_good.id), None)
     return Status(
         run=view.run.url,
@@ -72,7 +72,7 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
             continue
         sealed = glance.sealed(id, files=True)
         if sealed is not None:
-            found = presence_of(view.history, id, verdict, sealed, copies=Copies.IF_NEEDED, path_of=glance.sealed_path)
+            found = presence_of(view.history, id, verdict, sealed, every_copy=False, path_of=glance.sealed_path)
             if found is not None:
                 return found.answer
     return None

@@ -19,15 +19,14 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
-from ckptguard.recover.restore_pending_copies import restore_pending_copies
-from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
+from ckptguard.recover.roll_back import GoBack, restore_pending_copies, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
-from ckptguard.upkeep.protect import protect_finished
+from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.incident import Details
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
+import stat
 from collections.abc import Iterable
 
-from ckptguard.errors import ObjectExistsError, ObjectMissingError, SettingsError, StorageError
+from msgspec.structs import asdict
+
+from ckptguard.errors import ObjectExistsError, SettingsError, StorageError
 from ckptguard.layouts import Checkpoint, step_from_name
-from ckptguard.records.kept import (
-    KeptCopy,
-    commit_kept,
-    kept_folder,
-    list_kept,
-    read_kept,
-    read_set_aside,
-    set_aside,
-)
+from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept, read_set_aside, set_aside
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
@@ -23,8 +20,10 @@ from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Storage
 from ckptguard.storage.local.syncs import synced_together
+from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId
 
+_BLOCK = 512  # what st_blocks counts in, whatever the file system's own blocks are
 _WEAKEST = ("link", "reflink", "copy")  # a copy made in several ways is only as independent as its weakest file
 
 
@@ -63,9 +62,7 @@ def keep_checkpoint(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> 
         run.records.remove(folder)
         raise
     copy = KeptCopy(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
+        **asdict(id),
         path=checkpoint.path,
         how=min(done, key=_WEAKEST.index, default="copy"),
         files=checkpoint.files,
@@ -116,11 +113,36 @@ def shares_place(run: Run, copy: KeptCopy, files: Iterable[str]) -> bool:
 
 
 def _is_linked(run: Run, copy: KeptCopy, file: str) -> bool:
-    try:
-        kept, there = run.records.stat(copy.key(file)), run.storage.stat(file)
-    except ObjectMissingError:
-        return False
-    return kept.inode is not None and kept.inode == there.inode
+    kept = find_entry(run.records, copy.key(file))
+    there = find_entry(run.storage, file) if kept is not None else None
+    return kept is not None and there is not None and kept.inode is not None and kept.inode == there.inode
+
+
+def own_bytes(run: Run, copy: KeptCopy) -> int | None:
+    """Bytes of a kept copy that nothing else holds. A hard link costs nothing while another name of the file lives;
+    blocks that a reflink shares cannot be counted: None. A server that does not tell links apart is taken to hold one
+    where the checkpoint's own file has its size and time."""
+    if copy.how == "reflink":
+        return None
+    total = 0
+    for file in copy.files:
+        if run.records.root is None:
+            kept = find_entry(run.records, copy.key(file))
+            if kept is not None and not (copy.how == "link" and _looks_linked(run, file, kept)):
+                total += kept.size
+            continue
+        try:
+            info = os.lstat(os.path.join(run.records.root, *copy.key(file).split("/")))
+        except OSError:
+            continue
+        if stat.S_ISREG(info.st_mode) and info.st_nlink == 1:
+            total += info.st_blocks * _BLOCK
+    return total
+
+
+def _looks_linked(run: Run, file: str, kept: Entry) -> bool:
+    there = find_entry(run.storage, file) if kept.mtime_ns is not None else None
+    return there is not None and (there.size, there.mtime_ns) == (kept.size, kept.mtime_ns)
 
 
 def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId]:
@@ -134,18 +156,12 @@ def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId
 
 
 def trim_kept(view: RunView) -> list[CheckpointId]:
-    """Remove the kept copies that nothing asks for any more; what stays are, in each series, the newest `keep_good`
-    GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. Returns what was removed.
-
-    A copy of a generation that was GOOD before its place was damaged counts as GOOD: it was verified when the
-    damage was found, or removed then.
-    """
+    """Remove the kept copies that nothing asks for any more; returns them. In each series there stay the newest
+    `keep_good` GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. One that was GOOD before
+    its place was damaged counts as GOOD: it was verified when the damage was found, or removed then."""
     run, settings = view.run, view.settings
     unwanted: list[CheckpointId] = []
-    by_series: dict[str, list[CheckpointId]] = {}
-    for id in list_kept(run):
-        by_series.setdefault(id.series, []).append(id)
-    for ids in by_series.values():
+    for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
         ordered = sorted(ids, key=lambda id: id.order, reverse=True)
         whole = [id for id in ordered if read_kept(run, id) is not None]
         good = [id for id in whole if view.is_good(id)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Sequence
+
+from msgspec.structs import asdict
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
@@ -14,16 +17,15 @@ from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
 
 def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -> CheckpointId:
-    """Move the checkpoint in place under `path` aside; returns its id. The view is read again.
-
-    With `suspect`, one that was GOOD or had no verdict gets SUSPECT. ObjectMissingError if nothing lies there.
-    """
+    """Move the checkpoint in place under `path` aside; returns its id. With `suspect`, one that was GOOD or had no
+    verdict gets SUSPECT. ObjectMissingError if nothing lies there."""
     with run_lock(view.run):
         checkpoint = view.look_again(path)
         if checkpoint is None:
@@ -33,16 +35,14 @@ def quarantine(view: RunView, path: str, *, reason: str, suspect: bool = True) -
 
 
 def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str, suspect: bool = True) -> CheckpointId:
-    """The same for a caller that holds the lock. The mark is written first: a crash before the move is mended by
-    `finish_quarantines`. The next save of that step is a new generation, even with equal bytes."""
+    """The same for a caller that holds the lock. The mark comes first: `finish_quarantines` mends a crash before the
+    move. The next save of that step is a new generation, even with equal bytes."""
     run, history = view.run, view.history
     id = view.current_if_readable(checkpoint) or history.next_id(checkpoint.series, checkpoint.step)
     if suspect:
         mark_suspect(view, id, reason)
     mark = Quarantined(
-        series=id.series,
-        step=id.step,
-        generation=id.generation,
+        **asdict(id),
         path=checkpoint.path,
         files=(*checkpoint.files, *(e.key for e in checkpoint.irregular)),
         signature=tuple((e.key, *e.signature) for e in checkpoint.entries),
@@ -51,7 +51,7 @@ def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str,
     )
     mark_quarantined(run, mark)
     history.quarantined.setdefault(id.series, set()).add(id)
-    _move(run, mark)
+    _move_files(run, mark.path, mark.files, mark.folder)
     mark_moved(run, mark)
     view.look_again(checkpoint.path)
     return id
@@ -73,14 +73,14 @@ def finish_quarantines(view: RunView) -> None:
     """Finish moves that a crash cut short. Only what is still byte for byte where and as it was marked is moved: a
     new save under the same name has other times and inodes."""
     run = view.run
-    for ids in view.history.quarantined.values():
-        for id in ids:
-            mark = read_quarantined(run, id)
-            if mark is None or was_moved(run, mark):
-                continue
-            if _still_in_place(run, mark):
-                _move(run, mark)
-            mark_moved(run, mark)
+    for id in itertools.chain.from_iterable(view.history.quarantined.values()):
+        mark = read_quarantined(run, id)
+        if mark is None or was_moved(run, mark):
+            continue
+        found = ((find_entry(run.storage, key), tuple(signature)) for key, *signature in mark.signature)
+        if any(entry is not None and entry.signature == signature for entry, signature in found):
+            _move_files(run, mark.path, mark.files, mark.folder)
+        mark_moved(run, mark)
 
 
 def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
@@ -94,9 +94,7 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
     name = append_verdict(
         view.run,
         Verdict(
-            series=id.series,
-            step=id.step,
-            generation=id.generation,
+            **asdict(id),
             outcome=before.outcome if before and damaged else Outcome.SUSPECT,
             findings=(*(before.findings if before else ()), finding),
             checked_at=utc_now(),
@@ -107,21 +105,6 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
         ),
     )
     view.history.note_verdict(id.series, name)
-
-
-def _still_in_place(run: Run, mark: Quarantined) -> bool:
-    left = 0
-    for key, *signature in mark.signature:
-        try:
-            if run.storage.stat(key).signature == tuple(signature):
-                left += 1
-        except ObjectMissingError:
-            continue
-    return left > 0
-
-
-def _move(run: Run, mark: Quarantined) -> None:
-    _move_files(run, mark.path, mark.files, mark.folder)
 
 
 def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:

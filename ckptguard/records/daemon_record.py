@@ -6,9 +6,8 @@ import contextlib
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError
-from ckptguard.records.run import Run, create_record, read_record
-from ckptguard.values.record_text import decode_record
+from ckptguard.errors import CouldNotTellError, ObjectMissingError
+from ckptguard.records.run import Run, read_parsed, write_once
 
 _KEY = "daemon.json"
 
@@ -26,23 +25,18 @@ class DaemonRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_daemon_record(run: Run, record: DaemonRecord) -> None:
     """Say that this daemon guards the run, in place of whoever did."""
-    text = msgspec.json.encode(record) + b"\n"
     for _ in range(5):
         with contextlib.suppress(ObjectMissingError):  # no record was ever written
             run.records.remove(_KEY)
-        try:
-            create_record(run, _KEY, text)
-            return
-        except ObjectExistsError:
-            continue  # another daemon starts at the same moment; either may stand
+        if write_once(run, _KEY, record):
+            return  # else another daemon starts at the same moment; either may stand
 
 
 def read_daemon_record(run: Run) -> DaemonRecord | None:
     """The record, or None if there is none that can be read."""
-    try:
-        return decode_record(read_record(run, _KEY) or b"", DaemonRecord, _KEY)
-    except CouldNotTellError:
-        return None
+    with contextlib.suppress(CouldNotTellError):
+        return read_parsed(run, _KEY, DaemonRecord, _KEY)
+    return None
 
 
 def clear_daemon_record(run: Run, record: DaemonRecord) -> None:

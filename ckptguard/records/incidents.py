@@ -8,19 +8,17 @@ from typing import Any
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.errors import ObjectExistsError
+from ckptguard.records.run import Run, create_record, list_records, read_sound
 from ckptguard.records.who_and_when import utc_moment
 from ckptguard.values.incident import Details, worded
-from ckptguard.values.record_text import decode_record
 
 FOLDER = "incidents"
 _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json")
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """One detected sickness or damage: step, cause, reason, evidence, and what was done. `details` are there where
-    more is known than that."""
+    """One detected sickness or damage: its evidence and what was done; `details` where more is known."""
 
     format: int = 1
     id: str
@@ -63,8 +61,7 @@ def update_incident(
     details: Details | None = None,
     evidence: dict[str, Any] | None = None,
 ) -> Incident:
-    """Record what became of an incident, or more evidence of it; a racing update of the same revision wins, and ours
-    follows it."""
+    """Record what became of an incident, or more evidence; ours follows a racing update of the same revision."""
     while True:
         incident = msgspec.structs.replace(
             incident,
@@ -80,7 +77,7 @@ def update_incident(
             return incident
         except ObjectExistsError:
             newest = read_incident(run, incident.id)
-            incident = newest if newest is not None else incident
+            incident = newest or incident
 
 
 def read_incident(run: Run, incident_id: str) -> Incident | None:
@@ -89,14 +86,8 @@ def read_incident(run: Run, incident_id: str) -> Incident | None:
     return None if revision is None else _read(run, incident_id, revision)
 
 
-def list_incidents(run: Run) -> list[Incident]:
-    """The newest revision of every incident, oldest first; damaged records are passed over."""
-    found = (_read(run, incident_id, revision) for incident_id, revision in sorted(_newest_revisions(run).items()))
-    return [incident for incident in found if incident is not None]
-
-
-def newest_incidents(run: Run, most: int) -> list[Incident]:
-    """The same for the newest ones."""
+def list_incidents(run: Run, *, most: int = 0) -> list[Incident]:
+    """The newest revision of the newest `most` incidents (0: of all), oldest first; damaged records are left out."""
     newest = sorted(_newest_revisions(run).items())[-most:]
     found = (_read(run, incident_id, revision) for incident_id, revision in newest)
     return [incident for incident in found if incident is not None]
@@ -112,11 +103,7 @@ def _newest_revisions(run: Run) -> dict[str, int]:
 
 
 def _read(run: Run, incident_id: str, revision: int) -> Incident | None:
-    text = read_record(run, incident_key(incident_id, revision))
-    try:
-        return decode_record(text or b"", Incident, "an incident")
-    except RecordsError:
-        return None
+    return read_sound(run, incident_key(incident_id, revision), Incident, "an incident")
 
 
 def incident_key(incident_id: str, revision: int) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from typing import ClassVar
 
-import msgspec
-
-from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.records.move_marks import list_marks
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.errors import RecordsError
+from ckptguard.records.move_marks import PlaceMark, list_marks, mark_folder
+from ckptguard.records.run import Run, create_record, list_records, read_record, write_once
 from ckptguard.values.ids import CheckpointId, id_from_record, is_safe_path
 from ckptguard.values.record_text import decode_record
 
@@ -17,31 +16,14 @@ _ASIDE = ".damaged.json"
 _TRIES = 2  # a copy without a mark is removed: one that reads wrong is read again first
 
 
-class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """One protected copy. Its files lie under ``<folder>/<path>``; `how` is "link", "reflink" or "copy".
+class KeptCopy(PlaceMark, frozen=True, kw_only=True):
+    """One protected copy, under ``<folder>/<path>``; `how` is "link", "reflink" or "copy". Its mark is written last."""
 
-    The mark ``<folder>.json`` is written last: files without it are a leftover of a copy that did not finish.
-    """
-
-    format: int = 1
-    series: str
-    step: int | None
-    generation: int
-    path: str
+    top: ClassVar[str] = FOLDER
     how: str
     files: tuple[str, ...]  # relative to the run, as in the manifest
     sources: tuple[tuple[int, int | None, int | None, str | None], ...]  # their size, mtime, inode, etag when copied
     kept_at: str
-
-    @property
-    def id(self) -> CheckpointId:
-        """Which checkpoint it is a copy of."""
-        return CheckpointId(self.series, self.step, self.generation)
-
-    @property
-    def folder(self) -> str:
-        """The folder of this copy in the records."""
-        return kept_folder(self.id)
 
     def key(self, file: str) -> str:
         """The records key of one of its files."""
@@ -55,35 +37,28 @@ class KeptCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 def kept_folder(id: CheckpointId) -> str:
     """Where the kept copy of a generation lies in the records."""
-    return f"{FOLDER}/{id.record_path}"
+    return mark_folder(FOLDER, id)
 
 
 def commit_kept(run: Run, copy: KeptCopy) -> None:
     """Make a copy count, after all of its files are there."""
-    create_record(run, f"{copy.folder}.json", msgspec.json.encode(copy) + b"\n")
+    create_record(run, f"{copy.folder}.json", copy)
 
 
 def read_kept(run: Run, id: CheckpointId) -> KeptCopy | None:
-    """The kept copy of a generation, if there is a whole one. A mark that names another one, or paths that lead
-    elsewhere, is none."""
+    """The whole kept copy of a generation, or None. A mark of another one, or with unsafe paths, is none."""
     return _read(run, id, ".json")
 
 
 def set_aside(run: Run, copy: KeptCopy) -> None:
     """Have a copy with damaged files count no more. Its other files are right, and may be all that is left of them."""
-    try:
-        create_record(run, copy.folder + _ASIDE, msgspec.json.encode(copy) + b"\n")
-    except ObjectExistsError:
-        pass  # killed here before
+    write_once(run, copy.folder + _ASIDE, copy)  # or it was, and the process was killed here
     run.records.remove(copy.folder + ".json")
 
 
 def reinstate_kept(run: Run, copy: KeptCopy) -> None:
     """Have a copy count that was set aside, now that all of its files are right again."""
-    try:
-        commit_kept(run, copy)
-    except ObjectExistsError:
-        pass  # killed here before
+    write_once(run, copy.folder + ".json", copy)  # or it was, and the process was killed here
     run.records.remove(copy.folder + _ASIDE)
 
 
@@ -112,10 +87,6 @@ def _read(run: Run, id: CheckpointId, suffix: str) -> KeptCopy | None:
 
 def list_kept(run: Run) -> list[CheckpointId]:
     """Every generation that has a whole kept copy, or leftovers of one; sorted by name."""
-    found: dict[CheckpointId, None] = {}
-    for folder in list_records(run, FOLDER):
-        for name in list_records(run, f"{FOLDER}/{folder}"):
-            id = id_from_record(folder, name.removesuffix(".json"))
-            if id is not None:
-                found[id] = None
-    return list(found)
+    names = ((folder, name) for folder in list_records(run, FOLDER) for name in list_records(run, f"{FOLDER}/{folder}"))
+    ids = (id_from_record(folder, name.removesuffix(".json")) for folder, name in names)
+    return list(dict.fromkeys(id for id in ids if id is not None))

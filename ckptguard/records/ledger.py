@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
-from ckptguard.errors import ObjectExistsError, RecordsError
-from ckptguard.records.run import Run, create_record, has_content, list_records, read_record, record_names
+from ckptguard.errors import RecordsError
+from ckptguard.records.run import Run, has_content, list_records, read_record, record_names, write_once
 from ckptguard.values.ids import CheckpointId, series_folder, series_from_folder
 from ckptguard.values.record_text import encode_checked
 from ckptguard.values.verdict import Verdict, decode_verdict
@@ -58,10 +58,7 @@ def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str]) -> Verdict 
 
 
 def append_verdict(run: Run, verdict: Verdict) -> str:
-    """Add a verdict with the next number; returns the entry's name.
-
-    A racer that adds one with the same number and another outcome does no harm: the worst counts.
-    """
+    """Add a verdict with the next number; returns the entry's name. Of racers with one number the worst counts."""
     folder = f"{FOLDER}/{series_folder(verdict.series)}"
     own = f"{verdict.id.record_name}."
     names = [name for name in record_names(run, folder) if name.startswith(own)]
@@ -70,8 +67,5 @@ def append_verdict(run: Run, verdict: Verdict) -> str:
     number = current.number + 1 if current else 1
     while (name := verdict_name(Standing(id=verdict.id, number=number, outcome=verdict.outcome))) in names:
         number += 1  # an empty entry has this name: nothing can be written there any more
-    try:
-        create_record(run, f"{folder}/{name}", encode_checked(verdict))
-    except ObjectExistsError:
-        pass  # a racer came to the same outcome under the same number
+    write_once(run, f"{folder}/{name}", encode_checked(verdict))  # or a racer came to the same outcome
     return name

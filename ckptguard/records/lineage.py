@@ -10,11 +10,10 @@ import uuid
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError, RecordsError
+from ckptguard.errors import CouldNotTellError, RecordsError
 from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.run import Run, create_record, list_records, read_record
+from ckptguard.records.run import Run, list_records, read_parsed, write_once
 from ckptguard.storage.redaction import plain_url
-from ckptguard.values.record_text import decode_record
 
 KEY = "lineage.json"
 
@@ -29,8 +28,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_lineage(run: Run) -> Lineage | None:
     """The run's lineage, or None if it has none. RecordsError if it cannot be read."""
-    text = read_record(run, KEY)
-    return None if text is None else decode_record(text, Lineage, "the record of the run's lineage")
+    return read_parsed(run, KEY, Lineage, "the record of the run's lineage")
 
 
 def begin_lineage(run: Run) -> Lineage:
@@ -67,7 +65,4 @@ def another_run(other: Run, lineage: Lineage | None) -> CouldNotTellError:
 
 def join_lineage(run: Run, lineage: Lineage) -> None:
     """Record that a run is of this lineage, unless it has one."""
-    try:
-        create_record(run, KEY, msgspec.json.encode(lineage) + b"\n")
-    except ObjectExistsError:
-        pass
+    write_once(run, KEY, lineage)

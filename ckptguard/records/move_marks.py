@@ -1,4 +1,4 @@
-"""Marks of generations whose files were moved aside, or will be: what was meant, and where its files lie."""
+"""Marks of generations whose files were moved or copied into the records: what was meant, and where its files lie."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ from typing import ClassVar
 
 import msgspec
 
-from ckptguard.errors import ObjectExistsError
-from ckptguard.records.run import Run, create_record, list_records
-from ckptguard.values.ids import (
-    RECORDS_FOLDER,
-    CheckpointId,
-    id_from_record,
-    is_safe_path,
-)
+from ckptguard.records.run import Run, list_records
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, id_from_record, is_safe_path
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation. The mark is written before the move, so that a crash between the two is seen: `signature` tells
-    the files that were meant from others that are saved under the same names."""
+class PlaceMark(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation, and the place where it lay: `path`."""
 
     top: ClassVar[str]  # the folder in the records
     format: int = 1
@@ -26,18 +19,24 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     generation: int
     path: str
-    files: tuple[str, ...]
-    signature: tuple[tuple[str, int, int | None, int | None, str | None], ...]
 
     @property
     def id(self) -> CheckpointId:
-        """Which checkpoint was moved."""
+        """Which checkpoint it is."""
         return CheckpointId(self.series, self.step, self.generation)
 
     @property
     def folder(self) -> str:
         """The folder of its files in the records."""
         return mark_folder(self.top, self.id)
+
+
+class Mark(PlaceMark, frozen=True, kw_only=True):
+    """One generation that is moved. The mark is written before the move, so that a crash between the two is seen:
+    `signature` tells the files that were meant from others that are saved under the same names."""
+
+    files: tuple[str, ...]
+    signature: tuple[tuple[str, int, int | None, int | None, str | None], ...]
 
     def is_of(self, id: CheckpointId) -> bool:
         """Whether it speaks of this generation, and of paths that stay in the run and out of the records."""
@@ -49,15 +48,6 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 def mark_folder(top: str, id: CheckpointId) -> str:
     """Where a generation's files lie under `top`."""
     return f"{top}/{id.record_path}"
-
-
-def write_once(run: Run, key: str, text: bytes = b"\n") -> bool:
-    """Write a mark, or a word about one; False if another process was first."""
-    try:
-        create_record(run, key, text)
-    except ObjectExistsError:
-        return False
-    return True
 
 
 def list_marks(run: Run, top: str, suffix: str = ".json") -> list[CheckpointId]:

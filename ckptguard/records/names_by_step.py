@@ -5,24 +5,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 
 import msgspec
 
-from ckptguard.errors import ObjectMissingError
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.manifests import sealed_id
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
-from ckptguard.records.run import Run
-from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, CheckpointId, parse_id, series_from_folder
+from ckptguard.records.run import Run, record_names
+from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, CheckpointId, series_from_folder
 
 FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
 _COUNTED = tuple(f"{folder}/" for folder in FOLDERS)
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What the names say of one step, by series: its ledger names, and of which generations there are a manifest, a
-    mark of quarantine and one of a kept copy."""
+    """What the names say of one step, by series: ledger names, and generations with a manifest or a mark."""
 
     names: dict[str, list[str]]
     sealed: dict[str, set[CheckpointId]]
@@ -47,18 +47,11 @@ class ListedSteps:
         return len(self._keys)
 
     def below(self, before_step: int | None = None) -> Iterator[StepRecords]:
-        """The steps that have verdicts, highest first; `before_step` is exclusive. Empty entries are not told from
-        others: whoever reads one finds that it does not exist."""
-        end = len(self._keys) if before_step is None else self._first(before_step)
-        while end:
-            begin = end - 1
-            step = _step(self._keys[begin])
-            while begin and _step(self._keys[begin - 1]) == step:
-                begin -= 1
-            found = _of_one_step(self._keys[begin:end])
-            if found.names:
-                yield found
-            end = begin
+        """The steps before `before_step` that have verdicts, highest first. An entry may turn out to be empty."""
+        above = 0 if before_step is None else len(self._keys) - self._first(before_step)
+        steps = groupby(islice(reversed(self._keys), above, None), key=_step)
+        found = (_of_one_step(reversed([*keys])) for _, keys in steps)
+        return (one for one in found if one.names)
 
     def of(self, step: int) -> StepRecords:
         """What they say of one step."""
@@ -73,10 +66,7 @@ class ListedSteps:
 
 def list_steps(run: Run) -> ListedSteps:
     """All names in the records as they are now, by one listing."""
-    try:
-        return ListedSteps(run.records.names())
-    except ObjectMissingError:
-        return ListedSteps(())
+    return ListedSteps(record_names(run, ""))
 
 
 def _step(key: str) -> str:
@@ -93,7 +83,7 @@ def _of_one_step(keys: Iterable[str]) -> StepRecords:
         if top == LEDGER:
             records.names.setdefault(series, []).append(name)
             continue
-        parsed = parse_id(series, name.removesuffix(".json")) if name.endswith(".json") else None
+        parsed = sealed_id(series, name)  # marks are named as manifests are
         if parsed is not None:
             marks[top].setdefault(series, set()).add(parsed)
     return records

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import logging
-from types import TracebackType
 from typing import Self
 
 from msgspec.structs import asdict
 
 from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError
-from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, read_lease, surely_gone, take
-from ckptguard.records.run import Run, list_records
+from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, surely_gone, take
+from ckptguard.records.run import Run, list_records, read_parsed
 from ckptguard.values.ids import CheckpointId, id_from_record, is_temporary
 
 FOLDER = "pins"
@@ -21,8 +20,7 @@ _log = logging.getLogger("ckptguard")
 
 
 class Pin(Lease, frozen=True, kw_only=True):
-    """One reason why a generation must stay. `reason` is `IN_USE`, which ends with its owner, or `PINNED`. The owner is
-    `NOBODY` where the record cannot be read."""
+    """Why a generation must stay: `IN_USE`, until its owner ends, or `PINNED`. `NOBODY` owns what cannot be read."""
 
     series: str
     step: int | None
@@ -57,15 +55,13 @@ def release_pin(run: Run, pin: Pin) -> None:
 
 
 def list_pins(run: Run) -> list[Pin]:
-    """Every pin, whether or not it counts. One that cannot be read holds what its place names: in doubt nothing is
-    removed."""
+    """Every pin, whether or not it counts. One that cannot be read holds what its place names."""
     found = (_read(run, key) for key in list_records(run, FOLDER, recursive=True))
     return [pin for pin in found if pin is not None]
 
 
 def counts(run: Run, pin: Pin) -> bool:
-    """Whether a pin holds its generation: its time has not passed, or, if it is in use, its owner may still live. Where
-    that can be told, no clock is asked, which may be wrong."""
+    """Whether a pin holds: its time has not passed, or, if it is in use, its owner may still live."""
     return not (surely_gone(run, pin) if pin.reason == IN_USE else is_past(run, pin))
 
 
@@ -75,10 +71,7 @@ def pinned_generations(run: Run) -> set[CheckpointId]:
 
 
 class InUse:
-    """What one piece of work reads, pinned from `pin` until the end of the work, however it ends.
-
-    Nothing here raises: what cannot be pinned is said, and read all the same.
-    """
+    """What a piece of work reads, pinned until it ends. Nothing raises: what cannot be pinned is said, and read."""
 
     def __init__(self, run: Run, note: str) -> None:
         self._run, self._note = run, note
@@ -90,40 +83,34 @@ class InUse:
             return
         self._pins[id] = None
         try:
-            pin = pin_checkpoint(self._run, id, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
-            self._pins[id] = pin
+            self._pins[id] = pin_checkpoint(self._run, id, reason=IN_USE, lasts=LONGEST_USE, note=self._note)
         except CkptguardError as error:
             _log.warning("what is read now could not be pinned, others may remove it: %s", error.message)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         pins, self._pins = self._pins, {}
-        for pin in pins.values():
+        for pin in filter(None, pins.values()):
             try:
-                if pin is not None:
-                    release_pin(self._run, pin)
+                release_pin(self._run, pin)
             except CkptguardError as trouble:
                 _log.warning("a pin could not be released, it ends with this process: %s", trouble.message)
 
 
 def _read(run: Run, place: str) -> Pin | None:
     """The pin under a key below the folder; None if it is none, or was released meanwhile."""
-    folder, _, rest = place.partition("/")
-    name, _, file = rest.partition("/")
-    token, dot, kind = file.rpartition(".")
-    id = id_from_record(folder, name)
-    if id is None or (dot, kind) != (".", "json") or "/" in token or is_temporary(file):
+    parts = place.split("/")
+    id = id_from_record(parts[0], parts[1]) if len(parts) == 3 else None
+    if id is None or is_temporary(parts[2]):
         return None
-    note = "this record cannot be read"
+    token, note = parts[2].removesuffix(".json"), "this record cannot be read"
     unreadable = Pin(**asdict(id), token=token, reason=PINNED, owner=NOBODY, since="", note=note)
     if unreadable.key != f"{FOLDER}/{place}":
         return None
     try:
-        pin = read_lease(run, unreadable.key, Pin, "a pin")
+        pin = read_parsed(run, unreadable.key, Pin, "a pin")
     except CouldNotTellError:
         return unreadable
     return pin if pin is None or pin.key == unreadable.key else unreadable

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
-from ckptguard.errors import RecordsError
-from ckptguard.records.move_marks import Mark, list_marks, list_series_marks, mark_folder, write_once
-from ckptguard.records.run import Run, read_record
+from ckptguard.records.move_marks import Mark, list_marks, list_series_marks, mark_folder
+from ckptguard.records.run import Run, read_record, read_sound, write_once
 from ckptguard.values.ids import CheckpointId, series_folder
-from ckptguard.values.record_text import decode_record
 
 FOLDER = "quarantine"
 
@@ -25,7 +21,7 @@ class Quarantined(Mark, frozen=True, kw_only=True):
 
 def mark_quarantined(run: Run, mark: Quarantined) -> bool:
     """Write the mark; False if this generation was marked before."""
-    return write_once(run, mark.folder + ".json", msgspec.json.encode(mark) + b"\n")
+    return write_once(run, mark.folder + ".json", mark)
 
 
 def mark_moved(run: Run, mark: Quarantined) -> None:
@@ -53,9 +49,6 @@ def quarantined_of_series(run: Run, series: str) -> set[CheckpointId]:
 
 def read_quarantined(run: Run, id: CheckpointId) -> Quarantined | None:
     """The mark of a generation, if there is one that can be read and speaks of it, in paths that stay in the run."""
-    text = read_record(run, mark_folder(FOLDER, id) + ".json")
-    try:
-        mark = decode_record(text or b"", Quarantined, "the mark of a quarantined checkpoint")
-    except RecordsError:
-        return None
-    return mark if mark.is_of(id) else None
+    key = mark_folder(FOLDER, id) + ".json"
+    mark = read_sound(run, key, Quarantined, "the mark of a quarantined checkpoint")
+    return mark if mark is not None and mark.is_of(id) else None

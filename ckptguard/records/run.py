@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError, RecordsError, SettingsError
 from ckptguard.storage import Storage, normalise_url, open_storage
 from ckptguard.storage.failures import translated
+from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import RECORDS_FOLDER, escape
 from ckptguard.values.patterns import Pattern
@@ -28,6 +30,7 @@ FORMAT_KEY = "format.json"
 _WHOSE_KEY = "run.json"  # of records that lie elsewhere
 _DEFAULTS = Settings()
 _COUNTED = re.compile(r"checkpoint_\d+")
+_Kind = TypeVar("_Kind")
 _MAX_RECORD = 256 * 1024**2  # a manifest of 100 000 tensors takes some 25 MB
 
 
@@ -55,10 +58,7 @@ class Run(msgspec.Struct, frozen=True):
         return f"{self.records.url.rstrip('/')}/{key}"
 
     def shared(self) -> tuple[Storage, str, str]:
-        """One storage that sees both the run and the records, with the key prefix of each.
-
-        SettingsError where no storage does (a remote run with records elsewhere).
-        """
+        """One storage that sees the run and the records, and the key prefix of each. SettingsError if none does."""
         if self.records_inside:
             return self.storage, "", f"{RECORDS_FOLDER}/"
         if self.storage.root is not None and self.records.root is not None:
@@ -83,17 +83,11 @@ def open_run(
     normal = normalise_url(url)
     opening = functools.partial(open_storage, retries=retries, options=settings.storage)
     storage = opening(normal, must_exist=must_exist)
-    records = settings.records
-    place = normalise_url(records) if records else f"{normal.rstrip('/')}/{RECORDS_FOLDER}"
-    run = Run(
-        url=normal,
-        storage=storage,
-        records=opening(place, must_exist=False),
-        records_inside=not records,
-        patterns=settings.patterns,
-        options=settings.storage,
-    )
-    if run.records_inside and _is_link(storage):
+    inside = not settings.records
+    records = opening(settings.records or f"{normal.rstrip('/')}/{RECORDS_FOLDER}", must_exist=False)
+    run = Run(normal, storage, records, inside, patterns=settings.patterns, options=settings.storage)
+    folder = find_entry(storage, RECORDS_FOLDER) if inside else None
+    if folder is not None and folder.kind == "link":
         raise RecordsError(f"{RECORDS_FOLDER} in {run.url} is a link; records are never written through links")
     _check_format(run)
     _refuse_anothers_records(run)
@@ -114,12 +108,12 @@ def begin_run(url: str | os.PathLike[str], settings: Settings = _DEFAULTS) -> Ru
 
 
 def _refuse_anothers_records(run: Run) -> None:
-    """Records that lie elsewhere are those of one run: with two, the verdict on a checkpoint of one would be taken for
-    that on its namesake in the other. A local run that is no longer where it was has been moved."""
-    text = None if run.records_inside else read_record(run, _WHOSE_KEY)
-    if text is None:
+    """With two runs in one place, the verdict on a checkpoint of one would be taken for that on its namesake in the
+    other. A local run that is no longer where it was has been moved."""
+    if run.records_inside:
         return
-    stated = decode_record(text, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}").get("run")
+    found = read_parsed(run, _WHOSE_KEY, dict[str, Any], f"{_WHOSE_KEY} of {run.records.url}")
+    stated = None if found is None else found.get("run")
     if not isinstance(stated, str) or stated == plain_url(run.url):
         return
     root = run.storage.root if "://" not in stated else None
@@ -132,8 +126,7 @@ def _refuse_anothers_records(run: Run) -> None:
 
 
 def _refuse_counted_folder(run: Run) -> None:
-    """Accelerate's automatic naming takes the last number out of every name in ``checkpoints/``: a folder of ours
-    there would be an IndexError in its next save."""
+    """Accelerate takes a number out of every name in ``checkpoints/``: ours would be an IndexError there."""
     if not run.records_inside or run.url.rstrip("/").rpartition("/")[2] != "checkpoints":
         return
     try:
@@ -145,13 +138,6 @@ def _refuse_counted_folder(run: Run) -> None:
             f"Accelerate counts its checkpoints by every name in {run.url}, so no records can lie there",
             hint="name the folder above it as the run, or put the records elsewhere (records = URL)",
         )
-
-
-def _is_link(storage: Storage) -> bool:
-    try:
-        return storage.stat(RECORDS_FOLDER).kind == "link"
-    except ObjectMissingError:
-        return False
 
 
 def has_records(run: Run) -> bool:
@@ -170,15 +156,41 @@ def read_record(run: Run, key: str) -> bytes | None:
         return None
 
 
-def create_record(run: Run, key: str, value: bytes) -> None:
-    """Write a record that must not exist yet, durably: ObjectExistsError if it does."""
+def read_parsed(run: Run, key: str, kind: type[_Kind], what: str) -> _Kind | None:
+    """The value of a record; None if there is none. RecordsError, naming `what`, if it cannot be parsed."""
+    text = read_record(run, key)
+    return None if text is None else decode_record(text, kind, what)
+
+
+def read_sound(run: Run, key: str, kind: type[_Kind], what: str) -> _Kind | None:
+    """The value of a record; None if there is none that can be parsed."""
+    with contextlib.suppress(RecordsError):
+        return read_parsed(run, key, kind, what)
+    return None
+
+
+def create_record(run: Run, key: str, value: object) -> None:
+    """Write a record that must not exist yet, durably: ObjectExistsError if it does. What is no text becomes JSON."""
     _ensure_format(run)
-    run.records.create(key, value)
+    run.records.create(key, value if isinstance(value, bytes) else as_line(value))
+
+
+def write_once(run: Run, key: str, value: object = b"\n") -> bool:
+    """Write a record; False if there is one, such as that of a process that was first."""
+    try:
+        create_record(run, key, value)
+    except ObjectExistsError:
+        return False
+    return True
+
+
+def as_line(value: object) -> bytes:
+    """A value as JSON on one line."""
+    return msgspec.json.encode(value) + b"\n"
 
 
 def list_records(run: Run, folder: str, *, recursive: bool = False, with_content: bool = False) -> list[str]:
-    """Keys of the records in a folder, relative to it; none where there is no such folder. `with_content` leaves out
-    empty files, which only a broken write leaves."""
+    """Keys of the records in a folder, relative to it. `with_content` leaves out empty files: broken writes."""
     try:
         entries = run.records.list(folder, recursive=recursive)
     except ObjectMissingError:
@@ -188,8 +200,7 @@ def list_records(run: Run, folder: str, *, recursive: bool = False, with_content
 
 
 def record_names(run: Run, folder: str) -> list[str]:
-    """Names of all records below a folder, relative to it, by one listing of names; none where there is no such folder.
-    Whether one is empty is not known."""
+    """Names of all records below a folder, relative to it, by one listing of names. Some may be empty."""
     try:
         return [key.removeprefix(folder + "/") for key in run.records.names(folder)]
     except ObjectMissingError:
@@ -198,20 +209,18 @@ def record_names(run: Run, folder: str) -> list[str]:
 
 def has_content(run: Run, key: str) -> bool:
     """Whether a record is there and not empty: only a broken write leaves empty ones."""
-    try:
-        entry = run.records.stat(key)
-    except ObjectMissingError:
-        return False
-    return entry.kind == "file" and entry.size > 0
+    entry = find_entry(run.records, key)
+    return entry is not None and entry.kind == "file" and entry.size > 0
 
 
 def _check_format(run: Run) -> None:
-    text = read_record(run, FORMAT_KEY)
-    if text is None:
+    what = f"{FORMAT_KEY} of the records of {run.url}"
+    found = read_parsed(run, FORMAT_KEY, dict[str, int], what)
+    if found is None:
         return
-    stated = decode_record(text, dict[str, int], f"{FORMAT_KEY} of the records of {run.url}").get("format")
+    stated = found.get("format")
     if stated is None:
-        raise RecordsError(f"{FORMAT_KEY} of the records of {run.url} states no format")
+        raise RecordsError(f"{what} states no format")
     if stated > RECORDS_FORMAT:
         raise RecordsError(
             f"the records of {run.url} have format {stated}; this version knows up to {RECORDS_FORMAT}",
@@ -220,19 +229,15 @@ def _check_format(run: Run) -> None:
 
 
 def _ensure_format(run: Run) -> None:
-    try:
-        run.records.stat(FORMAT_KEY)
-    except ObjectMissingError:
+    if find_entry(run.records, FORMAT_KEY) is None:
         _create_format(run)
     _refuse_anothers_records(run)  # another run may have begun them since this one was opened
 
 
 def _create_format(run: Run) -> None:
-    first = [(".gitignore", b"*\n"), (FORMAT_KEY, msgspec.json.encode({"format": RECORDS_FORMAT}) + b"\n")]
+    first = [(".gitignore", b"*\n"), (FORMAT_KEY, as_line({"format": RECORDS_FORMAT}))]
     if not run.records_inside:
-        first.insert(0, (_WHOSE_KEY, msgspec.json.encode({"format": 1, "run": plain_url(run.url)}) + b"\n"))
+        first.insert(0, (_WHOSE_KEY, as_line({"format": 1, "run": plain_url(run.url)})))
     for key, value in first:
-        try:
+        with contextlib.suppress(ObjectExistsError):  # another process was first: equal bytes
             run.records.create(key, value)
-        except ObjectExistsError:
-            pass  # another process was first: equal bytes

@@ -8,8 +8,8 @@ import re
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError
-from ckptguard.records.run import Run, create_record, list_records
+from ckptguard.errors import CouldNotTellError
+from ckptguard.records.run import Run, list_records, write_once
 from ckptguard.values.ids import CheckpointId, id_from_record
 
 FOLDER = "scrubs"
@@ -56,8 +56,7 @@ def read_scrubs(run: Run) -> list[Scrub]:
 
 
 def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
-    """Of each place the one that counts: the latest beginning, then the most files. What claims to have begun in the
-    future says nothing."""
+    """Of each place the one that counts: the latest beginning that is not in the future, then the most files."""
     newest: dict[Where, Scrub] = {}
     for scrub in scrubs:
         known = newest.get(scrub.where)
@@ -68,9 +67,7 @@ def newest_scrubs(scrubs: list[Scrub], now: float) -> dict[Where, Scrub]:
 
 def record_scrub(run: Run, scrub: Scrub, *, digests: tuple[str, ...], before: list[Scrub]) -> None:
     """Record a reading in place of those of the same place that are known; killed between, both are there."""
-    text = msgspec.json.encode({"format": 1, "digests": digests}) + b"\n"
-    with contextlib.suppress(ObjectExistsError):  # two at once read the same
-        create_record(run, scrub.key, text)
+    write_once(run, scrub.key, {"format": 1, "digests": digests})  # two at once read the same
     forget_scrubs(run, [old for old in before if old.where == scrub.where and old.key != scrub.key])
     before[:] = [old for old in before if old.where != scrub.where] + [scrub]
 
@@ -92,11 +89,5 @@ def _parsed(key: str) -> Scrub | None:
         began = datetime.datetime.strptime(match["began"], _TIME).replace(tzinfo=datetime.UTC).timestamp()
     except ValueError:
         return None
-    scrub = Scrub(
-        id=id,
-        place=match["place"],
-        began=began,
-        done=int(match["done"]),
-        files=int(match["files"]),
-    )
+    scrub = Scrub(id=id, place=match["place"], began=began, done=int(match["done"]), files=int(match["files"]))
     return scrub if scrub.key == f"{FOLDER}/{key}" else None

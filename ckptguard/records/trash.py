@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
-from ckptguard.errors import ObjectMissingError, RecordsError
-from ckptguard.records.move_marks import Mark, list_marks, mark_folder, write_once
-from ckptguard.records.run import Run, list_records, read_record
+from ckptguard.errors import RecordsError
+from ckptguard.records.move_marks import Mark, list_marks, mark_folder
+from ckptguard.records.run import Run, list_records, read_parsed, write_once
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId, id_from_record
-from ckptguard.values.record_text import decode_record
 
 FOLDER = "trash"
 MOVED, MARKED = "moved", "marked"
 
 
 class Trashed(Mark, frozen=True, kw_only=True):
-    """One generation that was removed. `how`: "moved", its files lie under ``<folder>/<path>``; or "marked", they lie
-    in place until the time of grace is over. `host`, `boot_id` and `uptime` (seconds since the machine's start) say
-    when, beside the clock.
-    """
+    """One generation that was removed: "moved", its files lie under ``<folder>/<path>``, or "marked", in place until
+    the time of grace is over. `host`, `boot_id` and `uptime` say when, beside the clock."""
 
     top: ClassVar[str] = FOLDER
     how: str
@@ -38,7 +34,7 @@ def trash_folder(id: CheckpointId) -> str:
 
 def mark_trashed(run: Run, mark: Trashed) -> bool:
     """Write the mark; False if this generation has one: another process is removing it."""
-    return write_once(run, mark.folder + ".json", msgspec.json.encode(mark) + b"\n")
+    return write_once(run, mark.folder + ".json", mark)
 
 
 def mark_taken(run: Run, mark: Trashed) -> None:
@@ -48,10 +44,8 @@ def mark_taken(run: Run, mark: Trashed) -> None:
 
 def is_taken(run: Run, mark: Trashed) -> bool:
     """Whether its place counts no more."""
-    try:
-        return run.records.stat(mark.folder + ".taken").kind == "file"
-    except ObjectMissingError:
-        return False
+    found = find_entry(run.records, mark.folder + ".taken")
+    return found is not None and found.kind == "file"
 
 
 def unmark_taken(run: Run, mark: Trashed) -> None:
@@ -60,8 +54,7 @@ def unmark_taken(run: Run, mark: Trashed) -> None:
 
 
 def forget_trashed(run: Run, mark: Trashed) -> None:
-    """Remove a generation from the trash, its mark first: killed before the end, it leaves files that nobody takes
-    for a checkpoint, and that `remove_unmarked` removes."""
+    """Remove a generation from the trash, its mark first: `remove_unmarked` finishes what is killed in between."""
     run.records.remove(mark.folder + ".json")
     unmark_taken(run, mark)
     run.records.remove(mark.folder)
@@ -89,13 +82,9 @@ def read_trash(run: Run) -> list[Trashed]:
 
 
 def read_trashed(run: Run, id: CheckpointId) -> Trashed | None:
-    """The mark of a generation, or None. RecordsError if it cannot be read, or speaks of another one or of paths that
-    lead elsewhere."""
-    text = read_record(run, trash_folder(id) + ".json")
-    if text is None:
-        return None
+    """The mark of a generation, or None. RecordsError if it cannot be read, or leads elsewhere."""
     what = f"the trash mark of {id} of {id.series}"
-    mark = decode_record(text, Trashed, what)
-    if mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(id):
+    mark = read_parsed(run, trash_folder(id) + ".json", Trashed, what)
+    if mark is not None and (mark.how not in (MOVED, MARKED) or mark.path == "." or not mark.is_of(id)):
         raise RecordsError(f"{what} is damaged")
     return mark

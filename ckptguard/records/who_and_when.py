@@ -18,16 +18,12 @@ from collections.abc import Collection
 
 import msgspec
 
-from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
-from ckptguard.records.run import Run, create_record, list_records, read_record
-from ckptguard.storage import Storage
-from ckptguard.values.record_text import decode_record
+from ckptguard.errors import CouldNotTellError, StorageError
+from ckptguard.records.run import Run, list_records, read_parsed, write_once
+from ckptguard.storage.protocol import Storage, find_entry
 
 SIGHTINGS = "seen"  # the folder of what this machine saw first, and when
 _FORM = "%Y-%m-%dT%H:%M:%SZ"
-
-
-# Who.
 
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,8 +60,7 @@ def is_here(owner: Owner) -> bool:
 
 
 def has_ended(owner: Owner) -> bool:
-    """Whether the process is known to be gone. False where that cannot be told: it ran on another machine, in another
-    container, or before a restart."""
+    """Whether the process is known to be gone. False where that cannot be told: it is not `is_here`."""
     if not is_here(owner):
         return False
     try:
@@ -95,9 +90,6 @@ def _state(pid: int) -> tuple[str, str]:
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
 
-# When.
-
-
 def utc_now() -> str:
     """The time now, ISO 8601, UTC, to the second."""
     return utc_moment()[0]
@@ -124,20 +116,15 @@ def seconds_of(text: str) -> float | None:
 
 
 def storage_time(storage: Storage) -> int | None:
-    """The time in ns that the storage gives to an object that is created now, for clocks of two machines cannot be
-    compared; None where it gives none. StorageError."""
+    """The time in ns that the storage gives to an object created now, if it gives one. StorageError."""
     key = f".tmp-now-{uuid.uuid4().hex}"
     storage.create(key, b"")
     try:
-        return storage.stat(key).mtime_ns
-    except ObjectMissingError:
-        return None
+        found = find_entry(storage, key)
+        return None if found is None else found.mtime_ns
     finally:
         with contextlib.suppress(StorageError):
             storage.remove(key)
-
-
-# For how long.
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,8 +144,8 @@ def this_moment() -> Moment:
 
 def surely_passed(before: Moment, now: Moment) -> float:
     """Seconds that have passed at least: on the same start of the same machine by its own clock, which nobody sets.
-    Between two machines, or two starts of one, none are sure: see `passed_since`. Where a system does not tell its
-    starts apart it is by the wall clock, and no more than since the last start."""
+    Between two machines, or two starts, none are sure: see `passed_since`. Where starts cannot be told apart it is by
+    the wall clock, and no more than since the last start."""
     if before.boot_id or now.boot_id:
         return max(0.0, now.uptime - before.uptime) if before.boot_id == now.boot_id else 0.0
     return max(0.0, min(now.wall - before.wall, now.uptime)) if before.host == now.host else 0.0
@@ -171,14 +158,13 @@ def stated_moment(since: str, host: str, boot_id: str, uptime: float) -> Moment:
 
 
 def passed_since(run: Run, key: str, wrote: Moment) -> float:
-    """Seconds that have passed for sure since a record was written, at the moment that it states: by the clock of the
-    machine that wrote it, or by this one's since it saw the record first."""
+    """Seconds that have passed for sure since a record was written, at the moment that it states. They are by the clock
+    of the machine that wrote it, or by this one's since it saw the record first."""
     return max(surely_passed(wrote, this_moment()), seen_for(run, key) or 0.0)
 
 
 def _uptime() -> float:
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # it goes on while the machine sleeps
-    return time.clock_gettime(clock)
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # it goes on in sleep
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,16 +185,14 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seen_for(run: Run, what: str, *, note: bool = False) -> float | None:
-    """For how many seconds this machine has known of it for sure; None if it has not noted it, which it does now with
-    `note`."""
+    """For how many seconds this machine has known of it for sure; None if it has not noted it; `note` notes it now."""
     now = this_moment()
     here = Sighting(what=what, host=now.host, boot_id=now.boot_id, uptime=now.uptime, since=utc_text(now.wall))
     before = _sighting(run, here.key)
     if before is not None:
         return surely_passed(stated_moment(before.since, now.host, now.boot_id, before.uptime), now)
     if note:
-        with contextlib.suppress(ObjectExistsError):
-            create_record(run, here.key, msgspec.json.encode(here) + b"\n")
+        write_once(run, here.key, here)
         return 0.0
     return None
 
@@ -223,7 +207,6 @@ def forget_sightings(run: Run, keep: Collection[str]) -> None:
 
 
 def _sighting(run: Run, key: str) -> Sighting | None:
-    try:
-        return decode_record(read_record(run, key) or b"", Sighting, "what was seen here")
-    except CouldNotTellError:
-        return None
+    with contextlib.suppress(CouldNotTellError):
+        return read_parsed(run, key, Sighting, "what was seen here")
+    return None

@@ -45,23 +45,10 @@ class ReadablePlace(msgspec.Struct, frozen=True, kw_only=True):
         """The checkpoint, as people are told of it."""
         return _name(self.id, self.view.run.url)
 
-    @property
-    def is_in_place(self) -> bool:
-        """Whether these are the files that training sees."""
-        return self.where == IN_PLACE
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether these are the files of the kept copy."""
-        return self.where == KEPT
-
 
 class Restorable:
-    """What may be restored of a run: its known-good checkpoints, or what there is of one step; newest first.
-
-    A checkpoint's places in replicas come after those in the run; replicas are opened only when they are needed. What
-    is offered stays pinned until `held` ends.
-    """
+    """What may be restored of a run: its known-good checkpoints, or what there is of one step; newest first, the run's
+    own places before replicas, which are opened only when needed. What is offered stays pinned until `held` ends."""
 
     def __init__(self, view: RunView, step: int | None, *, force: bool, work: Work, held: contextlib.ExitStack) -> None:
         self._view, self._step, self._work, self._held = view, step, work, held
@@ -71,8 +58,10 @@ class Restorable:
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
         """The newest checkpoint that is not refused."""
         own = self._own.best(refused)
-        if own is not None and not refused and (self._step is not None or self._is_newest(own)):
-            return own
+        if own is not None and not refused:
+            no_newer = self._step is not None or not self._view.settings.replicas
+            if no_newer or has_newest(self._view.history, own):
+                return own
         found = [own, *(replica.best(refused) for replica in self._replicas())]
         return max((id for id in found if id is not None), key=lambda id: id.order, default=None)
 
@@ -98,9 +87,6 @@ class Restorable:
             hint="restore another step, or use --force for the damaged bytes",
         )
 
-    def _is_newest(self, id: CheckpointId) -> bool:
-        return not self._view.settings.replicas or has_newest(self._view.history, id)
-
     def _replicas(self) -> list[_ReplicaPlaces]:
         if self._opened is None:
             replicas = open_replicas(self._view)
@@ -122,48 +108,37 @@ class _Places:
     def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
         """The newest one that may be restored from here."""
         try:
-            for id in self._ids(refused):
-                if self._counts(id):
-                    return id
+            return next((id for id in self._ids(refused) if self._outcome(id) is not None), None)
         except _NONE_HERE as error:
             self.failed = error
-        return None
+            return None
 
     def places(self, id: CheckpointId) -> Iterator[tuple[Choice, ReadablePlace]]:
         """Where it lies here."""
+        view = self._view
         outcome = self._outcome(id) if self.failed is None else None
         if outcome is None:
             return
         self._in_use.pin(id)
-        self._view.refresh(id.series)  # what moved it before it was pinned moves it no more
-        manifest = self._view.history.manifest(id)
+        view.refresh(id.series)  # what moved it before it was pinned moves it no more
+        manifest = view.history.manifest(id)
         if manifest is None:
             return
         for where, storage, prefix in self._lies(id, manifest):
             choice = Choice(id=id, place=where, source=self._source)
             place = ReadablePlace(
-                view=self._view,
-                id=id,
-                manifest=manifest,
-                outcome=outcome,
-                where=where,
-                storage=storage,
-                prefix=prefix,
+                view=view, id=id, manifest=manifest, outcome=outcome, where=where, storage=storage, prefix=prefix
             )
             yield choice, place
 
     def _ids(self, refused: frozenset[CheckpointId]) -> Iterator[CheckpointId]:
-        """What may be restored, newest first: without a step every known-good checkpoint, for the newest may have been
-        damaged since its verdict."""
+        """What may be restored, newest first: without a step all that is known-good: the newest may be damaged."""
         if self._step is not None:
             yield from (id for id in self._named() if id not in refused)
             return
         for candidate in known_good_candidates(self._view, Wanted(exclude=refused)):
             self._outcomes[candidate.id] = Outcome.GOOD
             yield candidate.id
-
-    def _counts(self, id: CheckpointId) -> bool:
-        return self._outcome(id) is not None
 
     def _outcome(self, id: CheckpointId) -> Outcome | None:
         if id not in self._outcomes:
@@ -189,16 +164,12 @@ class _Places:
                 if id is None or view.history.verdict(id) is None:
                     verify_checkpoint(view, checkpoint, work=Work(scanner=self._work.scanner))
         history = view.history
-        found = []
-        for series in history.names:
-            for id in history.standings(series):
-                verdict = history.verdict(id) if id.step == step else None
-                if verdict is not None:
-                    found.append((verdict.outcome is Outcome.GOOD, id.generation, id, verdict))
-        for _, _, id, verdict in sorted(found, key=lambda one: one[:2], reverse=True):
+        ids = (id for series in history.names for id in history.standings(series) if id.step == step)
+        found = [(verdict.outcome is Outcome.GOOD, id, verdict) for id in ids if (verdict := history.verdict(id))]
+        for good, id, verdict in sorted(found, key=lambda one: (one[0], one[1].generation), reverse=True):
             if history.manifest(id) is None:
                 continue
-            if verdict.outcome is not Outcome.GOOD and not self._force:
+            if not good and not self._force:
                 reason = verdict.findings[0].message if verdict.findings else "its verdict says so"
                 raise RefusedError(
                     f"{id} of {id.series} is {verdict.outcome.value}: {reason}",

@@ -6,12 +6,16 @@ import contextlib
 import logging
 import os
 import shutil
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
+from ckptguard.decisions.candidates import IN_PLACE, KEPT
 from ckptguard.errors import (
     ChangedWhileReadError,
     CkptguardError,
@@ -23,14 +27,15 @@ from ckptguard.errors import (
 )
 from ckptguard.layouts import tops
 from ckptguard.records.run import Run
-from ckptguard.recover.fetch_files import fetch_files
 from ckptguard.recover.restorable import ReadablePlace, Restorable
-from ckptguard.runs.candidates import Taken, first_of
+from ckptguard.runs.find_known_good import Taken, first_of
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
-from ckptguard.storage import open_storage
+from ckptguard.storage import Reader, Storage, open_storage
+from ckptguard.storage.failures import FULL
+from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
@@ -38,11 +43,12 @@ from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import copy_differs
 
 _log = logging.getLogger("ckptguard")
+_BLOCK = 4 << 20  # from a local disk, where one reader is enough
+_FILES_AT_ONCE = 3  # while one is opened or put on the disk, others come
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """A restored checkpoint. `path` is absolute; `kept`: it came from the kept copy; `source` is the URL of the run or
-    replica that it came from."""
+    """A restored checkpoint. `path` is absolute; `kept`: of the kept copy; `source`: the URL of the run or replica."""
 
     path: str
     id: CheckpointId
@@ -81,9 +87,7 @@ def restore(view: RunView, dest: str, *, step: int | None = None, force: bool = 
         raise SettingsError("DEST must be a local folder")
     dest = os.path.abspath(os.path.expanduser(dest))
     root = view.run.storage.root
-    if root is not None and os.path.commonpath([os.path.realpath(dest), os.path.realpath(root)]) == os.path.realpath(
-        root
-    ):
+    if root is not None and Path(os.path.realpath(dest)).is_relative_to(os.path.realpath(root)):
         raise SettingsError(f"{dest} lies inside the run", hint="restore elsewhere, or use ckptguard rollback")
     _refuse_unless_empty(dest)
     with contextlib.ExitStack() as held:
@@ -131,21 +135,16 @@ class _Restoring:
                 wrong = copy_differs(open_storage(temporary), "", place.manifest, scanner=self.work.scanner)
                 if wrong is not None and not self.force:
                     return wrong
-                return Restored(
-                    path=_publish(temporary, self.dest, place.manifest, place.view.run),
-                    id=place.id,
-                    bytes=place.manifest.bytes,
-                    kept=place.is_kept,
-                    outcome=place.outcome,
-                    source=place.view.run.url,
-                )
+                run, size, kept = place.view.run, place.manifest.bytes, place.where == KEPT
+                path = _publish(temporary, self.dest, place.manifest, run)
+            return Restored(path=path, id=place.id, bytes=size, kept=kept, outcome=place.outcome, source=run.url)
         except (ObjectMissingError, ChangedWhileReadError) as error:
             return error.message
 
     def _note(self, place: ReadablePlace, wrong: str) -> None:
         """What lies in place was not what was sealed: it is read once more, and gets its verdict."""
         self._failed = (place.name, wrong)
-        if place.is_in_place:
+        if place.where == IN_PLACE:
             with contextlib.suppress(CouldNotTellError):
                 checkpoint = place.view.look_again(place.manifest.path)
                 if checkpoint is not None:
@@ -199,25 +198,101 @@ def _copy(place: ReadablePlace, temporary: str, progress: Progress | None) -> No
 
 def _publish(temporary: str, dest: str, manifest: Manifest, run: Run) -> str:
     """Give the copied checkpoint its own name in DEST. Model files of a run's root get the run's name."""
-    if manifest.path == ".":
-        final = os.path.join(dest, run.url.rstrip("/").rpartition("/")[2] or "final")
-        inner = os.path.join(temporary, ".")
-    else:
-        final = os.path.join(dest, manifest.path.rpartition("/")[2])
-        inner = os.path.join(temporary, *manifest.path.split("/"))
+    at_root = manifest.path == "."
+    name = (run.url.rstrip("/").rpartition("/")[2] or "final") if at_root else manifest.path.rpartition("/")[2]
+    final = os.path.join(dest, name)
     if os.path.lexists(final):
         raise SettingsError(f"{final} appeared meanwhile")
-    for key in tops(manifest.path, [f.path for f in manifest.files])[1:] if manifest.path != "." else ():
-        os.rename(os.path.join(temporary, *key.split("/")), os.path.join(dest, key.rpartition("/")[2]))
-    if manifest.path == ".":
+    if at_root:
         os.makedirs(final)
-        for name in os.listdir(inner):
-            os.rename(os.path.join(inner, name), os.path.join(final, name))
+        for name in os.listdir(temporary):
+            os.rename(os.path.join(temporary, name), os.path.join(final, name))
     else:
-        os.rename(inner, final)
+        first, *beside = tops(manifest.path, [f.path for f in manifest.files])
+        for key in (*beside, first):
+            os.rename(os.path.join(temporary, *key.split("/")), os.path.join(dest, key.rpartition("/")[2]))
     handle = os.open(dest, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
     return final
+
+
+def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Progress | None = None) -> None:
+    """Copy objects to local paths (key, path) that must not exist yet; their folders are made. All are on the disk
+    afterwards. Where one cannot be fetched the others are given up, and parts of them are left behind. From elsewhere
+    they come in chunks, several at once, each written where it belongs: a bounded number of bytes is in memory.
+    StorageFullError and DeniedError name the local path. `progress` is called by several threads."""
+    if storage.root is not None:
+        chunks = _Chunks(progress)
+        for key, target in files:
+            _fetch(storage, key, target, chunks)
+        return
+    with (
+        ThreadPoolExecutor(IN_FLIGHT, "ckptguard-fetch") as requests,
+        ThreadPoolExecutor(_FILES_AT_ONCE, "ckptguard-fetch-file") as threads,
+    ):
+        chunks = _Chunks(progress, requests)
+        try:
+            fetching = [threads.submit(_fetch, storage, key, target, chunks) for key, target in files]
+            wait(fetching, return_when=FIRST_EXCEPTION)
+        finally:
+            chunks.given_up.set()
+            threads.shutdown(cancel_futures=True)
+    for one in fetching:
+        if not one.cancelled():
+            one.result()
+
+
+class _Chunks:
+    """Copies the bytes of files piece by piece, in the threads of `requests` if there are any."""
+
+    def __init__(self, progress: Progress | None, requests: Executor | None = None) -> None:
+        self.given_up = threading.Event()
+        self._progress, self._requests = progress, requests
+        self._length = _BLOCK if requests is None else CHUNK
+
+    def copy(self, reader: Reader, descriptor: int) -> None:
+        begins = range(0, reader.entry.size, self._length)
+        if self._requests is None:
+            for begin in begins:
+                self._piece(reader, descriptor, begin)
+            return
+        pieces = [self._requests.submit(self._piece, reader, descriptor, begin) for begin in begins]
+        if wait(pieces, return_when=FIRST_EXCEPTION).not_done:
+            self.given_up.set()
+            wait(pieces)  # nobody may read or write on after the files are closed
+        for piece in pieces:
+            piece.result()
+
+    def _piece(self, reader: Reader, descriptor: int, begin: int) -> None:
+        if self.given_up.is_set():
+            return
+        data = reader.read(begin, min(self._length, reader.entry.size - begin))
+        left, position = memoryview(data), begin
+        while left:
+            written = os.pwrite(descriptor, left, position)
+            left, position = left[written:], position + written
+            if self._progress is not None:
+                self._progress(written)
+        # Have Linux write these bytes from now on, so that the fsync at the end has little to wait for: to it, pages
+        # that are not needed any more are pages to write. They stay in memory until they are written.
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # only a hint
+                os.posix_fadvise(descriptor, begin, len(data), os.POSIX_FADV_DONTNEED)
+
+
+def _fetch(storage: Storage, key: str, target: str, chunks: _Chunks) -> None:
+    if chunks.given_up.is_set():
+        return
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with storage.open(key) as reader, open(target, "xb", buffering=0) as out:
+            chunks.copy(reader, out.fileno())
+            if not chunks.given_up.is_set():
+                os.fsync(out.fileno())
+    except OSError as error:
+        if error.errno in FULL:
+            raise StorageFullError(f"no space left for {target}", key=target) from error
+        raise DeniedError(f"{target} cannot be written: {error.strerror}", key=target) from error

@@ -9,23 +9,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import choose_known_good
-from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError
+from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, SettingsError
 from ckptguard.keep.copies import put_aside
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.layouts import LAYOUTS, Checkpoint, tops
+from ckptguard.records.kept import KeptCopy, list_kept, read_kept
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run
-from ckptguard.recover.rewrite_pointers import point_back
-from ckptguard.runs.candidates import first_whole
-from ckptguard.runs.find_known_good import ANY, Candidate, KnownGood, Wanted, known_good_candidates, newest_candidate
+from ckptguard.runs.find_known_good import (
+    ANY,
+    Candidate,
+    KnownGood,
+    Wanted,
+    first_whole,
+    known_good_candidates,
+    newest_candidate,
+)
 from ckptguard.runs.lock import run_lock
+from ckptguard.runs.pointers import point_back
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
-from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import copy_differs, unfinished_because
@@ -34,12 +43,10 @@ from ckptguard.verify.seal import seal_written
 
 @dataclass(frozen=True, kw_only=True)
 class GoBack:
-    """How far to go back, and with what care.
-
-    To the newest known-good checkpoint before `before_step`, or to `to_id` alone, in one `series` or any. `dry_run`
-    changes nothing. `check_writing` refuses while training writes, which `force` overrides. Without `read_back` what
-    lies in place is taken at its verdict: for a caller that reads it next, and compares every byte with the manifest.
-    """
+    """How far to go back, and with what care: to the newest known-good checkpoint before `before_step`, or to `to_id`
+    alone, in one `series` or any. `dry_run` changes nothing. `check_writing` refuses while training writes, which
+    `force` overrides. Without `read_back` what lies in place is taken at its verdict: for a caller that compares its
+    bytes next."""
 
     reason: str
     before_step: int | None = None
@@ -87,7 +94,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         view.forget()  # another process may have held the lock until now
         if back.check_writing and not back.force:
             _refuse_while_writing(view)
-        before = msgspec.structs.replace(back.wanted, only=None)
+        before = replace(back.wanted, only=None)
         unverified = verify_pending(view, before, dry_run=back.dry_run or back.to_id is not None, work=work)
         chosen = _choose(view, back, in_use, work)
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
@@ -108,20 +115,13 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
             if not chosen.in_place:
                 answer = _arrived(view, chosen, work)
                 in_use.pin(answer.id)
-        return RolledBack(
-            known_good=answer,
-            quarantined=tuple(c.path for c in newer),
-            put_back=not chosen.in_place,
-            dry_run=back.dry_run,
-            unverified=tuple(unverified),
-        )
+        gone, left, put_back = tuple(c.path for c in newer), tuple(unverified), not chosen.in_place
+        return RolledBack(known_good=answer, quarantined=gone, put_back=put_back, dry_run=back.dry_run, unverified=left)
 
 
 def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
-    """Verify checkpoints that have no verdict and are newer than the known-good one, newest first, until one is GOOD.
-
-    Returns the paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes.
-    """
+    """Verify checkpoints without a verdict, newer than the known-good one, newest first, until one is GOOD. Returns the
+    paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes."""
     known = newest_candidate(view, wanted)
     floor = (known.id.step or 0) if known else -1
     left = []
@@ -157,10 +157,10 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
     def verify_older(refused: frozenset[CheckpointId]) -> None:
         # Older ones were left unverified because of what was refused now.
         if back.to_id is None and not back.dry_run:
-            verify_pending(view, msgspec.structs.replace(back.wanted, exclude=refused), work=work)
+            verify_pending(view, replace(back.wanted, exclude=refused), work=work)
 
     try:
-        return first_whole(view, attempt, back.wanted, when_refused=verify_older).candidate
+        return first_whole(view, attempt, back.wanted, when_refused=verify_older).offered
     except NoKnownGoodError as error:
         if back.to_id is None:
             raise
@@ -192,14 +192,9 @@ def _wrong_in_copy(view: RunView, candidate: Candidate, back: GoBack, work: Work
 
 def _newer(view: RunView, chosen: Candidate) -> list[Checkpoint]:
     """What must go: higher steps of the series, and whatever else lies where the known-good belongs."""
-    step = chosen.id.step or 0
-    newer = []
-    for checkpoint in view.checkpoints:
-        if checkpoint.series != chosen.id.series:
-            continue
-        in_the_way = checkpoint.path == chosen.manifest.path and not chosen.in_place
-        if (checkpoint.step is not None and checkpoint.step > step) or in_the_way:
-            newer.append(checkpoint)
+    in_the_way = None if chosen.in_place else chosen.manifest.path
+    own = [c for c in view.checkpoints if c.series == chosen.id.series]
+    newer = [c for c in own if (c.step or 0) > (chosen.id.step or 0) or c.path == in_the_way]
     return sorted(newer, key=lambda c: -(c.step or 0))
 
 
@@ -218,8 +213,7 @@ def _suspect_copies(view: RunView, back: GoBack, chosen: Candidate) -> None:
 
 
 def _arrived(view: RunView, chosen: Candidate, work: Work) -> KnownGood:
-    """The known-good as it stands after it was put back: verified in its place. Where another generation lay there
-    (and was quarantined) it is a new generation with the old bytes."""
+    """The known-good, verified in its place. Where another generation lay there it is a new one with the old bytes."""
     path = chosen.manifest.path
     checkpoint = view.checkpoint(path)
     if checkpoint is None:
@@ -228,44 +222,39 @@ def _arrived(view: RunView, chosen: Candidate, work: Work) -> KnownGood:
     checked = verify_checkpoint(view, checkpoint, Verification(md5=False), work=work)
     if checked.outcome is not Outcome.GOOD or checked.id is None:
         raise CouldNotTellError(f"{path} is {checked.outcome.value} after it was put back")
-    return msgspec.structs.replace(chosen.answer, path=view.run.usable(path), kept=False, id=checked.id)
+    return replace(chosen.answer, path=view.run.usable(path), kept=False, id=checked.id)
 
 
 def _seal_again(view: RunView, chosen: Candidate, checkpoint: Checkpoint) -> None:
     """What was put back in the place of a quarantined checkpoint is a generation of its own. Where only the writer
     seals, nobody else would ever seal it: it gets the manifest against which its bytes were just held."""
-    manifest = chosen.manifest
-    if not LAYOUTS[manifest.layout].sealed_by_writer or manifest.step is None:
+    run, manifest, step = view.run, chosen.manifest, chosen.manifest.step
+    if not LAYOUTS[manifest.layout].sealed_by_writer or step is None or view.current(checkpoint) is not None:
         return
-    if view.current(checkpoint) is None:
-        files = tuple(_as_stored(view.run, f) for f in manifest.files)
-        seal_written(
-            view.run,
-            path=manifest.path,
-            layout=manifest.layout,
-            step=manifest.step,
-            files=files,
-            metrics=manifest.given_metrics(),
-        )
-        view.refresh(manifest.series)
-
-
-def _as_stored(run: Run, file: File) -> File:
-    entry = run.storage.stat(file.path)
-    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+    stored = [(file, run.storage.stat(file.path)) for file in manifest.files]
+    files = tuple(replace(file, mtime_ns=e.mtime_ns, inode=e.inode, etag=e.etag) for file, e in stored)
+    metrics = manifest.given_metrics()
+    seal_written(run, path=manifest.path, layout=manifest.layout, step=step, files=files, metrics=metrics)
+    view.refresh(manifest.series)
 
 
 @contextlib.contextmanager
 def _staged(run: Run, chosen: Candidate, work: Work) -> Iterator[Callable[[], None]]:
-    """Copy the kept files to a temporary name and read them back; the call given gives them their own name.
-
-    A reflink or a copy, never a link: what the trainer does to the file must not reach the kept copy. Nothing is to
-    be done where the known-good is in place.
-    """
-    copy = chosen.copy
-    if chosen.in_place or copy is None:
+    """Have the checkpoint to go back to staged and read back; nothing is to be done where it is in place."""
+    if chosen.in_place or chosen.copy is None:
         yield lambda: None
         return
+    with _copied_back(run, chosen.copy) as (temporary, publish):
+        wrong = copy_differs(run.storage, temporary + "/", chosen.manifest, scanner=work.scanner)
+        if wrong:
+            raise CouldNotTellError(f"the kept copy could not be put back: {wrong}")
+        yield publish
+
+
+@contextlib.contextmanager
+def _copied_back(run: Run, copy: KeptCopy) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Copy kept files to a temporary folder of the run, which is given; the call given gives them their own names.
+    Never a link: what the trainer does to the file must not reach the kept copy."""
     storage, run_prefix, records_prefix = run.shared()
     temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
 
@@ -276,12 +265,33 @@ def _staged(run: Run, chosen: Candidate, work: Work) -> Iterator[Callable[[], No
     try:
         for file in copy.files:
             storage.copy(f"{records_prefix}{copy.key(file)}", f"{run_prefix}{temporary}/{file}", how="clone")
-        wrong = copy_differs(run.storage, temporary + "/", chosen.manifest, scanner=work.scanner)
-        if wrong:
-            raise CouldNotTellError(f"the kept copy could not be put back: {wrong}")
-        yield publish
+        yield temporary, publish
     finally:
         run.storage.remove(temporary)
+
+
+def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
+    """Copy kept copies without a verdict back to their places, where those are empty, to be pending there; returns the
+    places. A trainer's rotation may have left nothing else."""
+    run = view.run
+    try:
+        run.shared()
+    except SettingsError:
+        return []
+    places = []
+    with run_lock(run):
+        view.refresh(series)
+        for id in list_kept(run):
+            wanted = id.series == series and id.step is not None and not view.history.has_verdict(id)
+            copy = read_kept(run, id) if wanted else None
+            if copy is None or copy.path == "." or any(find_entry(run.storage, t) for t in tops(copy.path, copy.files)):
+                continue
+            with _copied_back(run, copy) as (_, publish):
+                publish()
+                places.append(copy.path)
+    for path in places:
+        view.look_again(path)
+    return places
 
 
 def _refuse_while_writing(view: RunView) -> None:

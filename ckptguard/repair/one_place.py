@@ -20,7 +20,7 @@ from ckptguard.records.scrubs import Where
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, exchange, stage, staging, whole_source
 from ckptguard.replicas.replicate import open_replicas
-from ckptguard.runs.file_signatures import all_there, entry_now
+from ckptguard.runs.file_signatures import all_there
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
@@ -29,6 +29,7 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import Work
 from ckptguard.scan.reread import WrongFile, reread
 from ckptguard.storage import Storage
+from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
@@ -179,7 +180,7 @@ def _damaged(storage: Storage, manifest: Manifest, prefix: str = "") -> list[Dam
     """The files whose bytes are wrong now, as they lie on the disk."""
     keys = [(file, prefix + file.path) for file in manifest.files]
     wrong = [(file, key) for file, key in keys if reread(storage, key, file) is not None]
-    return [Damaged(file, storage, key, entry_now(storage, key)) for file, key in wrong]
+    return [Damaged(file, storage, key, find_entry(storage, key)) for file, key in wrong]
 
 
 def _is_still(repair: Repair, checkpoint: Checkpoint, wanted: CheckpointId, *, damaged: bool) -> bool:
@@ -233,7 +234,7 @@ def _put_right(
             try:
                 exchange(run, one, staged.prefix, aside)
             except BusyError:
-                staged.needed = entry_now(one.storage, one.key) is None
+                staged.needed = find_entry(one.storage, one.key) is None
                 raise
             staged.needed = False
             done.append((one, name))

@@ -13,13 +13,12 @@ from ckptguard.records.kept import list_set_aside, read_kept, read_set_aside
 from ckptguard.records.scrubs import IN_PLACE, KEPT, Where
 from ckptguard.repair.one_place import Repair, RepairedFile, ToRepair, repair_kept, repair_place
 from ckptguard.repair.replace_files import CopySource, cut_short
-from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.history import History
-from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 
@@ -117,14 +116,14 @@ def _finish(one: Repair) -> None:
     files, folders = cut_short(run)
     if not folders:
         return
-    missing = {file for file in files if entry_now(run.storage, file) is None}
+    missing = {file for file in files if find_entry(run.storage, file) is None}
     hit = _current(history, lambda manifest: not missing.isdisjoint(_paths(manifest))) if missing else []
     targets = [ToRepair(manifest, IN_PLACE) for manifest in hit]
     beside = [(storage, folder) for storage, folder in folders if storage is run.storage]
     one.staged = [CopySource("copy that was staged", storage, folder + "/") for storage, folder in beside]
     _repair_all(one, targets, named=False)
     one.staged = []
-    if all(entry_now(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
+    if all(find_entry(run.storage, file) is not None for target in targets for file in _paths(target.manifest)):
         for storage, folder in folders:
             storage.remove(folder)
 

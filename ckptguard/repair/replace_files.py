@@ -16,11 +16,11 @@ import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectExistsError, ObjectMissingError, StorageError
 from ckptguard.records.run import Run
-from ckptguard.runs.file_signatures import entry_now
-from ckptguard.runs.stale_temporaries import is_old
+from ckptguard.runs.settling import is_old
 from ckptguard.scan.reread import reread
 from ckptguard.storage import Entry, Storage
 from ckptguard.storage.local.writes import swap_files
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import is_safe_path
 from ckptguard.values.manifest import File
 
@@ -57,7 +57,7 @@ def whole_source(damaged: Damaged, sources: Sequence[CopySource]) -> tuple[CopyS
     reasons = []
     for source in sources:
         key = source.key(damaged.file.path)
-        entry = entry_now(source.storage, key) if source.near else None
+        entry = find_entry(source.storage, key) if source.near else None
         if entry is not None and damaged.seen is not None and entry.inode == damaged.seen.inode is not None:
             reasons.append(LINKED)
             continue
@@ -106,7 +106,7 @@ def exchange(run: Run, damaged: Damaged, prefix: str, aside: str) -> None:
     """Move the damaged file to `aside` (a folder in the records) and the staged one to its name. BusyError, and nothing
     of anybody else's is lost, if another file came between."""
     seen, staged, target = damaged.seen, prefix + damaged.file.path, f"{aside}/{damaged.file.path}"
-    now = entry_now(damaged.storage, damaged.key)
+    now = find_entry(damaged.storage, damaged.key)
     if (now and now.signature) != (seen and seen.signature):
         raise BusyError(f"{damaged.file.path} changed while it was repaired")
     if _swapped(run, damaged, staged, target):
@@ -169,7 +169,7 @@ def _swapped(run: Run, damaged: Damaged, staged: str, target: str) -> bool:
     if not swap_files(root, staged, damaged.key):
         storage.remove(records_prefix + target)
         return False
-    out = entry_now(damaged.storage, staged)
+    out = find_entry(damaged.storage, staged)
     if out is None or out.signature != seen.signature:
         swap_files(root, staged, damaged.key)
         storage.remove(records_prefix + target)

@@ -26,7 +26,7 @@ from ckptguard.replicas.mirror_records import (
     records_beside,
 )
 from ckptguard.replicas.send_checkpoint import Delivery, has_arrived, send_checkpoint
-from ckptguard.runs.file_signatures import all_there, entry_now
+from ckptguard.runs.file_signatures import all_there
 from ckptguard.runs.find_known_good import (
     ANY,
     REPLICA,
@@ -47,6 +47,7 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.storage import normalise_url
 from ckptguard.storage.failures import translated
+from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
@@ -237,7 +238,7 @@ def _is_gone(view: RunView, candidate: Candidate) -> bool:
         if found is None or found.outcome is not Outcome.GOOD:
             return False
         files = candidate.manifest.files
-        left = read_kept(view.run, id) is not None or any(entry_now(view.run.storage, f.path) for f in files)
+        left = read_kept(view.run, id) is not None or any(find_entry(view.run.storage, f.path) for f in files)
         return not left or _is_trashed(view.run, id)
     except CouldNotTellError:
         return False

@@ -29,7 +29,6 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
 from ckptguard.records.who_and_when import utc_now
-from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import History
@@ -39,6 +38,7 @@ from ckptguard.runs.work import Work
 from ckptguard.scan.paced_reader import Pace, read_through
 from ckptguard.scan.reread import read_back
 from ckptguard.storage import Storage
+from ckptguard.storage.protocol import find_entry
 from ckptguard.storage.remote.upload import SMALLEST_PART
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, decode_manifest, identity
@@ -159,7 +159,7 @@ def _need_room(sending: Sending) -> None:
     """StorageFullError, before the first byte, unless what is not there yet fits."""
     if sending.storage.free_space() is None:
         return
-    now = ((entry_now(sending.storage, sending.prefix + f.path), f.size) for f in sending.candidate.manifest.files)
+    now = ((find_entry(sending.storage, sending.prefix + f.path), f.size) for f in sending.candidate.manifest.files)
     missing = sum(size for entry, size in now if entry is None or entry.size != size)
     need_room(sending.storage, missing, f"the replica of {sending.candidate.answer.path}")
 

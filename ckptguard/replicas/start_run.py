@@ -29,8 +29,7 @@ from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
 from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, pace_of, refuse_nested
 from ckptguard.replicas.send_checkpoint import Delivery, send_checkpoint
-from ckptguard.runs.candidates import Chosen, first_whole
-from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate, ranked_candidates
+from ckptguard.runs.find_known_good import Candidate, Taken, Wanted, first_whole, newest_candidate, ranked_candidates
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work
@@ -94,7 +93,7 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
     mirror_decisions(replica.run, target.run)
     mirror_history(replica, target, [id for id in ranked_candidates(replica.history, wanted) if _is_good(replica, id)])
     chosen = _send_first_whole(replica, target, wanted, work)
-    got = chosen.candidate
+    got = chosen.offered
     if chosen.skipped and chosen.skipped[0].choice.id != got.id:
         better, why = chosen.skipped[0].choice.id, chosen.skipped[0].why
         _log.warning("%s could not be had from %s: %s; %s is taken", better, replica.run.url, why, got.id)
@@ -110,8 +109,9 @@ def bring_back(replica: RunView, target: RunView, wanted: Wanted, *, work: Work 
     )
 
 
-def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Chosen[Delivery]:
-    """Send the best checkpoint that arrives whole. NoKnownGoodError says why none did; StoppedError."""
+def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: Work) -> Taken[Candidate, Delivery]:
+    """Send the best checkpoint of the replica that arrives whole. NoKnownGoodError says why none did; StoppedError if
+    the work was stopped before one was there."""
     pace, beside = pace_of(work, target.settings), records_beside(replica.run)
     troubles: list[str] = []
 

@@ -19,10 +19,11 @@ from ckptguard.records.run import Run
 from ckptguard.records.trash import MARKED, Trashed, list_trashed, read_trash
 from ckptguard.records.who_and_when import seconds_of, this_moment
 from ckptguard.retention.trash import delete_for_good, expire_aside, in_trash_for, settle_trash, throw_away
-from ckptguard.runs.file_signatures import entry_now, looks_unchanged
+from ckptguard.runs.file_signatures import looks_unchanged
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy, parse_span
 from ckptguard.values.verdict import Outcome, Verdict
@@ -135,7 +136,7 @@ def _remove(
 
 def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
     """Whether files still are what the listing showed: the trainer holds no lock."""
-    now = ((entry_now(run.storage, meant.key), meant) for c in checkpoints for meant in c.entries)
+    now = ((find_entry(run.storage, meant.key), meant) for c in checkpoints for meant in c.entries)
     return all(entry is not None and entry.signature == meant.signature for entry, meant in now)
 
 

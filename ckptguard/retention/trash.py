@@ -45,9 +45,9 @@ from ckptguard.records.who_and_when import (
     this_moment,
     utc_text,
 )
-from ckptguard.runs.file_signatures import entry_now
 from ckptguard.runs.find_known_good import Wanted, known_good_candidates
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId, id_from_record
 from ckptguard.values.verdict import Outcome
 
@@ -116,7 +116,7 @@ def settle_trash(run: Run) -> None:
 def _left_in_place(run: Run, mark: Trashed) -> Iterator[str]:
     """The files that were meant and still lie in place: another one of that name is none of ours."""
     for key, *signature in mark.signature:
-        entry = entry_now(run.storage, key)
+        entry = find_entry(run.storage, key)
         if entry is not None and entry.signature == tuple(signature):
             yield key
 
@@ -135,12 +135,12 @@ def delete_for_good(run: Run, mark: Trashed) -> None:
 
 def _is_saved_anew(run: Run, mark: Trashed) -> bool:
     """Whether other files lie in place under its names: a newer save, which may still be using some of the old ones."""
-    now = ((tuple(signature), entry_now(run.storage, key)) for key, *signature in mark.signature)
+    now = ((tuple(signature), find_entry(run.storage, key)) for key, *signature in mark.signature)
     return any(entry is not None and entry.signature != signature for signature, entry in now)
 
 
 def _is_irregular(run: Run, key: str) -> bool:
-    entry = entry_now(run.storage, key)
+    entry = find_entry(run.storage, key)
     return entry is not None and entry.kind not in ("file", "folder")
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckptguard.errors import ObjectMissingError
 from ckptguard.layouts import Checkpoint
-from ckptguard.storage.protocol import Entry, Storage
+from ckptguard.storage.protocol import Entry, Storage, find_entry
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.verdict import Verdict
 
@@ -14,9 +13,8 @@ Seen = tuple[str, int, int | None, int | None, str | None]
 
 
 def looks_unchanged(checkpoint: Checkpoint, manifest: Manifest, verdict: Verdict | None = None) -> bool:
-    """Whether all sealed files are there with the sizes, times and inodes of the manifest, or those under which their
-    bytes were found unchanged when the verdict was given; others may be beside them. It says nothing of bytes that
-    rot under equal times: those are found by verifying."""
+    """Whether all sealed files have the sizes, times and inodes of the manifest, or those under which the verdict found
+    their bytes unchanged; others may be beside them. Bytes that rot under equal times are found by verifying."""
     entries = {e.key: e for e in checkpoint.entries}
     return _are_there(manifest.files, entries) or (
         verdict is not None
@@ -43,11 +41,8 @@ def _as_seen(path: str, size: int, mtime_ns: int | None, inode: int | None, etag
 
 
 def is_new(sealed: File, entry: Entry | None) -> bool:
-    """Whether the storage says that a file was written again since it was sealed (or is gone).
-
-    A copy that kept its time has another inode, but nobody saved it again. A file whose times and inode were never
-    recorded cannot be told to be new.
-    """
+    """Whether the storage says that a file was written again since it was sealed (or is gone). A copy that kept its
+    time has another inode, but nobody saved it again. What has neither on record cannot be told to be new."""
     if entry is None:
         return True
     if sealed.mtime_ns is not None and entry.mtime_ns is not None:
@@ -58,13 +53,5 @@ def is_new(sealed: File, entry: Entry | None) -> bool:
 
 def all_there(storage: Storage, files: Iterable[File]) -> bool:
     """Whether all of these files are there now, with their sizes."""
-    now = ((entry_now(storage, file.path), file) for file in files)
+    now = ((find_entry(storage, file.path), file) for file in files)
     return all(entry is not None and entry.size == file.size for entry, file in now)
-
-
-def entry_now(storage: Storage, key: str) -> Entry | None:
-    """What lies under a key now; None if nothing does."""
-    try:
-        return storage.stat(key)
-    except ObjectMissingError:
-        return None

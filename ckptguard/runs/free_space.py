@@ -26,12 +26,8 @@ def need_room(
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """StorageFullError, with the numbers, if fewer bytes are free than `size`; or `wait` until they are, and warn.
-
-    `check_stop` is called often while it waits, and what it raises ends the wait. `waits` is told when one begins and
-    ends.
-    A storage that does not say what is free is not asked twice. Quotas, and what others write meanwhile, are not seen:
-    writing may still fail.
-    """
+    `check_stop` is called often while it waits, and may raise; `waits` is told when a wait begins and ends. Quotas,
+    what others write, and a storage that does not say what is free, are not seen: writing may still fail."""
     told: float | None = None
     try:
         while (free := _free(storage)) is not None and free < size:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, KeysView
-from itertools import islice
+from itertools import islice, takewhile
+from operator import attrgetter
 
 import msgspec
 
-from ckptguard.decisions.known_good import (
-    Standing,
-    by_generation,
-    ever_good,
-    parse_verdict_name,
-    standings,
-    weightier,
-)
+from ckptguard.decisions.known_good import Standing, by_generation, ever_good, parse_verdict_name, standings, weightier
 from ckptguard.errors import RecordsError
 from ckptguard.records.ledger import latest_verdict, ledger_names, series_names
 from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id
@@ -27,27 +21,26 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Facts, Outcome, Verdict
 
+_ORDER = attrgetter("order")
 _MOST_MANIFESTS = 64  # remembered at once: that of a large checkpoint takes some 25 MB
 
 
 class History(msgspec.Struct):
-    """Ledger names, manifests and quarantine marks of a run, read on demand and remembered.
-
-    It is what the records said when they were read: `refresh` reads the names of one series again. An answer that is
-    out of date does no harm: manifests and verdicts are created exclusively, and who comes second is told so.
-    """
+    """Ledger names, manifests and quarantine marks of a run, as they were when they were read, on demand; `refresh`
+    reads the names of one series again. An answer that is out of date does no harm: records are created exclusively,
+    and who comes second is told so."""
 
     run: Run
     names: dict[str, dict[str, None]]
     quarantined: dict[str, set[CheckpointId]]
-    _sealed: dict[str, dict[CheckpointId, None]] = msgspec.field(default_factory=dict)
-    _manifest_names: dict[str, set[str]] = msgspec.field(default_factory=dict)
-    _standings: dict[str, dict[CheckpointId, Standing]] = msgspec.field(default_factory=dict)
-    _ordered: dict[str, list[CheckpointId]] = msgspec.field(default_factory=dict)
-    _manifests: dict[CheckpointId, Manifest | None] = msgspec.field(default_factory=dict)
-    _verdicts: dict[CheckpointId, Verdict | None] = msgspec.field(default_factory=dict)
-    _names_of: dict[str, dict[CheckpointId, list[str]]] = msgspec.field(default_factory=dict)
-    _ever_good: dict[str, set[CheckpointId]] = msgspec.field(default_factory=dict)
+    _sealed: dict[str, dict[CheckpointId, None]] = {}
+    _manifest_names: dict[str, set[str]] = {}
+    _standings: dict[str, dict[CheckpointId, Standing]] = {}
+    _ordered: dict[str, list[CheckpointId]] = {}
+    _manifests: dict[CheckpointId, Manifest | None] = {}
+    _verdicts: dict[CheckpointId, Verdict | None] = {}
+    _names_of: dict[str, dict[CheckpointId, list[str]]] = {}
+    _ever_good: dict[str, set[CheckpointId]] = {}
     _kept: dict[str, set[CheckpointId]] | None = None
 
     def standings(self, series: str) -> dict[CheckpointId, Standing]:
@@ -68,7 +61,6 @@ class History(msgspec.Struct):
         return self._sealed[series].keys()
 
     def _note_manifests(self, series: str) -> None:
-        """List the names of a series' manifests, and take over what is new among them."""
         names, known = set(manifest_names(self.run, series)), self._manifest_names.get(series, set())
         self._manifest_names[series] = names
         if not known <= names:  # some are gone, which nobody of ours does: begin anew
@@ -85,7 +77,7 @@ class History(msgspec.Struct):
     def _note_order(self, id: CheckpointId) -> None:
         ordered = self._ordered.get(id.series)
         if ordered is not None:
-            place = bisect_left(ordered, id.order, key=_order)
+            place = bisect_left(ordered, id.order, key=_ORDER)
             if ordered[place : place + 1] != [id]:
                 ordered.insert(place, id)
 
@@ -169,45 +161,37 @@ class History(msgspec.Struct):
     def ordered(self, series: str) -> list[CheckpointId]:
         """Every generation of a series that has a manifest or a verdict, in the order of training."""
         if series not in self._ordered:
-            self._ordered[series] = sorted({*self.sealed(series), *self.standings(series)}, key=_order)
+            self._ordered[series] = sorted({*self.sealed(series), *self.standings(series)}, key=_ORDER)
         return self._ordered[series]
 
     def generations(self, series: str, step: int | None) -> list[CheckpointId]:
         """Every generation of a step that any record knows, ascending."""
         known = self.ordered(series)
-        first = bisect_left(known, CheckpointId(series, step, 0).order, key=_order)
-        found = set()
-        for id in islice(known, first, None):
-            if id.step != step:
-                break
-            found.add(id)
-        found |= {id for id in self.quarantined.get(series, ()) if id.step == step}
-        return sorted(found, key=_order)
+        first = bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER)
+        found = set(takewhile(lambda id: id.step == step, islice(known, first, None)))
+        return sorted(found | {id for id in self.quarantined.get(series, ()) if id.step == step}, key=_ORDER)
 
     def current(
         self, series: str, step: int | None, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
     ) -> CheckpointId | None:
-        """The generation whose content should lie in place under `path`: the newest one that was sealed for this
-        path and not quarantined, unless a newer one of this path was quarantined. None at first sight.
-
-        `path_of` says for which path a generation was sealed, where its caller knows that without the manifest; None
-        from it stands for a manifest that cannot be read.
-        RecordsError if a manifest that may be the one cannot be read: what lies there is then not taken for new.
-        """
+        """The generation whose content should lie in place under `path`: the newest that was sealed for this path and
+        not quarantined, unless a newer one of this path was quarantined. None at first sight. `path_of` may say for
+        which path a generation was sealed, without its manifest; None stands for one that cannot be read. RecordsError
+        if a manifest that may be the one cannot be read: what lies there is then not taken for new."""
         for id in reversed(self.generations(series, step)):
-            aside = self.is_quarantined(id)
-            if aside and self._quarantined_path(id) in (path, None):
-                return None
-            if aside or id not in self.sealed(series):
-                continue
-            sealed_for = (path_of or self._sealed_path)(id)
-            if sealed_for is None:
-                raise RecordsError(
-                    f"the manifest of {id} of {series} is damaged: {path} cannot be compared with it",
-                    hint="ckptguard reseal, if what lies there is known to be right",
-                )
-            if sealed_for == path:
-                return id
+            if self.is_quarantined(id):
+                mark = read_quarantined(self.run, id)
+                if mark is None or mark.path == path:
+                    return None
+            elif id in self.sealed(series):
+                sealed_for = (path_of or self._sealed_path)(id)
+                if sealed_for is None:
+                    raise RecordsError(
+                        f"the manifest of {id} of {series} is damaged: {path} cannot be compared with it",
+                        hint="ckptguard reseal, if what lies there is known to be right",
+                    )
+                if sealed_for == path:
+                    return id
         return None
 
     def current_if_readable(
@@ -223,13 +207,8 @@ class History(msgspec.Struct):
         manifest = self.manifest(id)
         return manifest.path if manifest is not None else None
 
-    def _quarantined_path(self, id: CheckpointId) -> str | None:
-        mark = read_quarantined(self.run, id)
-        return mark.path if mark is not None else None
-
     def next_id(self, series: str, step: int | None) -> CheckpointId:
-        """The id that the next content of a step gets. A generation with verdicts but no manifest (INCOMPLETE so far)
-        is still open and keeps its id."""
+        """The id of the next content of a step. A generation with verdicts but no manifest is still open."""
         known = self.generations(series, step)
         if not known:
             return CheckpointId(series, step, 1)
@@ -245,8 +224,8 @@ class History(msgspec.Struct):
 
     def reference(self, id: CheckpointId) -> tuple[Manifest, Verdict | None] | None:
         """The manifest that a checkpoint's schema must match: the nearest lower-step GOOD of the series, else the
-        nearest higher; of a step without number, the newest earlier GOOD generation. An accepted schema counts as
-        GOOD, and an accepted checkpoint needs no reference."""
+        nearest higher; without a step the newest earlier GOOD. An accepted schema counts as GOOD, and needs no
+        reference."""
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None
@@ -259,14 +238,13 @@ class History(msgspec.Struct):
         return None
 
     def _nearest(self, id: CheckpointId) -> Iterator[CheckpointId]:
-        """The other generations of a series: lower ones, the nearest first, then higher ones. Of a step without number
-        only such ones, the newest first."""
+        """Lower ones, the nearest first, then higher ones. Of one without step only such ones, the newest first."""
         known = self.ordered(id.series)
         if id.step is None:
-            unnumbered = known[: bisect_left(known, (0, 0), key=_order)]
+            unnumbered = known[: bisect_left(known, (0, 0), key=_ORDER)]
             yield from (other for other in reversed(unnumbered) if other != id)
             return
-        place = bisect_left(known, id.order, key=_order)
+        place = bisect_left(known, id.order, key=_ORDER)
         yield from (known[n] for n in range(place - 1, -1, -1) if known[n].step is not None)
         yield from (other for other in islice(known, place, None) if other != id)
 
@@ -276,31 +254,24 @@ class History(msgspec.Struct):
         if step is None:
             return None
         known = self.ordered(series)
-        for place in range(bisect_left(known, (step, 0), key=_order) - 1, -1, -1):
+        first = bisect_left(known, (0, 0), key=_ORDER)  # behind those without number
+        for place in range(bisect_left(known, (step, 0), key=_ORDER) - 1, first - 1, -1):
             id = known[place]
-            if id.step is None:
-                break
-            if id not in self.sealed(series) or self.is_quarantined(id):
-                continue
-            manifest = self.manifest(id)
+            went_on = id in self.sealed(series) and not self.is_quarantined(id)
+            manifest = self.manifest(id) if went_on else None
             if manifest is not None:
                 verdict = self.verdict(id)
                 return manifest, verdict.facts if verdict is not None and not verdict.place_damaged else None
         return None
 
 
-def _order(id: CheckpointId) -> tuple[int, int]:
-    return id.order
-
-
 def histories_by_step(
     run: Run, *, before_step: int | None = None, listed: ListedSteps | None = None
 ) -> Iterator[History]:
-    """The history of each step that has verdicts by itself, highest first: for who wants the newest of very many. One
-    listing of names, if it is not there already, and then what is asked for."""
+    """The history of each step that has verdicts by itself, highest first, for who wants the newest of very many. It
+    takes one listing of names, or `listed`, and then what is asked for."""
     steps = list_steps(run) if listed is None else listed
-    for found in steps.below(before_step):
-        yield _history_of(run, found)
+    return (_history_of(run, found) for found in steps.below(before_step))
 
 
 def history_of_step(run: Run, series: str, step: int, listed: ListedSteps) -> History:
@@ -327,8 +298,5 @@ def load_history(run: Run) -> History:
 
 def history_of_series(run: Run, series: str) -> History:
     """The same of one series alone: what it costs does not depend on the others."""
-    return History(
-        run=run,
-        names={series: dict.fromkeys(series_names(run, series))},
-        quarantined={series: quarantined_of_series(run, series)},
-    )
+    names, quarantined = dict.fromkeys(series_names(run, series)), quarantined_of_series(run, series)
+    return History(run=run, names={series: names}, quarantined={series: quarantined})

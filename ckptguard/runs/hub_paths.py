@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ckptguard.errors import NotFoundError, ObjectMissingError
+from ckptguard.errors import NotFoundError
 from ckptguard.formats import tensor_suffix
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.hub_snapshot import LAYOUT, HubFacts, stated_by_name
 from ckptguard.layouts.single_file import LAYOUT as SINGLE_FILE
 from ckptguard.storage.hub_blobs import BLOBS, REFS, REPOSITORY, SNAPSHOTS, HubCacheStorage, blob_of
-from ckptguard.storage.protocol import Entry, is_plain
+from ckptguard.storage.protocol import Entry, find_entry, is_plain
 from ckptguard.values.ids import escape
 
 _MOST_HOPS = 40
@@ -30,10 +30,7 @@ class HubPlace(msgspec.Struct, frozen=True):
 
 
 def find_hub_place(path: str) -> HubPlace | None:
-    """Where in a hub cache an absolute local path lies; None if it lies in none.
-
-    Links that lead into a cache are followed up to there, so that a link inside a snapshot keeps its name.
-    """
+    """Where in a hub cache a local path lies, or None. Links into it are followed, those in a snapshot are not."""
     for _ in range(_MOST_HOPS):
         folder, name = os.path.split(path)
         real_folder = os.path.realpath(folder)
@@ -87,7 +84,8 @@ def hub_facts(storage: HubCacheStorage, checkpoint: Checkpoint) -> HubFacts:
     """What the names of blobs, links and refs say about a snapshot, or about one file of it."""
     sums = {}
     for entry in checkpoint.entries:
-        stated = stated_by_name(blob_of(entry.key, entry.target) or _own_blob(entry.key))
+        own = entry.key if entry.key.split("/")[1:2] == [BLOBS] else ""
+        stated = stated_by_name(blob_of(entry.key, entry.target) or own)
         if stated is not None:
             sums[entry.key] = stated
     why = {e.key: storage.why_unread(e) if e.kind == "link" else "not a regular file" for e in checkpoint.irregular}
@@ -102,13 +100,9 @@ def hub_facts(storage: HubCacheStorage, checkpoint: Checkpoint) -> HubFacts:
     # Nothing says which snapshot a download was for; one that a ref names, or the only one, is the likely one.
     commit = checkpoint.path.split("/")[2] if "/" in checkpoint.path else ""
     concerned = commit in refs.values() or len(snapshots) < 2 or not set(refs.values()) & snapshots
-    return HubFacts(
-        sums=sums,
-        missing=missing,
-        refused=refused,
-        unfinished=tuple(_unfinished(storage, repository)) if concerned else (),
-        lost_refs={ref: named for ref, named in refs.items() if named not in snapshots},
-    )
+    unfinished = tuple(_unfinished(storage, repository)) if concerned else ()
+    lost = {ref: named for ref, named in refs.items() if named not in snapshots}
+    return HubFacts(sums=sums, missing=missing, refused=refused, unfinished=unfinished, lost_refs=lost)
 
 
 def _in_repository(path: str) -> HubPlace | None:
@@ -167,10 +161,6 @@ def _of_blob(storage: HubCacheStorage, blob: str) -> Checkpoint:
     return hub_checkpoint(storage, blob)
 
 
-def _own_blob(key: str) -> str:
-    return key if key.split("/")[1:2] == [BLOBS] else ""
-
-
 def _unfinished(storage: HubCacheStorage, repository: str) -> Iterator[str]:
     """Downloads that did not end, and whose blob did not come by another one."""
     blobs = [e for e in _below(storage, f"{repository}/{BLOBS}") if e.kind == "file"]
@@ -189,8 +179,5 @@ def _refs(storage: HubCacheStorage, repository: str) -> Iterator[tuple[str, str]
 
 def _below(storage: HubCacheStorage, folder: str, *, recursive: bool = False) -> list[Entry]:
     """A folder's entries; none where it is absent, or a link."""
-    try:
-        there = storage.stat(folder).kind == "folder"
-    except ObjectMissingError:
-        return []
-    return storage.list(folder, recursive=recursive) if there else []
+    found = find_entry(storage, folder)
+    return storage.list(folder, recursive=recursive) if found is not None and found.kind == "folder" else []

@@ -15,10 +15,7 @@ _POLL = 0.05
 
 @contextlib.contextmanager
 def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
-    """Hold the run's lock; BusyError if another process holds it for longer than `timeout` seconds.
-
-    The lock is the kernel's, so a killed holder never leaves it behind.
-    """
+    """Hold the kernel's lock on the run; BusyError if another process holds it for longer than `timeout` seconds."""
     root = run.records.root
     if root is None:
         yield

@@ -1,22 +1,27 @@
 """Pointers beside checkpoints: ``latest``, Megatron's tracker file, links such as ``final.pt``.
 
-They belong to no checkpoint, but a trainer resumes by them, so a wrong one is worth a word.
+They belong to no checkpoint, but a trainer resumes by them: a wrong one is worth a word, and rollbacks point them back.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import re
+import uuid
+from collections.abc import Collection, Mapping, Sequence
 
-from ckptguard.errors import CouldNotTellError
+from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.formats import pointer_file, tensor_suffix
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import escape, series_of
 from ckptguard.values.verdict import Outcome
 
 _TRACKER = "latest_checkpointed_iteration.txt"
+_ITERATION = re.compile(r"iter_(\d{1,12})")
 
 
 def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -37,7 +42,9 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
             notes.append(f"{escape(entry.key)} is a link to nothing")
         if entry.kind != "file" or not pointer_file.matches(entry.key, b""):
             continue
-        name = _named(run, entry)
+        name = None
+        with contextlib.suppress(CouldNotTellError):
+            name = _read_name(run, entry.key)
         if name is None:
             notes.append(f"{escape(entry.key)} names no checkpoint")
             continue
@@ -50,31 +57,59 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
-    """The paths that pointers of a run's listing name, and which pointer does. CouldNotTellError if one of them cannot
-    be read."""
+    """The paths that pointers of a listing name, and which pointer does. CouldNotTellError if one is unreadable."""
     found = {}
     for entry in entries:
         if entry.kind == "file" and pointer_file.matches(entry.key, b""):
-            name = _read_name(run, entry)
+            name = _read_name(run, entry.key)
             if name is not None:
                 found[f"{entry.key.rpartition('/')[0]}/{name}".lstrip("/")] = entry.key
     return found
+
+
+def point_back(run: Run, known_good: str, present: Collection[str]) -> list[str]:
+    """Have pointers beside a checkpoint name it, if they name one of its series that is not `present` (paths). Returns
+    the pointers that were written anew. Without this, DeepSpeed would start from scratch and say so in a warning."""
+    folder, _, name = known_good.rpartition("/")
+    above = f"{folder}/" if folder else ""
+    words = {f"{above}latest": name}
+    if iteration := _ITERATION.fullmatch(name):
+        words[above + _TRACKER] = str(int(iteration[1]))
+    written = []
+    for key, word in words.items():
+        named = _read_if_there(run, key)
+        if named is not None and above + named not in present and series_of(above + named) == series_of(known_good):
+            _replace(run, key, word.encode())
+            written.append(key)
+    return written
 
 
 def _dangles(run: Run, entry: Entry) -> bool:
     return run.storage.root is not None and not os.path.exists(os.path.join(run.storage.root, *entry.key.split("/")))
 
 
-def _named(run: Run, entry: Entry) -> str | None:
-    try:
-        return _read_name(run, entry)
-    except CouldNotTellError:
-        return None
-
-
-def _read_name(run: Run, entry: Entry) -> str | None:
-    with run.storage.open(entry.key) as reader:
-        name = pointer_file.read(reader, entry.key).metadata.get("points_to")
-    if name is not None and entry.name == _TRACKER and name.isdigit():
+def _read_name(run: Run, key: str) -> str | None:
+    """The name that a pointer says; None if that could be none."""
+    with run.storage.open(key) as reader:
+        name = pointer_file.read(reader, key).metadata.get("points_to")
+    if name is not None and key.rpartition("/")[2] == _TRACKER and name.isdecimal():
         return f"iter_{int(name):07d}"
     return name
+
+
+def _read_if_there(run: Run, key: str) -> str | None:
+    with contextlib.suppress(ObjectMissingError):
+        if run.storage.stat(key).kind == "file":
+            return _read_name(run, key)
+    return None
+
+
+def _replace(run: Run, key: str, content: bytes) -> None:
+    temporary = f"{key.rpartition('/')[0]}/.tmp-{uuid.uuid4().hex[:8]}".lstrip("/")
+    run.storage.create(temporary, content)
+    if run.storage.root is not None:
+        with translated(key, run.url):
+            os.replace(os.path.join(run.storage.root, temporary), os.path.join(run.storage.root, key))
+        return
+    run.storage.remove(key)
+    run.storage.move(temporary, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from ckptguard.formats.strict_json import JsonProblem, parse_object
+from ckptguard.formats.strict_json import JsonProblem, read_object
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import Run
@@ -87,10 +87,8 @@ def _best_models(run: Run, checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[
 
 
 def _parsed(run: Run, key: str) -> dict[str, object] | None:
-    with run.storage.open(key) as reader:
-        size = reader.entry.size
-        text = reader.read(0, size) if size <= _LARGEST_STATE else b""
     try:
-        return parse_object(text, allow_nan=True)
+        with run.storage.open(key) as reader:
+            return read_object(reader, _LARGEST_STATE, allow_nan=True)
     except JsonProblem:
         return None  # damaged: its own checkpoint's verdict says so

@@ -13,10 +13,8 @@ from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings,
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint after it was checked. PENDING: no verdict could be given, the findings say why.
-
-    `path` and the files in `findings` are relative to the target of the call.
-    """
+    """One checkpoint after it was checked; its paths are relative to the target of the call. PENDING: no verdict could
+    be given, the findings say why."""
 
     path: str
     series: str

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
-from ckptguard.layouts import Checkpoint
-from ckptguard.records.run import Run, open_run
+from ckptguard.errors import NotFoundError, RecordsError
+from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
+from ckptguard.records.manifests import FOLDER as MANIFESTS
+from ckptguard.records.manifests import read_manifest, sealed_generations
+from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
-from ckptguard.runs.listing import Listing, list_run
 from ckptguard.runs.sealed_content import is_good
-from ckptguard.storage.protocol import Entry
-from ckptguard.values.ids import CheckpointId
+from ckptguard.storage.protocol import Entry, find_entry
+from ckptguard.values.ids import CheckpointId, parse_id, series_from_folder, series_of
 from ckptguard.values.settings import Settings
+
+_KEY = attrgetter("key")
 
 
 class RunView:
-    """One run, for one call, in one thread.
-
-    The run is listed when `checkpoints` or `entries` is first asked for, the names of its records when `history` is;
-    both are remembered. Nothing is read a second time but by `look_again`, `refresh` and `forget`. Safety does not
-    rest on how fresh a view is: records are created exclusively, and who comes second gets BusyError.
-    """
+    """One run, for one call, in one thread: files and names of records are listed when first asked for, and remembered.
+    Nothing is read a second time but by `look_again`, `refresh` and `forget`. Safety does not rest on how fresh a view
+    is: records are created exclusively, and who comes second gets BusyError."""
 
     def __init__(self, run: Run, settings: Settings) -> None:
         self.run = run
@@ -98,3 +102,123 @@ class RunView:
 def open_view(url: str, settings: Settings, *, must_exist: bool = True) -> RunView:
     """Open a run, and look at it. Raises what `open_run` raises."""
     return RunView(open_run(url, settings, must_exist=must_exist), settings)
+
+
+class Listing:
+    """A run's `entries`, sorted by key, and the `checkpoints` that they make, by path. A folder that was sealed, and
+    that no layout recognises any more (its weights are gone), is one."""
+
+    def __init__(self, run: Run, entries: Iterable[Entry]) -> None:
+        self._run = run
+        self.entries = tuple(sorted(entries, key=_KEY))
+        found = find_checkpoints(self.entries, run.patterns)
+        found += _bereft(run, self.entries, found)
+        self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
+
+    def is_of(self, run: Run) -> bool:
+        """Whether this run was listed."""
+        return self._run == run
+
+    def again(self, path: str) -> Listing:
+        """The same with the entries of one checkpoint as they are now, at the cost of that checkpoint alone."""
+        before = {entry.key: entry for entry in self._near(path)}
+        now = {entry.key: entry for entry in _entries_of(self._run, path)}
+        if before == now:
+            return self
+        return Listing(self._run, (*(e for e in self.entries if e.key not in before), *now.values()))
+
+    def _near(self, path: str) -> Iterator[Entry]:
+        """What was listed where `_entries_of` looks."""
+        if path == ".":
+            yield from (entry for entry in self.entries if "/" not in entry.key)
+            return
+        for key in (path, *_companions(path)):
+            place = bisect_left(self.entries, key, key=_KEY)
+            if place < len(self.entries) and self.entries[place].key == key:
+                yield self.entries[place]
+        for place in range(bisect_left(self.entries, f"{path}/", key=_KEY), len(self.entries)):
+            if not self.entries[place].key.startswith(f"{path}/"):
+                break
+            yield self.entries[place]
+
+
+def list_run(run: Run, before: Listing | None = None) -> Listing:
+    """List a run; `before` if no entry differs from it. A failed listing raises: it never reads as "nothing here"."""
+    entries = run.storage.list("", recursive=True, enter=enter)
+    if before is not None and before.is_of(run) and before.entries == tuple(sorted(entries, key=_KEY)):
+        return before
+    return Listing(run, entries)
+
+
+def select_checkpoint(run: Run, checkpoints: Iterable[Checkpoint], word: str) -> Checkpoint:
+    """The checkpoint in place that a user means by a path, an id or a step; NotFoundError if there is none."""
+    found = list(checkpoints)
+    name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
+    chosen = [c for c in found if c.path == name]
+    if not chosen:
+        parsed = parse_id("", word)
+        step = parsed.step if parsed else int(word) if word.isascii() and word.isdigit() else None
+        chosen = [c for c in found if step is not None and c.step == step]
+    if len(chosen) > 1:
+        paths = ", ".join(c.path for c in chosen)
+        raise NotFoundError(f"{word} may mean any of {paths}", hint="name it by its path")
+    if not chosen:
+        raise NotFoundError(f"there is no checkpoint {word} in {run.url}")
+    return chosen[0]
+
+
+def _companions(path: str) -> list[str]:
+    """The keys of all files beside a checkpoint that may belong to it, whatever its layout."""
+    parent, slash, name = path.rpartition("/")
+    beside = {other for row in LAYOUTS.values() for other in row.companions(name, frozenset())} - {name}
+    return [parent + slash + other for other in sorted(beside)]
+
+
+def _entries_of(run: Run, path: str) -> list[Entry]:
+    """What lies under a checkpoint's path, and beside it under the names of files that may belong to it."""
+    if path == ".":
+        return [e for e in run.storage.list("", recursive=False) if e.kind != "folder"]
+    wanted = (path, *_companions(path))
+    if run.storage.root is None:  # a store may state a time otherwise when it is asked for one object alone
+        alone = [e for e in run.storage.list(path.rpartition("/")[0], recursive=False) if e.key in wanted]
+    else:
+        alone = [entry for key in wanted if (entry := find_entry(run.storage, key)) is not None]
+    below: Sequence[Entry] = ()
+    if any(e.key == path and e.kind == "folder" for e in alone):
+        below = run.storage.list(path, recursive=True, enter=enter)
+    return [*(e for e in alone if e.kind != "folder"), *below]
+
+
+def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Sealed folders of which only files remain that make no checkpoint of it."""
+    folders: dict[str, list[Entry]] = {}
+    for entry in entries:
+        parts = entry.key.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            folders.setdefault("/".join(parts[:depth]), []).append(entry)
+    taken = {c.path for c in found}
+    known = {series_from_folder(folder) for folder in list_records(run, MANIFESTS)}
+    lost = []
+    for folder, own in folders.items():
+        series = series_of(folder)
+        if series not in known or folder in taken:
+            continue
+        step = step_from_name(folder.rpartition("/")[2])
+        layout = _sealed_layout(run, series, step, folder)
+        if layout is not None:
+            files = tuple(e for e in own if e.kind == "file")
+            others = tuple(e for e in own if e.kind not in ("file", "folder"))
+            lost.append(
+                Checkpoint(path=folder, layout=layout, series=series, step=step, entries=files, irregular=others)
+            )
+    return lost
+
+
+def _sealed_layout(run: Run, series: str, step: int | None, path: str) -> str | None:
+    """The layout under which a path was sealed, if it was."""
+    for id in sealed_generations(run, series):
+        with contextlib.suppress(RecordsError):
+            manifest = read_manifest(run, id) if id.step == step else None
+            if manifest is not None and manifest.path == path:
+                return manifest.layout
+    return None

@@ -8,7 +8,6 @@ from typing import Protocol
 from ckptguard.records.kept import KeptCopy
 from ckptguard.records.run import Run
 from ckptguard.runs.history import History
-from ckptguard.storage.protocol import Entry
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
@@ -51,8 +50,8 @@ class Judged(Protocol):
 
 
 def is_good(history: History, id: CheckpointId) -> bool:
-    """Whether the content that was sealed under this generation is good, wherever a whole copy of it lies: it is
-    GOOD now, or it was when it was last seen whole, and only its place was damaged since."""
+    """Whether what was sealed under this generation is good, wherever a whole copy lies. It is GOOD now, or was when
+    last seen whole, and only its place was damaged since."""
     if not history.was_good(id):
         return False
     verdict = history.verdict(id)
@@ -62,12 +61,6 @@ def is_good(history: History, id: CheckpointId) -> bool:
 def sealed_outcome(verdict: Judged) -> Outcome | None:
     """What the verdict says of the sealed bytes, wherever they lie: of a damaged place, the outcome before."""
     return verdict.content if verdict.place_damaged else verdict.outcome
-
-
-def kept_checkpoint(copy: KeptCopy, entries: Sequence[Entry]) -> dict[str, Entry]:
-    """Entries of a kept copy's files by their path in the run."""
-    by_key = {e.key: e for e in entries}
-    return {file: by_key[copy.key(file)] for file in copy.files if copy.key(file) in by_key}
 
 
 def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
@@ -86,13 +79,11 @@ def kept_matches(run: Run, copy: KeptCopy, manifest: Sealed) -> bool:
     if not made_of_sealed(copy, manifest):
         return False
     made_of = dict(zip(copy.files, copy.sources, strict=False))
-    entries = kept_checkpoint(copy, run.records.list(copy.folder, recursive=True))
-    return all(
-        f.path in entries and entries[f.path].size == f.size and not _written_through(entries[f.path], made_of[f.path])
-        for f in manifest.files
-    )
-
-
-def _written_through(entry: Entry, source: tuple[int, int | None, int | None, str | None]) -> bool:
-    _, mtime_ns, inode, _ = source
-    return entry.inode is not None and entry.inode == inode and entry.mtime_ns != mtime_ns
+    there = {entry.key: entry for entry in run.records.list(copy.folder, recursive=True)}
+    for file in manifest.files:
+        entry, (_, mtime_ns, inode, _) = there.get(copy.key(file.path)), made_of[file.path]
+        if entry is None or entry.size != file.size:
+            return False
+        if entry.inode is not None and entry.inode == inode and entry.mtime_ns != mtime_ns:
+            return False  # written through
+    return True

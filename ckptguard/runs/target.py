@@ -21,12 +21,10 @@ from ckptguard.values.settings import Settings
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint`
-    with keys relative to that; a run, or a checkpoint inside a run that has records, has `view`.
-
-    A hub cache, or one repository of it, is of kind "run", but has no `view` and no records: its snapshots are
-    `snapshots`, `base` is the repository's key, and `unread` names what looks like a repository and is a link.
-    """
+    """A resolved TARGET. A stray file or checkpoint has a `storage` rooted at its parent folder and a `checkpoint` with
+    keys relative to that; a run, or a checkpoint inside a run that has records, has `view`. A hub cache, or one
+    repository of it, is of kind "run" without `view` and records. Its snapshots are `snapshots`, `base` is the
+    repository's key, and `unread` names links that look like repositories."""
 
     url: str
     kind: str  # "file" | "checkpoint" | "run"
@@ -53,7 +51,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
         url = os.path.realpath(url)
     parent, _, name = url.rstrip("/").rpartition("/")
     if "://" in url and parent.endswith(":/") and name:
-        return _bucket(url, target, settings)
+        return _whole_run(open_view(url, settings), url, target)
     if not name:
         raise NotFoundError(f"{target} is the root of a storage, not a run", hint="name a folder below it")
     storage = open_storage(parent or "/", must_exist=False, options=settings.storage)
@@ -64,13 +62,8 @@ def resolve_target(target: str, settings: Settings) -> Target:
     if entry.kind not in ("file", "folder"):
         raise NotFoundError(f"{target} is not a regular file or folder")
     if entry.kind == "file":
-        lone = Checkpoint(
-            path=name,
-            layout=single_file.LAYOUT.name,
-            series=series_of(name),
-            step=step_from_name(name),
-            entries=(entry,),
-        )
+        layout, series, step = single_file.LAYOUT.name, series_of(name), step_from_name(name)
+        lone = Checkpoint(path=name, layout=layout, series=series, step=step, entries=(entry,))
         return _inside_run(url, settings) or Target(url=url, kind="file", storage=storage, checkpoint=lone)
     run_storage = open_storage(url, options=settings.storage)
     below = run_storage.list("", recursive=True, enter=enter)
@@ -86,9 +79,7 @@ def resolve_target(target: str, settings: Settings) -> Target:
         return Target(url=url, kind="checkpoint", storage=storage, checkpoint=checkpoint)
     view = open_view(url, settings)
     view.take_listed(below)
-    if view.checkpoints or has_records(view.run):
-        return Target(url=url, kind="run", storage=run_storage, view=view)
-    raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
+    return _whole_run(view, url, target)
 
 
 def open_named_run(url: str, settings: Settings) -> RunView:
@@ -119,9 +110,8 @@ def several_checkpoints(target: Target, name: str) -> NotFoundError:
     return NotFoundError(f"{name} is a run, not one checkpoint", hint=f"ckptguard list {name}")
 
 
-def _bucket(url: str, target: str, settings: Settings) -> Target:
-    """The root of a remote storage: a run, or nothing that has a name."""
-    view = open_view(url, settings)
+def _whole_run(view: RunView, url: str, target: str) -> Target:
+    """What can only be a run. NotFoundError if it is none."""
     if view.checkpoints or has_records(view.run):
         return Target(url=url, kind="run", storage=view.run.storage, view=view)
     raise NotFoundError(f"there is no checkpoint in {target}, at most {MAX_DEPTH} levels down")
@@ -133,8 +123,7 @@ def _in_hub(url: str, place: HubPlace) -> Target:
     except ObjectMissingError as error:
         raise NotFoundError(f"there is nothing at {escape(url)}") from error
     if len(found) == 1 and place.path.count("/") > 1:
-        kind = "file" if found[0].layout == single_file.LAYOUT.name else "checkpoint"
-        return Target(url=url, kind=kind, storage=place.storage, checkpoint=found[0])
+        return Target(url=url, kind=_kind(found[0]), storage=place.storage, checkpoint=found[0])
     base = place.path.partition("/")[0]
     unread = tuple(linked_repositories(place))
     return Target(url=url, kind="run", storage=place.storage, snapshots=tuple(found), base=base, unread=unread)
@@ -170,6 +159,10 @@ def _inside_run(url: str, settings: Settings) -> Target | None:
         # A file of a checkpoint stands for all of it: one shard alone is neither good nor bad.
         found = next((c for c in view.checkpoints if path == c.path or path in c.files), None)
         if found is not None:
-            kind = "file" if found.layout == single_file.LAYOUT.name else "checkpoint"
-            return Target(url=run.usable(found.path), kind=kind, storage=run.storage, checkpoint=found, view=view)
+            url = run.usable(found.path)
+            return Target(url=url, kind=_kind(found), storage=run.storage, checkpoint=found, view=view)
     return None
+
+
+def _kind(checkpoint: Checkpoint) -> str:
+    return "file" if checkpoint.layout == single_file.LAYOUT.name else "checkpoint"

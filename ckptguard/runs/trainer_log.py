@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
+from itertools import takewhile
 
 from ckptguard.errors import CkptguardError, ObjectMissingError
 from ckptguard.formats.strict_json import JsonProblem, read_object
@@ -33,12 +35,8 @@ def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
     """
     if checkpoint.layout != "hf-trainer":
         return None
-    logged = _gradient_norms(run, checkpoint)
-    bad: list[tuple[int, float]] = []
-    for step, norm in reversed(logged):
-        if math.isfinite(norm):
-            break
-        bad.append((step, norm))
+    logged = reversed(_gradient_norms(run, checkpoint))
+    bad = list(takewhile(lambda one: not math.isfinite(one[1]), logged))
     scaled = checkpoint.key("scaler.pt") in checkpoint.files or has_engine_states(checkpoint)
     if not bad or (len(bad) < _IN_A_ROW and (scaled or not any(math.isnan(norm) for _, norm in bad))):
         return None
@@ -49,32 +47,28 @@ def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
 def logged_samples(run: Run, id: CheckpointId, path: str) -> tuple[Sample, ...]:
     """What a checkpoint's log says of the updates up to it, oldest first; nothing where there is no such log."""
     for storage, folder in _places(run, id, path):
-        try:
-            with storage.open(f"{folder}/{_FILE}".removeprefix("./")) as reader:
-                state = read_object(reader, MAX_SIZE, allow_nan=True)
-        except (CkptguardError, JsonProblem):
-            continue
-        history = state.get("log_history")
-        entries = history[-_MOST:] if isinstance(history, list) else []
-        return tuple(sorted((s for e in entries if (s := _sample(e)) is not None), key=lambda s: s.step))
+        with contextlib.suppress(CkptguardError, JsonProblem):
+            logged = _logged(storage, f"{folder}/{_FILE}".removeprefix("./"), _MOST)
+            found = (_sample(step, entry) for step, entry in logged)
+            return tuple(sorted((sample for sample in found if sample is not None), key=lambda sample: sample.step))
     return ()
 
 
 def _gradient_norms(run: Run, checkpoint: Checkpoint) -> list[tuple[int, float]]:
-    """(step, norm) of the log's entries that have a gradient norm, oldest first; nothing of a log that cannot be
-    parsed: that is for the checks."""
-    try:
-        with run.storage.open(checkpoint.key(_FILE)) as reader:
-            state = read_object(reader, MAX_SIZE, allow_nan=True)
-    except (ObjectMissingError, JsonProblem):
-        return []
-    history = state.get("log_history")
-    found = []
-    for entry in history if isinstance(history, list) else []:
-        step, norm = (entry.get("step"), entry.get("grad_norm")) if isinstance(entry, dict) else (None, None)
-        if type(step) is int and 0 <= step <= MAX_STEP and isinstance(norm, float):
-            found.append((step, norm))
-    return found
+    """(step, norm), oldest first; nothing of a log that cannot be parsed: that is for the checks."""
+    with contextlib.suppress(ObjectMissingError, JsonProblem):
+        found = ((step, entry.get("grad_norm")) for step, entry in _logged(run.storage, checkpoint.key(_FILE)))
+        return [(step, norm) for step, norm in found if isinstance(norm, float)]
+    return []
+
+
+def _logged(storage: Storage, key: str, most: int = 0) -> list[tuple[int, dict[str, object]]]:
+    """The last `most` (0: all) entries of a log, of those that have a step, with it."""
+    with storage.open(key) as reader:
+        history = read_object(reader, MAX_SIZE, allow_nan=True).get("log_history")
+    entries = history[-most:] if isinstance(history, list) else []
+    found = ((entry.get("step"), entry) for entry in entries if isinstance(entry, dict))
+    return [(step, entry) for step, entry in found if type(step) is int and 0 <= step <= MAX_STEP]
 
 
 def _places(run: Run, id: CheckpointId, path: str) -> Iterator[tuple[Storage, str]]:
@@ -87,14 +81,9 @@ def _places(run: Run, id: CheckpointId, path: str) -> Iterator[tuple[Storage, st
         yield run.records, copy.checkpoint_key
 
 
-def _sample(entry: object) -> Sample | None:
-    if not isinstance(entry, dict):
-        return None
-    step = entry.get("step")
+def _sample(step: int, entry: dict[str, object]) -> Sample | None:
     loss, norm, rate = (_number(entry.get(name)) for name in ("loss", "grad_norm", "learning_rate"))
-    if type(step) is not int or not 0 <= step <= MAX_STEP or (loss is None and norm is None):
-        return None
-    return Sample(step, loss, norm, None, rate)
+    return None if loss is None and norm is None else Sample(step, loss, norm, None, rate)
 
 
 def _number(value: object) -> Number:

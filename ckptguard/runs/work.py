@@ -10,8 +10,7 @@ from ckptguard.scan import Progress, Scanner, scan_files
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """`scanner` reads files, `progress` is told of every byte read, `rate` are bytes a second at most (None: no limit),
-    and work ends early once `stop` is set."""
+    """`progress` is told of every byte read, `rate` are bytes a second at most, `stop` ends work once it is set."""
 
     scanner: Scanner = scan_files
     progress: Progress | None = None

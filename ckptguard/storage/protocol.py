@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from ckptguard.errors import DeniedError
+from ckptguard.errors import DeniedError, ObjectMissingError
 from ckptguard.values.ids import escape
 
 Enter = Callable[[str], bool]  # whether a listing goes into the folder of this key
@@ -192,3 +192,11 @@ def parts_below(root: str, key: str) -> list[str]:
 def join(folder: str, name: str) -> str:
     """The key of a name in a folder."""
     return f"{folder}/{name}" if folder else name
+
+
+def find_entry(storage: Storage, key: str) -> Entry | None:
+    """The entry of a file, link or folder; None if there is none."""
+    try:
+        return storage.stat(key)
+    except ObjectMissingError:
+        return None

@@ -162,7 +162,7 @@ class TrainingGuard:
         """
         given = {}
         if metrics is not None:
-            from ckptguard.records.metrics import checked_metrics
+            from ckptguard.records.manifests import checked_metrics
 
             given = {"metrics": checked_metrics(metrics)}
         self._saving.raise_unheard()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from ckptguard.errors import CkptguardError, SettingsError
+from ckptguard.records.leases import TrainingRecord, begin_training, end_training
 from ckptguard.records.run import Run
-from ckptguard.records.training_leases import TrainingRecord, begin_training, end_training
 from ckptguard.training.ranks import Ranks, together
 
 _log = logging.getLogger("ckptguard")

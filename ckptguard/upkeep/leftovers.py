@@ -1,54 +1,96 @@
-"""Collect what killed processes left behind: temporaries of ours that nobody writes any more, and their pins."""
+"""Collect what killed processes left behind: temporaries of ours that nobody writes any more, pins, and parts of saves.
+
+Of saves of our own layout those are temporary folders; on a storage elsewhere claims, objects that were never sealed,
+and unfinished uploads.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
+from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
 from ckptguard.records.pins import counts, list_pins, release_pin
 from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import storage_time
+from ckptguard.runs.history import history_of_series
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.stale_temporaries import was_left
-from ckptguard.storage import Entry, Storage
-from ckptguard.upkeep.leftover_saves import collect_saves
-from ckptguard.values.ids import RECORDS_FOLDER, is_temporary
+from ckptguard.runs.settling import was_left
+from ckptguard.storage import Entry
+from ckptguard.storage.remote.remote_storage import end_uploads
+from ckptguard.values.ids import RECORDS_FOLDER
+
+_SAVE = re.compile(r"tmp-step-\d{9}-[0-9a-f]{8}")
+_LONGEST_COPY = 86400.0  # seconds that one file may be on its way between two storages
 
 
 def collect_leftovers(view: RunView) -> list[str]:
-    """Remove our own temporaries in the records (old ones) and of rollbacks in the run, pins that hold nothing any
-    more, and what killed saves of our own layout left; returns their keys.
-
+    """Remove old temporaries of ours, pins that hold nothing any more, and what killed saves left; returns their keys.
     The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
-    trainer's temporaries are its own business, whatever their age.
-    """
+    trainer's temporaries are its own business."""
     run = view.run
-    try:
+    inside: list[Entry] = []
+    with contextlib.suppress(ObjectMissingError):
         inside = [e for e in run.records.list("", recursive=True) if e.name.startswith(".tmp-")]
-    except ObjectMissingError:
-        inside = []
     beside = [e for e in run.storage.list("") if e.kind == "folder" and e.name.startswith("tmp-rollback-")]
-    removed = [f"{RECORDS_FOLDER}/{e.key}" for e in inside if _remove_if_left(run.records, e)]
+    removed = []
+    for entry in inside:
+        if was_left(run.records, entry):
+            run.records.remove(entry.key)
+            removed.append(f"{RECORDS_FOLDER}/{entry.key}")
     for entry in beside:
-        if run.storage.root is not None:
+        if run.storage.root is not None or was_left(run.storage, entry):
             run.storage.remove(entry.key)
             removed.append(entry.key)
-        elif _remove_if_left(run.storage, entry):
-            removed.append(entry.key)
-    return removed + _remove_pins(run) + collect_saves(run)
-
-
-def _remove_pins(run: Run) -> list[str]:
-    removed = []
     for pin in list_pins(run):
         if not counts(run, pin):
             with contextlib.suppress(CouldNotTellError):  # it does no harm
                 release_pin(run, pin)
                 removed.append(f"{RECORDS_FOLDER}/{pin.key}")
+    return removed + collect_saves(run)
+
+
+def collect_saves(run: Run) -> list[str]:
+    """Remove what saves left whose writers are known to be gone; returns keys and paths. Elsewhere, what has no claim
+    was not left by us, and stays."""
+    removed = []
+    if run.storage.root is not None:
+        for entry in run.storage.list(""):
+            if entry.kind == "folder" and _SAVE.fullmatch(entry.name):
+                with contextlib.suppress(CouldNotTellError):  # it does no harm, and a training may be about to begin
+                    if was_left(run.storage, entry):
+                        run.storage.remove(entry.key)
+                        removed.append(entry.key)
+        return removed
+    for claim in list_claims(run):
+        with contextlib.suppress(CouldNotTellError):
+            removed += [claim.path] if collect_claim(run, claim) else []
+    with contextlib.suppress(CouldNotTellError):
+        removed += _copies_cut_short(run)
     return removed
 
 
-def _remove_if_left(storage: Storage, entry: Entry) -> bool:
-    if not is_temporary(entry.name) or not was_left(storage, entry):
+def collect_claim(run: Run, claim: Claim, *, dead: bool = False) -> bool:
+    """Remove a claim, and what its writer left unsealed, if that is `dead` (else it is asked for); whether it was."""
+    if not dead and not surely_gone(run, claim):
         return False
-    storage.remove(entry.key)
+    history = history_of_series(run, claim.series)
+    sealed = history.current(claim.series, claim.step, claim.path) is not None
+    if not sealed and history.next_id(claim.series, claim.step).generation <= claim.generation:
+        if not holds(run, claim):
+            return False  # somebody else was quicker
+        end_uploads(run.storage, claim.path)
+        run.storage.remove(claim.path)
+    release(run, claim)
     return True
+
+
+def _copies_cut_short(run: Run) -> list[str]:
+    """Parts of copies of ours that were begun long ago, where a store keeps them."""
+
+    def begun_before() -> float | None:
+        now = storage_time(run.records)
+        return None if now is None else now / 1e9 - _LONGEST_COPY
+
+    return [key for folder in ("kept", "quarantine", "trash") for key in end_uploads(run.records, folder, begun_before)]

@@ -9,29 +9,37 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
 from ckptguard.keep.quarantine import finish_quarantines
-from ckptguard.layouts import Checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.names_by_step import FOLDERS
+from ckptguard.records.pins import FOLDER as PINS
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
+from ckptguard.records.run import record_names
 from ckptguard.records.scrubs import Where
+from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.repair.repair import mend
 from ckptguard.retention.prune import Remembered, prune_by_settings
 from ckptguard.retention.trash import settle_trash
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import Listing, RunView
+from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
-from ckptguard.upkeep.protect import protect
-from ckptguard.upkeep.samples import CheckpointSample, NotYet, not_yet, stands
-from ckptguard.upkeep.settle_kept import settle_kept
-from ckptguard.upkeep.start import Start, start_of
+from ckptguard.upkeep.settle_kept import looks_as_judged, protect, settle_kept
+from ckptguard.values.settings import Settings
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
+from ckptguard.verify.collect_evidence import unfinished_because
 
 _COLLECT_INTERVAL = 3600.0  # seconds; what is not old yet is at the next look
 _PRUNE_INTERVAL = 600.0  # seconds; the trash is emptied, and pins are lifted, without anything being saved
+_LONGEST_PAUSE = 3600.0  # seconds between two tries to read what cannot be read
+_COUNTED = tuple(f"{folder}/" for folder in (*FOLDERS, TRASH, PINS))  # what a pass looks at, but for what is due
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +61,63 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     pruned: tuple[str, ...] = ()  # paths that the settings' policy did not keep
     could_not_tell: tuple[str, ...] = ()
     next_in: float | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a pass begins from. Two that are equal mean: nothing that a pass goes by has changed."""
+
+    listing: Listing  # the same one while no entry differs
+    names: frozenset[str]
+    settings: Settings
+
+    @cached_property
+    def has_trash(self) -> bool:
+        """Whether anything lies in the trash."""
+        return any(name.startswith(f"{TRASH}/") for name in self.names)
+
+    @cached_property
+    def has_unfinished_quarantines(self) -> bool:
+        """Whether a checkpoint was marked to be moved aside, and not that it was moved."""
+        own = [name for name in self.names if name.startswith(f"{QUARANTINE}/") and name.count("/") == 2]
+        moved = {name.removesuffix(".moved") for name in own if name.endswith(".moved")}
+        return any(name.removesuffix(".json") not in moved for name in own if name.endswith(".json"))
+
+
+@dataclass
+class CheckpointSample:
+    """A checkpoint as storage showed it, since when, and what was found out about it since."""
+
+    signature: tuple[tuple[object, ...], ...]
+    since: float  # monotonic: when this signature was first seen
+    unfinished: str | None = None  # why, as of this signature
+    looked: bool = False  # `unfinished` was computed
+    done: bool = False  # a verdict stands for this signature
+    retry_at: float = 0.0
+    failures: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was looked at and found to be finished."""
+        return self.looked and self.unfinished is None
+
+    def stable_for(self, checkpoint: Checkpoint) -> float:
+        """For how many seconds its files have been as they are."""
+        return max(time.monotonic() - self.since, youngest_age(checkpoint) or 0.0)
+
+    def retry_later(self, settings: Settings) -> float:
+        """Note a failure to read; returns the seconds until the next try, which grow."""
+        self.failures += 1
+        pause = min(settings.scan_interval * 2.0 ** min(self.failures, 12), _LONGEST_PAUSE)
+        self.retry_at = time.monotonic() + pause
+        return pause
+
+
+class NotYet(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a checkpoint cannot be verified yet, and the seconds until that may change (None: no time will tell)."""
+
+    why: str
+    seconds: float | None
 
 
 @dataclass
@@ -84,19 +149,16 @@ class PassNotes:
 
 
 def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_quiet: bool = False) -> PassResult:
-    """Make one pass. `assume_quiet` is for a trainer that knows its saves are finished.
-
-    The view is read anew. Where neither files nor records changed since a pass that left nothing to be done, one
-    listing of each is all. StorageError if the run cannot be listed; trouble with one checkpoint is told in the answer.
-    """
-    start = start_of(view, notes.settled)
+    """Make one pass, by a view that is read anew. `assume_quiet` is for a trainer that knows its saves are finished.
+    Where neither files nor records changed since a pass that left nothing to be done, one listing of each is all.
+    StorageError if the run cannot be listed; trouble with one checkpoint is told in the answer."""
+    start = _start_of(view, notes.settled)
     if notes.nothing_to_do(start):
         return PassResult()
     notes.settled = None
     one = _Pass(view, notes, work)
     one.clean_up(start)
-    ready = one.look(assume_quiet=assume_quiet)
-    one.verify(ready)
+    one.verify(one.look(assume_quiet=assume_quiet))
     view.refresh()
     one.troubles += settle_kept(view)
     if one.checked or notes.prune_is_due():
@@ -153,16 +215,18 @@ class _Pass:
     def look(self, *, assume_quiet: bool) -> list[Checkpoint]:
         """Find what can be verified now, and protect what is finished and has no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
-        self._gone = _forget_missing(self.notes, checkpoints)
+        self._gone = tuple(sorted(set(self.notes.samples) - {c.path for c in checkpoints}))
+        for path in self._gone:
+            del self.notes.samples[path]
         ready: list[Checkpoint] = []
         finished: list[Checkpoint] = []
         for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
             sample = _sample(self.notes, checkpoint)
             try:
-                if sample.done or stands(view, checkpoint):
+                if sample.done or _stands(view, checkpoint):
                     sample.done = True
                     continue
-                waits = not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet)
+                waits = _not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet)
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
                 self.troubles.append(f"{checkpoint.path}: {error.message}")
@@ -198,10 +262,17 @@ class _Pass:
         self.troubles += [*mended.could_not_tell, *troubles]
 
     def _wait(self, checkpoint: Checkpoint, waits: NotYet) -> None:
-        self.pending.append(
-            Waiting(path=checkpoint.path, series=checkpoint.series, step=checkpoint.step, reason=waits.why)
-        )
+        path, series, step = checkpoint.path, checkpoint.series, checkpoint.step
+        self.pending.append(Waiting(path=path, series=series, step=step, reason=waits.why))
         self._delays += [] if waits.seconds is None else [waits.seconds]
+
+
+def _start_of(view: RunView, before: Start | None) -> Start:
+    """Look at a run anew, by one listing of its files and one of its records' names. StorageError."""
+    names = frozenset(name for name in record_names(view.run, "") if name.startswith(_COUNTED))
+    view.forget()
+    listing = view.list_after(before.listing if before is not None and before.names == names else None)
+    return Start(listing=listing, names=names, settings=view.settings)
 
 
 def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
@@ -210,13 +281,6 @@ def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
         sample = CheckpointSample(signature=checkpoint.signature, since=time.monotonic())
         notes.samples[checkpoint.path] = sample
     return sample
-
-
-def _forget_missing(notes: PassNotes, checkpoints: Iterable[Checkpoint]) -> tuple[str, ...]:
-    missing = sorted(set(notes.samples) - {c.path for c in checkpoints})
-    for path in missing:
-        del notes.samples[path]
-    return tuple(missing)
 
 
 def _verify(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work) -> Checked | str:
@@ -237,3 +301,38 @@ def _verify(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, wor
         return error.message
     sample.done = True
     return result
+
+
+def _stands(view: RunView, checkpoint: Checkpoint) -> bool:
+    """Whether a verdict stands for exactly these files, as far as storage reports: sizes, times and inodes."""
+    id = view.current(checkpoint)
+    if id is None or not view.history.has_verdict(id):
+        return False
+    manifest = view.history.manifest(id)
+    same_files = manifest is not None and set(checkpoint.files) == {f.path for f in manifest.files}
+    return same_files and looks_as_judged(view, checkpoint, id)
+
+
+def _not_yet(
+    view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, assume_quiet: bool
+) -> NotYet | None:
+    """Why a checkpoint cannot be verified yet; None when it can. CouldNotTellError if that cannot be told."""
+    now = time.monotonic()
+    if sample.retry_at > now:
+        return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)
+    stable = sample.stable_for(checkpoint)
+    if not sample.looked:
+        sample.unfinished = unfinished_because(view.run.storage, checkpoint, scanner=work.scanner)
+        sample.looked = True
+    sealed = view.current(checkpoint)
+    by_writer = LAYOUTS[checkpoint.layout].sealed_by_writer
+    why = sample.unfinished
+    if why is None and sealed is None and by_writer:
+        why = "its writer has not sealed it"
+        sample.looked = False  # the seal changes no file
+    if why is not None:
+        left = view.settings.unfinished_limit - stable
+        return NotYet(why=why, seconds=left) if left > 0 else None
+    if stable < view.settings.settle and not assume_quiet and not (by_writer and sealed is not None):
+        return NotYet(why="it was written just now", seconds=view.settings.settle - stable)
+    return None

@@ -1,12 +1,13 @@
-"""Settle kept copies: promote and release them by the verdicts there are now, and keep what is good and has none."""
+"""Kept copies in a pass: made before a verdict, for the trainer may delete a save at any moment; then settled by it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
-from ckptguard.errors import BusyError, CouldNotTellError
+from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
 from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, trim_kept
-from ckptguard.layouts import Checkpoint
+from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.runs.file_signatures import looks_unchanged
 from ckptguard.runs.lock import run_lock
@@ -14,6 +15,47 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
+from ckptguard.verify.collect_evidence import unfinished_because
+
+
+def protect_finished(view: RunView) -> list[str]:
+    """Protect the saves that are finished and have no verdict, for a trainer that knows that one is; returns sentences
+    about what went wrong."""
+    newest = sorted(view.checkpoints, key=lambda c: -(c.step or 0))[: view.settings.keep_pending]
+    return protect(view, [c for c in newest if unfinished_because(view.run.storage, c) is None])
+
+
+def protect(view: RunView, finished: Iterable[Checkpoint]) -> list[str]:
+    """Keep finished saves that have no verdict, the newest `keep_pending` of each series; returns sentences about what
+    went wrong. What was sealed before and changed is not kept: it may be damage."""
+    if view.settings.keep == "none":
+        return []
+    troubles: list[str] = []
+    kept: Counter[str] = Counter()
+    for checkpoint in sorted(finished, key=lambda c: (-(c.step or 0), c.path)):
+        if kept[checkpoint.series] >= view.settings.keep_pending:
+            continue
+        try:
+            kept[checkpoint.series] += _protect(view, checkpoint)
+        except ObjectMissingError:
+            continue  # rotated away under our hands
+        except (BusyError, CouldNotTellError) as error:
+            troubles.append(f"{checkpoint.path} could not be kept: {error.message}")
+    return troubles
+
+
+def _protect(view: RunView, checkpoint: Checkpoint) -> bool:
+    """Keep one of them; whether it has a copy that waits for its verdict."""
+    current = view.current_if_readable(checkpoint)
+    if current is not None and not LAYOUTS[checkpoint.layout].sealed_by_writer:
+        return False
+    if checkpoint.step is None:
+        return False  # without a step it is never known-good
+    id = current or view.history.next_id(checkpoint.series, checkpoint.step)
+    with run_lock(view.run):
+        copy = keep_checkpoint(view, checkpoint, id)
+        trim_kept(view)
+    return copy is not None and not view.history.has_verdict(id)
 
 
 def settle_kept(view: RunView) -> list[str]:
@@ -59,25 +101,20 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
         standings = view.history.standings(series).values()
         good = [s.id for s in standings if s.outcome is Outcome.GOOD and s.id.step is not None]
         left = view.settings.keep_good
-        for id in sorted(good, key=_order, reverse=True):  # many may be gone: only those that are somewhere count
+        for id in sorted(good, key=lambda id: id.order, reverse=True):
             if left <= 0:
                 break
             if id in listed and read_kept(view.run, id) is not None:
                 left -= 1
                 continue
-            found = next((c for c in by_step.get(id.step, ()) if _is_as_sealed(view, c, id)), None)
-            if found is not None:
+            own = (c for c in by_step.get(id.step, ()) if view.current_if_readable(c) == id)
+            found = next((c for c in own if looks_as_judged(view, c, id)), None)
+            if found is not None:  # many may be gone: only those that are somewhere count
                 left -= 1
                 yield found, id
 
 
-def _order(id: CheckpointId) -> tuple[int, int]:
-    return id.order
-
-
-def _is_as_sealed(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
-    """Whether its files look as they did when they were judged: another content would be no copy of it."""
-    if view.current_if_readable(checkpoint) != id:
-        return False
+def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
+    """Whether its files look as they did when this generation was judged: another content would be no copy of it."""
     manifest, verdict = view.history.manifest(id), view.history.verdict(id)
     return manifest is not None and verdict is not None and looks_unchanged(checkpoint, manifest, verdict)

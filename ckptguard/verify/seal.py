@@ -9,8 +9,7 @@ from itertools import islice
 import msgspec
 
 from ckptguard.checks import Evidence
-from ckptguard.records.manifests import write_manifest
-from ckptguard.records.metrics import MOST_METRICS, is_metric_name, read_metrics
+from ckptguard.records.manifests import MOST_METRICS, is_metric_name, read_metrics, write_manifest
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.history import history_of_series

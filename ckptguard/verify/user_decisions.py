@@ -12,9 +12,8 @@ from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accept_reference
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.history import History
-from ckptguard.runs.listing import select_checkpoint
 from ckptguard.runs.results import Checked
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import RunView, select_checkpoint
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import escape, parse_id
 from ckptguard.values.verdict import Facts, Outcome, Severity, Verdict, clearance

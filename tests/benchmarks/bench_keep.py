@@ -16,12 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from ckptguard.keep.copies import keep_checkpoint, release
-from ckptguard.keep.copy_cost import own_bytes
+from ckptguard.keep.copies import keep_checkpoint, own_bytes, release
 from ckptguard.records.run import open_run
-from ckptguard.runs.listing import list_run
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.run_view import RunView
+from ckptguard.runs.run_view import RunView, list_run
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 

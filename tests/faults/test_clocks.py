@@ -22,7 +22,7 @@ from ckptguard.repair.replace_files import cut_short
 from ckptguard.retention import trash
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
-from ckptguard.runs.listing import select_checkpoint
+from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.upkeep.leftovers import collect_leftovers
@@ -216,7 +216,7 @@ def test_pins_of_another_machine_hold_until_their_time(run, wrong, elsewhere, da
 def test_a_save_that_is_being_written_is_no_leftover(run, wrong):
     """The folder of a save of our own layout, however old its files seem to be."""
     if run.storage.root is None:
-        return  # there it has a claim, see records/write_claims.py
+        return  # there it has a claim, see records/leases.py
     folder = Path(run.storage.root, "tmp-step-000000500-0123abcd")
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"being written")

@@ -28,9 +28,8 @@ from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.repair.repair import repair
 from ckptguard.repair.scrub import ScrubListener, scrub
 from ckptguard.replicas.replicate import replicate
-from ckptguard.retention import inventory
 from ckptguard.retention.pin import pin, unpin
-from ckptguard.retention.prune import prune
+from ckptguard.retention.prune import Remembered, _look, prune
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.runs.work import Work
@@ -189,7 +188,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
             prune(look(self.run_of()), policy, grace=grace)
         for step in stay:
             assert files_below(self.url, name_of(step)) == before[step], f"{step} was removed"
-            trashed = {mark.step for mark in inventory.look(look(self.run_of())).trash}
+            trashed = {mark.step for mark in _look(look(self.run_of()), Remembered(), 1).trash}
             assert self.untrashed(step) or step not in trashed
 
     @rule(step=STEPS)
@@ -339,7 +338,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         before = {step: files_below(self.url, name_of(step)) for step in stay}
         with self.passing(sure=False), contextlib.suppress(CkptguardError), at_call(number, between):
             self.do(name, words)
-        seen = inventory.look(look(self.run_of())).present
+        seen = _look(look(self.run_of()), Remembered(), 1).present
         good = [p.id.step for p in seen if p.outcome is Outcome.GOOD and p.id.step is not None]
         for kept in stay:
             if files_below(self.url, name_of(kept)) != before[kept]:  # newer ones may have got their verdict meanwhile

@@ -14,10 +14,10 @@ from ckptguard.repair.scrub import ScrubListener, scrub
 from ckptguard.replicas.replicate import replicate
 from ckptguard.retention.pin import pin
 from ckptguard.retention.prune import prune
-from ckptguard.runs.listing import select_checkpoint
+from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
-from ckptguard.upkeep.protect import protect_finished
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.retention_policy import Policy
 from ckptguard.verify.checkpoint import verify_checkpoint
 from support.tiny_run import TINY, Content, forget, inline, name_of, rot, save

@@ -19,7 +19,7 @@ from fsspec.implementations.memory import MemoryFile
 from ckptguard.errors import ObjectMissingError
 from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import Run, open_run
-from ckptguard.runs import stale_temporaries
+from ckptguard.runs import settling
 from ckptguard.runs.find_known_good import Candidate, known_good_candidates
 from ckptguard.runs.work import Work
 from ckptguard.scan import Progress, ScanOptions, scan_files
@@ -146,7 +146,7 @@ def inline(
 
 def cycle(run: Run, settings: Settings = TINY) -> PassResult:
     """One pass as a daemon makes it at its start, an hour later: whatever was left behind is old by now."""
-    with mock.patch.object(stale_temporaries, "OLD", -1.0):
+    with mock.patch.object(settling, "OLD", -1.0):
         return reconcile(look(run, settings), PassNotes(), work=Work(scanner=inline), assume_quiet=True)
 
 

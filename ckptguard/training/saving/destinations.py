@@ -21,9 +21,8 @@ import msgspec
 from ckptguard.errors import BusyError, CkptguardError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.keep.quarantine import mark_suspect, quarantine
 from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
-from ckptguard.records.leases import holds, release, renew
+from ckptguard.records.leases import RENEWED, Claim, claim_path, holds, read_claim, release, renew
 from ckptguard.records.run import Run
-from ckptguard.records.write_claims import RENEWED, Claim, claim_path, read_claim
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
@@ -32,7 +31,7 @@ from ckptguard.storage.protocol import Upload
 from ckptguard.training.content.file_stream import FileStream
 from ckptguard.training.content.safetensors_file import Stream
 from ckptguard.training.saving.background_save import Gate, SaveAbandoned
-from ckptguard.upkeep.leftover_saves import collect_claim
+from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.verify.seal import seal_written

@@ -22,7 +22,7 @@ from ckptguard.errors import (
 )
 from ckptguard.layouts.own import FOLDER, folder_name
 from ckptguard.layouts.step_names import step_from_name
-from ckptguard.records.metrics import forget_metrics, write_metrics
+from ckptguard.records.manifests import forget_metrics, write_metrics
 from ckptguard.records.run import Run, create_record, list_records, read_record
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import history_of_series
@@ -34,7 +34,7 @@ from ckptguard.training.ranks import Ranks
 from ckptguard.training.saving.background_save import Gate
 from ckptguard.training.saving.destinations import make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
-from ckptguard.upkeep.leftover_saves import collect_saves
+from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, series_folder, series_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings

@@ -31,7 +31,7 @@ from ckptguard.training.saving.stores import Copied, Extra, part_of_rank
 from ckptguard.training.sharded.dcp_plan import LastPlan
 from ckptguard.training.sharded.sharded_save import ShardedSave
 from ckptguard.training.sharded.sharded_state import live_of_all, put_back, torch_failures
-from ckptguard.upkeep.leftover_saves import collect_saves
+from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings

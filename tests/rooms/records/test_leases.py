@@ -16,15 +16,25 @@ from support.store_crashes import gone
 
 from ckptguard.errors import BusyError, SettingsError
 from ckptguard.records import leases, who_and_when
-from ckptguard.records.leases import Lease, holds, new_lease, release, renew, surely_gone, take
+from ckptguard.records.leases import (
+    Claim,
+    Lease,
+    TrainingRecord,
+    begin_training,
+    claim_path,
+    end_training,
+    holds,
+    new_lease,
+    release,
+    renew,
+    surely_gone,
+    take,
+)
 from ckptguard.records.pins import IN_USE, Pin, counts, list_pins
 from ckptguard.records.run import open_run
-from ckptguard.records.training_leases import TrainingRecord, begin_training, end_training
 from ckptguard.records.who_and_when import Owner, seen_for, this_process
-from ckptguard.records.write_claims import Claim, claim_path
 from ckptguard.runs.run_view import RunView
-from ckptguard.upkeep.leftover_saves import collect_claim
-from ckptguard.upkeep.leftovers import collect_leftovers
+from ckptguard.upkeep.leftovers import collect_claim, collect_leftovers
 from ckptguard.values.settings import Settings
 
 DAY = 86400.0

@@ -8,8 +8,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ckptguard.errors import StorageFullError, TransientError
-from ckptguard.recover import fetch_files as fetch_module
-from ckptguard.recover.fetch_files import fetch_files
+from ckptguard.recover import restore as fetch_module
+from ckptguard.recover.restore import fetch_files
 from ckptguard.storage import open_storage
 from ckptguard.storage.remote.remote_storage import RemoteReader
 

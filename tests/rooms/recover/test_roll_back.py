@@ -142,10 +142,10 @@ def test_a_crash_between_mark_and_move_is_mended(root, three, monkeypatch):
 
     reconcile(look(three), PassNotes())
 
-    def crash(run, mark):
+    def crash(*_):
         raise InterruptedError
 
-    monkeypatch.setattr(module, "_move", crash)
+    monkeypatch.setattr(module, "_move_files", crash)
     with pytest.raises(InterruptedError):
         roll_back(look(three), GoBack(reason="NaN", before_step=300, check_writing=False))
     monkeypatch.undo()

@@ -15,7 +15,7 @@ from support.views import look
 from ckptguard.layouts import LAYOUTS
 from ckptguard.records.manifests import write_manifest
 from ckptguard.records.run import Run, begin_run
-from ckptguard.runs.listing import list_run
+from ckptguard.runs.run_view import list_run
 from ckptguard.values.manifest import File, Manifest
 
 STEPS = (3, 5, 40)

@@ -11,8 +11,7 @@ from support.views import look
 
 import ckptguard
 from ckptguard.errors import SettingsError
-from ckptguard.records.manifests import read_manifest
-from ckptguard.records.metrics import checked_metrics
+from ckptguard.records.manifests import checked_metrics, read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.retention.prune import prune
 from ckptguard.upkeep.reconcile import PassNotes, reconcile

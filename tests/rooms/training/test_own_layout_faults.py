@@ -149,7 +149,7 @@ def test_a_leftover_that_cannot_be_looked_at_is_in_no_trainings_way(tmp_path, mo
     def full(storage):
         raise StorageFullError("no space left", key="")
 
-    monkeypatch.setattr("ckptguard.runs.stale_temporaries.storage_time", full)
+    monkeypatch.setattr("ckptguard.runs.settling.storage_time", full)
     assert guarded(run, model_of(0)).resume() == 1
     monkeypatch.undo()
     assert left.exists()

@@ -15,8 +15,8 @@ from support.tiny_training import Training
 
 import ckptguard
 from ckptguard.errors import BusyError, NoKnownGoodError, SettingsError, StorageFullError
+from ckptguard.records.leases import CLAIMS, claim_path, list_claims
 from ckptguard.records.run import list_records, open_run
-from ckptguard.records.write_claims import FOLDER, claim_path, list_claims
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.storage.remote import multipart
 from ckptguard.storage.remote.remote_storage import RemoteReader
@@ -89,7 +89,7 @@ def test_training_is_saved_gone_back_to_and_resumed_as_on_a_disk(url, tmp_path):
     report = verify_target(url, served(QUICK))
     assert report.outcome is Outcome.GOOD
     assert {c.digest_origin for c in report.checkpoints} == {"writer"}
-    assert list_records(open_run(url, served()), FOLDER) == []
+    assert list_records(open_run(url, served()), CLAIMS) == []
     assert stored(url) == stored(tmp_path / "run")
 
 

@@ -12,8 +12,8 @@ from support.runs import QUICK
 
 import ckptguard
 from ckptguard.errors import SettingsError
+from ckptguard.records.leases import TrainingRecord, begin_training
 from ckptguard.records.run import open_run
-from ckptguard.records.training_leases import TrainingRecord, begin_training
 from ckptguard.records.who_and_when import Owner, this_process
 
 RECORD = "_ckptguard/trainings/step-#.json"

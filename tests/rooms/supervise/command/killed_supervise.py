@@ -10,7 +10,7 @@ import sys
 # step -> where, what, and whether it is done before the kill
 STEPS = {
     "the incident is open": ("supervise.supervise", "open_incident", True),
-    "the quarantine is marked": ("keep.quarantine", "_move", False),
+    "the quarantine is marked": ("keep.quarantine", "_move_files", False),
     "it is moved": ("keep.quarantine", "mark_moved", False),
     "the copy is staged": ("recover.roll_back", "copy_differs", True),
     "the known-good is in place": ("recover.roll_back", "point_back", False),

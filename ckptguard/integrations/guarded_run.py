@@ -140,7 +140,7 @@ class GuardedRun:
 
         def work() -> dict[str, Any]:
             assert self._rollbacks is not None
-            self._rollbacks.evidence = None if details is None else lambda onset, cause: details
+            self._rollbacks.evidence = None if details is None else lambda _: details
             went = self._rollbacks.go_back(diagnosis, save_every=save_every)
             decided = went.decision
             return {

@@ -25,7 +25,7 @@ from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.skipped_updates import SkippedUpdates
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback
 from ckptguard.training.content.training_parts import scale_learning_rate
-from ckptguard.training.signals.scaler import raise_loss_scale
+from ckptguard.training.signals.device_signals import raise_loss_scale
 from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")

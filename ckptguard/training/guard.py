@@ -11,12 +11,14 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects
-from ckptguard.training.ranks import agree, ranks_of_training, together
+from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
 
 if TYPE_CHECKING:
-    from ckptguard.training.child_daemon import ChildDaemon
-    from ckptguard.training.rollback.trial_batch import Probe
+    from ckptguard.records.run import Run
+    from ckptguard.training.content.training_parts import TrainingParts
+    from ckptguard.training.rollback.resume import Probe
+    from ckptguard.training.saving.stores import Store
     from ckptguard.values.settings import Settings
 
 _EXIT_SECONDS = 60.0  # for a save in flight, when the guard is closed
@@ -69,7 +71,7 @@ class TrainingGuard:
         from ckptguard.records.run import begin_run
         from ckptguard.runs.settings_file import load_settings, with_replicas
         from ckptguard.training.child_daemon import ensure_daemon
-        from ckptguard.training.choose_store import parts_of, store_for
+        from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
         from ckptguard.training.saving.saving import Saves
         from ckptguard.training.signals.monitor import TrainingMonitor
@@ -80,8 +82,14 @@ class TrainingGuard:
         self._ranks = ranks_of_training(deadlines.ranks)
         settings = with_replicas(settings or load_settings(None, os.environ), saving.replicas)
         self._run = begin_run(run, settings)
-        self._parts = parts_of(given)
-        self._store = store_for(self._run, settings, self._parts, self._ranks, given)
+        self._parts = TrainingParts(
+            model=given["model"],
+            optimizer=given.get("optimizer"),
+            scheduler=given.get("scheduler"),
+            scaler=given.get("scaler"),
+            strict=given.get("strict", True),
+        )
+        self._store = _store_for(self._run, settings, self._parts, self._ranks, given)
         self._only = SingleGuard(self._run, self._store.series, self._ranks)
         self._progress = Progress(self._parts, self._ranks.size)
         self._monitor = TrainingMonitor(self._parts, policy, allow=settings.allow_nonfinite)
@@ -89,17 +97,15 @@ class TrainingGuard:
         self._blocking, self._skips = saving.blocking, saving.when_busy == "skip"
         if not saving.blocking:
             self._saving.must_copy()
-        self._deadline = deadlines.daemon
+        self._deadline, asks = deadlines.daemon, daemon == "auto"
         waits = Waits(
-            daemon=deadlines.daemon if daemon == "auto" else None,
-            replica=deadlines.ranks / 2 if self._ranks.size > 1 else None,
+            daemon=deadlines.daemon if asks else None, replica=deadlines.ranks / 2 if self._ranks.size > 1 else None
         )
         self._rollbacks = Rollbacks(self._run, settings, self._store, policy, waits=waits, ranks=self._ranks)
-        self._rollbacks.evidence = self._monitor.details
+        self._rollbacks.evidence = self._monitor.details_of
         self._looping, self._loops, self._resumed = False, 0, False
         self._save_every = 1
-        starts = daemon == "auto" and self._ranks.rank == 0
-        self._child: ChildDaemon | None = ensure_daemon(self._run, settings) if starts else None
+        self._child = ensure_daemon(self._run, settings) if asks and self._ranks.rank == 0 else None
 
     @property
     def step(self) -> int:
@@ -142,7 +148,7 @@ class TrainingGuard:
         device are not waited for: they are judged a few updates later, at the latest before the next save.
         """
         self._progress.observed = self._progress.now
-        self._monitor.begin()
+        self._monitor.evidence.begin()
         return self._monitor.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
     def save(self, step: int | None = None, *, blocking: bool = True, metrics: Mapping[str, Any] | None = None) -> str:
@@ -164,7 +170,7 @@ class TrainingGuard:
         if metrics is not None:
             from ckptguard.records.metrics import checked_metrics
 
-            given = {"metrics": checked_metrics(metrics)}
+            given["metrics"] = checked_metrics(metrics)
         self._saving.raise_unheard()
         if step is None:
             if self._progress.position is None:
@@ -179,9 +185,7 @@ class TrainingGuard:
             self._monitor.look(step)
         else:
             self._monitor.flush()  # the copy is looked at, which costs training nothing
-        sick = agree(self._ranks, self._monitor.sick)
-        if sick is not None:
-            raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
+        self._refuse_sick("not saved")
         path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
         if not self._looping:
             self._progress.step = step
@@ -211,7 +215,9 @@ class TrainingGuard:
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            self._monitor.resumed(self._progress.gap.resumed(loaded.step, id=str(loaded.id), path=loaded.path))
+            self._monitor.evidence.resumed = self._progress.gap.resumed(
+                loaded.step, id=str(loaded.id), path=loaded.path
+            )
             for why in self._progress.gap.sentences:
                 _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
@@ -275,7 +281,7 @@ class TrainingGuard:
             if not self._resumed:
                 self.resume()
             self._progress.begin()
-            self._monitor.begin()
+            self._monitor.evidence.begin()
             if self.step > total:
                 _log.warning("training is at step %s already: nothing is left of a total of %s", self.step, total)
             if self._saving.last is None:
@@ -311,11 +317,14 @@ class TrainingGuard:
     def _begin(self) -> None:
         """A new run: there must be a good checkpoint to go back to from the first update on."""
         self._monitor.look(self.step)
-        sick = agree(self._ranks, self._monitor.sick)
-        if sick is not None:
-            raise SickTrainingError(f"training cannot begin: {sick.reason}", known_good=None)
+        self._refuse_sick("training cannot begin")
         self._save_automatically(self.step)
         self._saving.drain()
+
+    def _refuse_sick(self, what: str) -> None:
+        sick = agree(self._ranks, self._monitor.sick)
+        if sick is not None:
+            raise SickTrainingError(f"{what}: {sick.reason}", known_good=None)
 
     def _save_automatically(self, step: int, *, final: bool = False) -> None:
         if self._skips and not final and self._saving.busy:
@@ -329,11 +338,7 @@ class TrainingGuard:
 
     def _extra(self, step: int) -> dict[str, Any]:
         """What is saved beside model and optimizer; where one rank has none, none saves, and none waits for it."""
-        found: list[dict[str, Any]] = []
-        if self._ranks.size == 1:
-            return self._progress.extra()
-        together(self._ranks, f"saving step {step}", lambda: found.append(self._progress.extra()))
-        return found[0]
+        return each(self._ranks, f"saving step {step}", self._progress.extra)
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
         trace = None if isinstance(error, CkptguardError) else error  # else its message says it all
@@ -359,3 +364,22 @@ class TrainingGuard:
         self._progress.arrive(
             went.loaded.step, went.loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale
         )
+
+
+def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, given: Guarded) -> Store:
+    """The user's own files where there is a `save` and a `load`, else our own layout."""
+    from ckptguard.training.saving.stores import OwnStore, UserFiles, UserStore
+
+    save, load = given.get("save"), given.get("load")
+    if save is not None and load is not None:
+        files = UserFiles(save=save, load=load, name=given.get("name", "step-{step}.pt"))
+        if ranks.size == 1:
+            return UserStore(run, files, settings)
+        from ckptguard.training.sharded.collective_store import CollectiveStore
+
+        return CollectiveStore(run, files, settings, ranks)
+    if isinstance(ranks, GlooRanks):
+        from ckptguard.training.sharded.sharded_store import ShardedStore
+
+        return ShardedStore(run, parts, ranks, settings)
+    return OwnStore(run, parts, settings)

@@ -20,7 +20,7 @@ class FileStream:
     """Appends bytes to an empty file that the caller opened for writing. `close` must be called, also after a failure.
 
     Where the file system allows it the page cache is left alone: what is written to be durable would only push out
-    what training reads, and be copied once more. StorageFullError and its kinds come out of `append` and `finish`.
+    what training reads, and be copied once more. StorageFullError and its kinds come out of `write` and `finish`.
     """
 
     def __init__(self, descriptor: int, *, key: str, where: str) -> None:
@@ -36,13 +36,13 @@ class FileStream:
         self._thread = threading.Thread(target=self._write_blocks, name="ckptguard-write", daemon=True)
         self._thread.start()
 
-    def append(self, view: memoryview) -> None:
+    def write(self, data: memoryview) -> None:
         """Copy bytes to the end; they may change afterwards."""
-        while len(view):
-            count = min(len(view), BLOCK - self._filled)
-            copy_bytes(memoryview(self._block)[self._filled : self._filled + count], view[:count])
+        while len(data):
+            count = min(len(data), BLOCK - self._filled)
+            copy_bytes(memoryview(self._block)[self._filled : self._filled + count], data[:count])
             self._filled += count
-            view = view[count:]
+            data = data[count:]
             if self._filled == BLOCK:
                 self._hand_over()
                 self._block = self._free.get()

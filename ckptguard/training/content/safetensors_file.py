@@ -10,9 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any, NamedTuple, Protocol
 
 from ckptguard.errors import CouldNotTellError, SickTrainingError, StateError
 from ckptguard.storage.protocol import Reader
@@ -31,7 +29,7 @@ BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
 _NOT_ALIASES = ("format", "unread")
 
 
-class FilePlan(msgspec.Struct, frozen=True, kw_only=True):
+class FilePlan(NamedTuple):
     """Which names are stored, in file order, and the header that says so."""
 
     names: tuple[str, ...]
@@ -66,7 +64,7 @@ def plan_file(tensors: Mapping[str, Any]) -> FilePlan:
 class Stream(Protocol):
     """Takes a file's bytes in order."""
 
-    def append(self, view: memoryview) -> None:
+    def write(self, data: memoryview) -> None:
         """Add bytes to the end; they may change afterwards."""
 
 
@@ -88,7 +86,7 @@ def write_tensors(
     spans: list[Span] = []
     described: list[Tensor] = []
     position = len(plan.header)
-    stream.append(memoryview(plan.header))
+    stream.write(memoryview(plan.header))
     for name in plan.names:
         memory = in_memory(tensors[name])
         view = view_of(memory)
@@ -102,7 +100,7 @@ def write_tensors(
                 block = view[start : start + BLOCK]
                 hasher.update(block)
                 finite = finite and is_finite(block, dtype)
-                stream.append(block)
+                stream.write(block)
             if not finite and sick(name, memory):
                 raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
             number = len(spans)

@@ -19,18 +19,19 @@ from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Wanted
 from ckptguard.runs.run_view import RunView
 from ckptguard.training.client import let_daemon_verify
-from ckptguard.training.ranks import OneRank, Ranks
+from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, go_back_together
-from ckptguard.training.rollback.retry_unrecorded import Unrecorded
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
 if TYPE_CHECKING:
     from ckptguard.training.content.training_parts import TrainingParts
-    from ckptguard.training.rollback.trial_batch import Probe
+    from ckptguard.training.rollback.resume import Probe
     from ckptguard.training.saving.stores import Store
 
+_MOST_PAUSE = 64  # calls between two tries to record what is owed
 _log = logging.getLogger("ckptguard")
 
 
@@ -44,7 +45,7 @@ class Waits:
 
 
 class Rollbacks:
-    """Goes back and remembers it. `evidence(onset, cause)` is what can be said for the incident's report; it must not
+    """Goes back and remembers it. `evidence(diagnosis)` is what can be said for the incident's report; it must not
     raise. All ranks call the methods that take training somewhere, in the same order."""
 
     def __init__(
@@ -59,8 +60,8 @@ class Rollbacks:
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
         self._waits = waits
-        self._ranks = ranks if ranks is not None else OneRank()
-        self.evidence: Callable[[int | None, str], Details] | None = None
+        self._ranks = ranks if ranks is not None else Ranks()
+        self.evidence: Callable[[Diagnosis], Details] | None = None
         self._past: list[PastRollback] = []
         self._owed = Unrecorded(run, settings, store.series)
         self._unmarked = False  # whether the last one left newer checkpoints as they were
@@ -106,7 +107,7 @@ class Rollbacks:
             possibly_since=since,
         )
         onset = decision.onset_step
-        details = self.evidence(since, cause) if self.evidence is not None else Details()
+        details = self.evidence(diagnosis) if self.evidence is not None else Details()
         noticed: dict[str, Any] = {
             "step": diagnosis.step,
             "cause": cause,
@@ -205,3 +206,84 @@ class Rollbacks:
 
     def _view(self) -> RunView:
         return RunView(self._run, self._settings)
+
+
+@dataclass
+class _Debt:
+    """One rollback. `newer`: paths and signatures of what it should have put aside; `incident`: how it would have been
+    recorded, None once it is."""
+
+    reason: str
+    newer: list[tuple[str, Any]]
+    incident: dict[str, Any] | None
+    action: str
+    known_good: CheckpointId
+
+
+class Unrecorded:
+    """What the rollbacks of one guard could not write, for want of space; it is made up for as soon as there is some.
+    Nothing here raises.
+
+    Until then the checkpoints that are newer than the one it went back to lie where they are, unmarked. Training
+    replaces them as it comes to their steps again; a restart before that could resume from one, which is why the log
+    names them.
+    """
+
+    def __init__(self, run: Run, settings: Settings, series: str) -> None:
+        self._run, self._settings, self._series = run, settings, series
+        self._debts: list[_Debt] = []
+        self._calls = 0
+
+    def note(
+        self, loaded: Loaded, *, reason: str, incident: dict[str, Any] | None, action: str, unmarked: bool
+    ) -> None:
+        """A rollback to `loaded` was not recorded (`incident`: the arguments of `begin_incident`; None: it was), and
+        `unmarked`: what is newer was not put aside."""
+        newer = []
+        if unmarked:
+            try:
+                found = RunView(self._run, self._settings).checkpoints
+                own = [c for c in found if c.series == self._series and c.step is not None]
+                newer = [(c.path, c.signature) for c in own if (c.step or 0) > loaded.step]
+            except CkptguardError as error:
+                _log.warning("what is newer than %s cannot be listed: %s", loaded.path, error.message)
+        if newer:
+            paths = ", ".join(path for path, _ in newer)
+            _log.error("until there is space a restart could resume from what lies unmarked beside it: %s", paths)
+        if newer or incident is not None:
+            self._debts.append(_Debt(reason, newer, incident, action, loaded.id))
+            self._calls = 0
+
+    def settle(self, *, now: bool = False) -> None:
+        """Try to put aside and to record what is owed. It is called after each update: what fails is tried again at
+        the calls 2, 4, 8 and so on, then at every 64th, and whenever it is said to be `now`."""
+        if not self._debts:
+            return
+        self._calls += 1
+        if not now and self._calls % min(_MOST_PAUSE, 1 << (self._calls.bit_length() - 1)):
+            return
+        while self._debts:
+            try:
+                self._pay(self._debts[0])
+            except (CkptguardError, OSError) as error:
+                _log.debug("a rollback is still not recorded: %s", error)
+                return
+            del self._debts[0]
+
+    def _pay(self, debt: _Debt) -> None:
+        from ckptguard.keep.quarantine import quarantine  # loaded when something is owed
+
+        view = RunView(self._run, self._settings)
+        while debt.newer:
+            path, signature = debt.newer[0]
+            checkpoint = view.look_again(path)
+            if checkpoint is not None and checkpoint.signature == signature:
+                quarantine(view, path, reason=debt.reason)
+                _log.warning("%s was put aside, for which there was no space before: %s", path, debt.reason)
+            del debt.newer[0]
+        if debt.incident is not None:
+            incident = begin_incident(self._run, **debt.incident)
+            if incident is None:
+                raise OSError("the incident cannot be recorded")
+            debt.incident = None
+            end_incident(self._run, incident, action=debt.action, known_good=debt.known_good)

@@ -11,10 +11,11 @@ import contextlib
 import logging
 import os
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 import msgspec
 
@@ -31,7 +32,6 @@ from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.storage.protocol import Upload
 from ckptguard.training.content.file_stream import FileStream
 from ckptguard.training.content.safetensors_file import Stream
-from ckptguard.training.saving.background_save import Gate, SaveAbandoned
 from ckptguard.upkeep.leftover_saves import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
@@ -42,19 +42,68 @@ _log = logging.getLogger("ckptguard")
 _gates: dict[str, Gate] = {}  # of the claims that this process holds, by token
 
 
-class Destination(Protocol):
+class SaveAbandoned(Exception):
+    """Raised inside of a save that was given up."""
+
+
+class Gate:
+    """Between a save and whoever may abandon it: both cannot have their way. `abandoned`: nobody waits for the save any
+    more; `waits_for_room`: it has not begun to write, because the storage is full."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over = False
+        self.abandoned = False
+        self.waits_for_room = False
+
+    def check_stop(self) -> None:
+        """SaveAbandoned, if nobody waits for this save any more."""
+        if self.abandoned:
+            raise SaveAbandoned
+
+    def tell_whether_it_waits(self, waits: bool) -> None:
+        """The save begins to wait for room, or has it."""
+        self.waits_for_room = waits
+
+    def abandon(self) -> bool:
+        """Nobody waits for the save any more; False if it is sealed already and counts."""
+        with self._lock:
+            self.abandoned = not self._over
+            return self.abandoned
+
+    def end(self) -> bool:
+        """The save is sealed; False if it had been abandoned before that, and must not be trusted."""
+        with self._lock:
+            self._over = not self.abandoned
+            return self._over
+
+
+class Destination:
     """One checkpoint while it is written, entered by the one who writes it. Left without a commit, however that
     happens, nothing is left of it under its final name, and no temporary folder either."""
 
+    def __init__(self, view: RunView, step: int, gate: Gate) -> None:
+        self._view, self._step, self._gate = view, step, gate
+        self._name = folder_name(step)
+
     def check_stop(self) -> None:
         """To be called often: SaveAbandoned, once nobody waits for this save any more."""
+        self._gate.check_stop()
 
     def file(self, name: str) -> contextlib.AbstractContextManager[Stream]:
         """A new file of the checkpoint. Left without an error, all its bytes are there to stay."""
+        raise NotImplementedError
 
     def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
         """Have the checkpoint appear under its name, and seal it with its files, and with its metrics. What lies there
         already is moved aside first. SaveAbandoned if nobody waits for it any more; `settle` must come after it."""
+        raise NotImplementedError
+
+    def _seal(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
+        run = self._view.run
+        stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
+        self._gate.check_stop()
+        return seal_written(run, path=self._name, layout=LAYOUT.name, step=self._step, files=stored, metrics=metrics)
 
 
 def destination(view: RunView, step: int, gate: Gate) -> LocalFolder | RemoteObjects:
@@ -62,15 +111,15 @@ def destination(view: RunView, step: int, gate: Gate) -> LocalFolder | RemoteObj
     return LocalFolder(view, step, gate) if view.run.storage.root is not None else RemoteObjects(view, step, gate)
 
 
-class LocalFolder:
-    """See `Destination`: a temporary folder beside its final name. Several ranks may write into one `temporary` folder;
-    only the one that `leads` commits it, and removes what is left of it."""
+class LocalFolder(Destination):
+    """A temporary folder beside its final name. Several ranks may write into one `temporary` folder; only the one that
+    `leads` commits it, and removes what is left of it."""
 
     def __init__(
         self, view: RunView, step: int, gate: Gate, *, temporary: str | None = None, leads: bool = True
     ) -> None:
-        self._view, self._step, self._gate, self._leads = view, step, gate, leads
-        self._root, self._name = local_root(view.run), folder_name(step)
+        super().__init__(view, step, gate)
+        self._root, self._leads = local_root(view.run), leads
         self._temporary = temporary or temporary_name(step)
         self.folder = os.path.join(self._root, self._temporary)
         self._shown = contextlib.ExitStack()
@@ -94,13 +143,9 @@ class LocalFolder:
         if self._leads:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def check_stop(self) -> None:
-        """See `Destination`."""
-        self._gate.check_stop()
-
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Stream]:
-        """See `Destination`. StorageFullError and its kinds when the disk refuses."""
+        """StorageFullError and its kinds when the disk refuses."""
         key = f"{self._name}/{name}"
         with translated(key, self.folder):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -113,7 +158,6 @@ class LocalFolder:
             os.close(descriptor)
 
     def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
-        """See `Destination`."""
         run, name = self._view.run, self._name
         sync_folder(self.folder)
         own = os.stat(self.folder).st_ino
@@ -122,7 +166,7 @@ class LocalFolder:
         self.check_stop()
         run.storage.move(self._temporary, name)
         try:
-            return _seal(run, self._step, files, metrics, self._gate)
+            return self._seal(files, metrics)
         except Exception:
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save
             # was abandoned, a later one may lie there by now.
@@ -132,13 +176,12 @@ class LocalFolder:
             raise
 
 
-class RemoteObjects:
-    """See `Destination`: objects under their final names, written by whoever holds the claim of the path. BusyError if
-    another writer is at it. Killed, it leaves a claim, by which the next look at the run finds what else it left."""
+class RemoteObjects(Destination):
+    """Objects under their final names, written by whoever holds the claim of the path. BusyError if another writer is
+    at it. Killed, it leaves a claim, by which the next look at the run finds what else it left."""
 
     def __init__(self, view: RunView, step: int, gate: Gate) -> None:
-        self._view, self._step, self._gate = view, step, gate
-        self._name = folder_name(step)
+        super().__init__(view, step, gate)
         self._claim: Claim | None = None
         self._sign_due = 0.0
         self._uploads: dict[str, Upload] = {}
@@ -167,8 +210,8 @@ class RemoteObjects:
             self._give_up_claim(self._claim)
 
     def check_stop(self) -> None:
-        """See `Destination`. Now and then it says that the writer lives."""
-        self._gate.check_stop()
+        """Now and then it tells others that the writer lives."""
+        super().check_stop()
         now = time.monotonic()
         if self._claim is not None and now >= self._sign_due:
             self._sign_due = now + RENEWED
@@ -179,34 +222,23 @@ class RemoteObjects:
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Stream]:
-        """See `Destination`: everything is sent, and appears with the commit."""
+        """Everything is sent, and appears with the commit."""
         upload = self._open.enter_context(self._view.run.storage.upload(f"{self._name}/{name}"))
         self._uploads[name] = upload
-        yield _Appended(upload)
+        yield upload
 
     def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
-        """See `Destination`."""
         for name in _FILES:
             if name in self._uploads:
                 self.check_stop()
                 self._uploads[name].commit()
         self._open.close()
-        return _seal(self._view.run, self._step, files, metrics, self._gate)
+        return self._seal(files, metrics)
 
     def _give_up_claim(self, claim: Claim) -> None:
         del _gates[claim.token]
         with contextlib.suppress(StorageError):  # else it is collected once this process has ended
             release(self._view.run, claim)
-
-
-class _Appended:
-    """An upload as a stream."""
-
-    def __init__(self, upload: Upload) -> None:
-        self._upload = upload
-
-    def append(self, view: memoryview) -> None:
-        self._upload.write(view)
 
 
 def temporary_name(step: int) -> str:
@@ -252,12 +284,6 @@ def as_stored(run: Run, file: File) -> File:
     """The file with what the storage says of it under its final path."""
     entry = run.storage.stat(file.path)
     return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
-
-
-def _seal(run: Run, step: int, files: Sequence[File], metrics: Mapping[str, float] | None, gate: Gate) -> Manifest:
-    stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
-    gate.check_stop()
-    return seal_written(run, path=folder_name(step), layout=LAYOUT.name, step=step, files=stored, metrics=metrics)
 
 
 def settle(view: RunView, manifest: Manifest, gate: Gate) -> None:

@@ -19,8 +19,7 @@ from ckptguard.training.content.safetensors_file import fitting, read_file, writ
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.tensor_bytes import stored_size
 from ckptguard.training.content.training_parts import Captured, TrainingParts
-from ckptguard.training.saving.background_save import Gate, SaveAbandoned
-from ckptguard.training.saving.destinations import Destination, destination, settle
+from ckptguard.training.saving.destinations import Destination, Gate, SaveAbandoned, destination, settle
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File, Manifest
 
@@ -104,7 +103,7 @@ def write_state(place: Destination, name: str, text: bytes) -> File:
     from blake3 import blake3
 
     with place.file(STATE_FILE) as stream:
-        stream.append(memoryview(text))
+        stream.write(memoryview(text))
     key = f"{name}/{STATE_FILE}"
     return File(path=key, size=len(text), format="ckptguard_state", envelope=blake3(text).hexdigest())
 

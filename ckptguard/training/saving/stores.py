@@ -31,8 +31,7 @@ from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import Ranks
-from ckptguard.training.saving.background_save import Gate
-from ckptguard.training.saving.destinations import make_room
+from ckptguard.training.saving.destinations import Gate, make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.upkeep.leftover_saves import collect_saves
 from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, series_folder, series_of
@@ -118,12 +117,10 @@ class OwnStore:
         collect_saves(run)
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """See `Store`."""
         snapshot = snapshot_of(step, self._parts.capture(), extra)
         return write_checkpoint(RunView(self._run, self._settings), snapshot).path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        """See `CopyingStore`."""
         live = snapshot_of(step, self._parts.capture(), extra)
         copied = dataclasses.replace(live, captured=self._host.take(live.captured))
         return Copied(
@@ -132,7 +129,6 @@ class OwnStore:
         )
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """See `Store`."""
         return read_checkpoint(self._run, manifest, self._parts, allow=self._settings.allow_nonfinite)
 
 
@@ -179,7 +175,6 @@ class UserStore:
         self._size: int | None = None  # of the newest checkpoint, if known
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """See `Store`."""
         path = self._files.name.format(step=step)
         encoded = encode_state(dict(extra), path="extra")
         text = to_text({"ckptguard_state": 1, "step": step, "extra": encoded, "check": _check(encoded)})
@@ -219,7 +214,6 @@ class UserStore:
         return path
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """See `Store`."""
         self._files.load(self._run.usable(manifest.path))
         prefix = _beside(manifest.path, manifest.id)
         folder, _, start = prefix.rpartition("/")

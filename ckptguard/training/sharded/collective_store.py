@@ -14,7 +14,7 @@ from typing import Any
 from ckptguard.errors import CkptguardError, RanksError
 from ckptguard.records.run import Run
 from ckptguard.training.content.tagged_json import encode_state
-from ckptguard.training.ranks import Ranks, together
+from ckptguard.training.ranks import Ranks, each, together
 from ckptguard.training.saving.stores import Extra, UserFiles, UserStore, part_of_rank
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
@@ -32,7 +32,7 @@ class CollectiveStore(UserStore):
         self._ranks, self._here = ranks, files
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """See `Store`. RanksError names the ranks that could not do their part."""
+        """RanksError names the ranks that could not do their part."""
         reports = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
         if self._ranks.rank == 0:
             try:
@@ -51,18 +51,16 @@ class CollectiveStore(UserStore):
             self._take_part(f"saving step {step}", functools.partial(self._here.save, said, step))
 
     def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """See `Store`. RanksError if a rank could not load it."""
+        """RanksError if a rank could not load it."""
         found, wrong = super().read(manifest)
         saved = found.get("ranks", [])
         self._ranks.tell(["extra", saved])
         return part_of_rank(self._ranks, saved), wrong
 
     def finish(self, answer: object) -> None:
-        """See `LedStore`."""
         self._ranks.tell(["end", answer])
 
     def follow(self) -> tuple[Any, Extra]:
-        """See `LedStore`."""
         extra: Extra = {}
         while True:
             order, said = self._ranks.tell(None)
@@ -75,19 +73,14 @@ class CollectiveStore(UserStore):
 
     def _save_on_all(self, place: str, step: int) -> None:
         self._ranks.tell(["save", place])
-        together(self._ranks, f"saving step {step}", lambda: _only_do(lambda: self._here.save(place, step)))
+        each(self._ranks, f"saving step {step}", lambda: self._here.save(place, step))
 
     def _load_on_all(self, place: str) -> None:
         self._ranks.tell(["load", place])
-        together(self._ranks, f"loading {place}", lambda: _only_do(lambda: self._here.load(place)))
+        each(self._ranks, f"loading {place}", lambda: self._here.load(place))
 
     def _take_part(self, what: str, work: Callable[[], object]) -> None:
         try:
-            together(self._ranks, what, lambda: _only_do(work))
+            each(self._ranks, what, work)
         except CkptguardError as error:
             _log.warning("%s", error.message)  # rank 0 has it too, and says how it ends
-
-
-def _only_do(work: Callable[[], object]) -> None:
-    """What a framework returns is no answer for other ranks."""
-    work()

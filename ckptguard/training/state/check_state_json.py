@@ -57,8 +57,7 @@ def _wrong_data(state: Any) -> str | None:
     if not isinstance(skipped, list) or not all(_is_draw(draw) for draw in skipped):
         return "does not say which batches were left out"
     start = state.get("epoch_start")
-    if not isinstance(start, dict):
-        return "does not say how its epoch began"
+    start = start if isinstance(start, dict) else {}
     generators = start.get("generators")
     if not isinstance(generators, list) or not all(isinstance(text, bytes) for text in generators):
         return "does not say how its epoch began"

@@ -61,9 +61,9 @@ class FrameworkStore:
         """Never: the framework saves."""
         raise StateError("the framework saves its checkpoints by itself")
 
-    def read(self, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
+    def read(self, manifest: Manifest) -> dict[str, Any]:
         """Nothing: the framework loads what is chosen."""
-        return {}, None
+        return {}
 
 
 class Guarding(TypedDict, total=False):

@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import time
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -115,21 +116,11 @@ def _left(end: float) -> float:
     return left
 
 
-class _Received:
-    """What `http.client` needs of a socket, once everything was read."""
-
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-
-    def makefile(self, *_: object, **__: object) -> io.BytesIO:
-        """The answer as a file."""
-        return io.BytesIO(self._text)
-
-
 def _parse(text: bytes, method: str) -> tuple[int, dict[str, Any]]:
     from http.client import HTTPResponse
 
-    response = HTTPResponse(_Received(text), method=method)  # type: ignore[arg-type]
+    received: Any = SimpleNamespace(makefile=lambda *_, **__: io.BytesIO(text))  # all that it needs of a socket
+    response = HTTPResponse(received, method=method)
     response.begin()
     body = json.loads(response.read() or b"{}")
     return response.status, body if isinstance(body, dict) else {}

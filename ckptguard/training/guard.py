@@ -43,10 +43,8 @@ class TrainingGuard:
 
     `policy` says when training counts as sick, and how it goes back. `daemon="auto"` starts a daemon for the run where
     none answers; with "off" or None checkpoints are verified when they are needed. `settings`: None for those of
-    ``ckptguard.toml`` and the environment.
-    `saving` says how the automatic saves are made. One behind training that fails is logged and recorded as an incident
-    when it happens. Of several ranks each copies what it writes; `steps` waits for its last save, because a process
-    group may end after it. `deadlines`: how long it waits for the daemon, and one rank for the others.
+    ``ckptguard.toml`` and the environment. `saving` says how the automatic saves are made; one that fails is logged and
+    recorded as an incident. `deadlines`: how long it waits for the daemon, and one rank for the others.
 
     SettingsError for options that cannot be; StateError for state that could not be saved and put back exactly;
     CouldNotTellError (StorageError, RecordsError) where the run cannot be used. After the beginning, RanksError
@@ -122,9 +120,9 @@ class TrainingGuard:
 
         Resumes at the newest known-good checkpoint, saves after every `save_every` updates and at the end, and goes
         back between two iterations when the state is sick. Batches that did harm are left out from then on. After a
-        `break` an update counts as made if it was observed.
-        RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there is nothing to go back to,
-        SettingsError when another process of this machine trains into the run already.
+        `break` an update counts as made if it was observed. Several ranks wait here for the last save, because a
+        process group may end after it. RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there
+        is nothing to go back to, SettingsError when another process of this machine trains into the run already.
         """
         if save_every < 1 or total < 0:
             raise SettingsError("save_every must be at least 1 and total not negative")
@@ -156,12 +154,11 @@ class TrainingGuard:
         named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
         else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is.
 
-        `blocking=False` returns as soon as the state is copied, so that training may change it; looking at the copy,
-        hashing and writing go on in a thread. What goes wrong there is logged and recorded as an incident at once,
-        and raised by the next `save`, `wait_for_save` or `close`, which then has done nothing else. One save at a
-        time: the next one waits. At the end of the interpreter it gets up to a minute. Several ranks call this and
-        `wait_for_save` on all of them, and `close` before they end their process group. Not for a `save=` of your own:
-        it reads the state that training changes, and its exchanges between ranks would mix with training's.
+        `blocking=False` returns as soon as the state is copied; looking at the copy, hashing and writing go on in a
+        thread, of one save at a time. What goes wrong there is logged and recorded as an incident at once. The next
+        `save`, `wait_for_save` or `close` raises it and does nothing else. At the end of the interpreter it gets up to
+        a minute. Several ranks call this and `wait_for_save` on all of them, and `close` before they end their process
+        group. Not for a `save=` of your own: it reads the state that training changes.
 
         `metrics` are named numbers (of several ranks, those of rank 0 count) by which `ckptguard prune --keep-best`
         chooses; NaN is recorded and never the best. SettingsError if one is no number.
@@ -199,13 +196,13 @@ class TrainingGuard:
         return over
 
     def resume(self, probe: Probe | None = None) -> int:
-        """Load the newest known-good checkpoint, verified, if there is one; returns the updates completed.
+        """Load the newest known-good checkpoint, verified, if there is one; returns the updates completed. `steps` does
+        this by itself, and puts back the data's position and the RNG when it begins.
 
-        `steps` does this by itself. The data's position and the RNG are put back when `steps` begins. `probe` computes
-        the loss of a small batch with the model (``lambda: loss_of(model, batch)``): a checkpoint counts only if that
-        loss and its gradients are finite, else the next older one is tried. It leaves no trace. NoKnownGoodError if
-        there are checkpoints and none can be used, StateError if the names of one do not fit, CouldNotTellError if it
-        cannot be read. What a resume lacks is said by `missing_for_exact_resume`.
+        `probe` computes the loss of a small batch with the model (``lambda: loss_of(model, batch)``), and leaves no
+        trace: a checkpoint counts only if that loss and its gradients are finite, else the next older one is tried.
+        NoKnownGoodError if there are checkpoints and none can be used, StateError if the names of one do not fit,
+        CouldNotTellError if it cannot be read. What a resume lacks is said by `missing_for_exact_resume`.
         """
         self._saving.drain(self._deadline)
         loaded = self._rollbacks.resume(self._parts, probe)
@@ -215,10 +212,9 @@ class TrainingGuard:
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            self._monitor.evidence.resumed = self._progress.gap.resumed(
-                loaded.step, id=str(loaded.id), path=loaded.path
-            )
-            for why in self._progress.gap.sentences:
+            gap = self._progress.gap
+            self._monitor.evidence.resumed = gap.resumed(loaded.step, id=str(loaded.id), path=loaded.path)
+            for why in gap.sentences:
                 _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
 
@@ -228,11 +224,9 @@ class TrainingGuard:
         return self._progress.missing
 
     def rollback(self, reason: str = "asked by the caller") -> int | None:
-        """Go back to the newest known-good checkpoint and replay from there.
-
-        Inside `steps` it happens before the next batch (returns None); elsewhere at once (returns the step). Raises
-        what `steps` raises when it goes back; of the policy's budget it takes nothing.
-        """
+        """Go back to the newest known-good checkpoint and replay from there: inside `steps` before the next batch
+        (returns None), elsewhere at once (returns the step). Raises what `steps` raises when it goes back; of the
+        policy's budget it takes nothing."""
         now = self._progress.current
         onset = now + (self._progress.now is None)
         asked = Diagnosis(step=now, cause="asked", onset_step=onset, reason=reason)
@@ -243,11 +237,8 @@ class TrainingGuard:
         return self.step
 
     def close(self) -> None:
-        """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent.
-
-        A save in flight gets a minute, then it is abandoned. Raises what went wrong with a `save(blocking=False)` and
-        was not raised before.
-        """
+        """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent. A save
+        in flight gets a minute, then it is abandoned. Raises what went wrong with a `save(blocking=False)`, once."""
         self._close()
         self._saving.raise_unheard()
 
@@ -256,8 +247,8 @@ class TrainingGuard:
         self._rollbacks.settle(now=True)
         self._monitor.close()
         self._only.end()
-        child, self._child = self._child, None
         self._progress.position = None
+        child, self._child = self._child, None
         if child is not None:
             if self._saving.last is not None:
                 self._rollbacks.let_daemon_verify()
@@ -341,7 +332,7 @@ class TrainingGuard:
         return each(self._ranks, f"saving step {step}", self._progress.extra)
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
-        trace = None if isinstance(error, CkptguardError) else error  # else its message says it all
+        trace = None if isinstance(error, CkptguardError) else error  # of ours the message says it all
         _log.error("step %s could not be saved: %s", step, error, exc_info=trace)
         cause = "weights" if isinstance(error, SickTrainingError) else "storage"
         reason = f"the checkpoint could not be saved: {error}"
@@ -358,12 +349,10 @@ class TrainingGuard:
         went = self._rollbacks.go_back(diagnosis, save_every=self._save_every)
         if went.decision.skip:
             self._progress.skip(went.onset, went.last)
-        self._saving.last = went.loaded.step
-        self._monitor.restart(went.loaded.step)
-        factor = self._progress.lr_factor * went.decision.lr_factor
-        self._progress.arrive(
-            went.loaded.step, went.loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale
-        )
+        loaded, factor = went.loaded, self._progress.lr_factor * went.decision.lr_factor
+        self._saving.last = loaded.step
+        self._monitor.restart(loaded.step)
+        self._progress.arrive(loaded.step, loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale)
 
 
 def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, given: Guarded) -> Store:

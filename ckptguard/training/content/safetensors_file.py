@@ -29,6 +29,10 @@ BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
 _NOT_ALIASES = ("format", "unread")
 
 
+class NotAsSealed(StateError):
+    """The bytes of a checkpoint are not those that were sealed, or hold what they must not."""
+
+
 class FilePlan(NamedTuple):
     """Which names are stored, in file order, and the header that says so."""
 
@@ -125,51 +129,48 @@ def read_file(
     *,
     sick: Callable[[str, Any], bool] = lambda *_: False,
     threads: int | None = None,
-) -> tuple[dict[str, Any], str | None]:
-    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float. With one of
-    `threads` it is read in the order of the file.
+) -> dict[str, Any]:
+    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float; returns all
+    tensors by name, aliases too. With one of `threads` it is read in the order of the file.
 
     Tensors named in `into` must fit (StateError) and get their elements in place; others are made anew on the CPU.
-    `sick(name, tensor)` is asked about each that holds NaN or infinity: whether that is wrong. Returns all tensors by
-    name, aliases too, and what is wrong (None: the bytes are those that were sealed). After that tensors may be half
-    loaded: load another checkpoint over them.
+    `sick(name, tensor)` is asked about each that holds NaN or infinity: whether that is wrong. NotAsSealed says what is
+    wrong; then tensors may be half loaded: load another checkpoint over them.
     """
     from blake3 import blake3
 
     size = reader.entry.size
     if size != sealed.size:
-        return {}, f"{sealed.path} has {size} bytes instead of the {sealed.size} that were sealed"
+        raise NotAsSealed(f"{sealed.path} has {size} bytes instead of the {sealed.size} that were sealed")
     header = reader.read(0, sealed.spans[0].offset if sealed.spans else size)
     end = max((s.offset + s.length for s in sealed.spans), default=len(header))
     if end != size or blake3(header).hexdigest() != sealed.envelope:
-        return {}, f"the header of {sealed.path} is not what was sealed"
+        raise NotAsSealed(f"the header of {sealed.path} is not what was sealed")
     _check_fit(sealed, into)
 
-    def load(tensor: Tensor) -> tuple[Any, bool, bool]:
-        span = sealed.spans[tensor.span] if tensor.span is not None else None
-        return _load(reader, tensor, span, into.get(tensor.name))
+    def load(tensor: Tensor) -> Any:
+        value, finite = _load(reader, sealed, tensor, into.get(tensor.name))
+        if not finite and sick(tensor.name, value):
+            raise NotAsSealed(f"{tensor.name} in {sealed.path} holds NaN or infinity")
+        return value
 
-    loaded: dict[str, Any] = {}
     with ThreadPoolExecutor(threads or threads_for_memory()) as pool:
-        for tensor, (value, intact, finite) in zip(sealed.tensors, pool.map(load, sealed.tensors), strict=True):
-            if not intact:
-                pool.shutdown(cancel_futures=True)
-                return {}, f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed"
-            if not finite and sick(tensor.name, value):
-                pool.shutdown(cancel_futures=True)
-                return {}, f"{tensor.name} in {sealed.path} holds NaN or infinity"
-            loaded[tensor.name] = value
+        try:
+            loaded = dict(zip((t.name for t in sealed.tensors), pool.map(load, sealed.tensors), strict=True))
+        except NotAsSealed:
+            pool.shutdown(cancel_futures=True)
+            raise
     for alias, name in _aliases(header).items():
         target = into.get(alias)
         if target is not None and target.data_ptr() != loaded[name].data_ptr():
             target.copy_(loaded[name])
         loaded[alias] = loaded[name] if target is None else target
     reader.check_unchanged()
-    return loaded, None
+    return loaded
 
 
-def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tuple[Any, bool, bool]:
-    """The tensor, whether its bytes are those that were sealed, and whether they are finite."""
+def _load(reader: Reader, sealed: File, tensor: Tensor, target: Any) -> tuple[Any, bool]:
+    """The tensor, and whether its numbers are finite."""
     import torch
     from blake3 import blake3
 
@@ -177,21 +178,21 @@ def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tup
     if target is None or not is_writable_in_place(target):
         memory = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
     view = view_of(memory)
-    if len(view) != (span.length if span else 0):
+    span = sealed.spans[tensor.span] if tensor.span is not None else Span(0, 0, "")
+    if len(view) != span.length:
         raise CouldNotTellError(f"the manifest gives {tensor.name} another size than its shape")
     hasher = blake3()
     finite = True
     for start in range(0, len(view), BLOCK):
         block = view[start : start + BLOCK]
-        reader.read_into((span.offset if span else 0) + start, block)
+        reader.read_into(span.offset + start, block)
         hasher.update(block)
         finite = finite and is_finite(block, tensor.dtype)
-    if span is not None and hasher.hexdigest() != span.blake3:
-        return memory, False, finite
-    if target is not None and memory is not target:
-        target.copy_(memory)
-        return target, True, finite
-    return memory, True, finite
+    if tensor.span is not None and hasher.hexdigest() != span.blake3:
+        raise NotAsSealed(f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed")
+    if target is None or memory is target:
+        return memory, finite
+    return target.copy_(memory), finite
 
 
 def fitting(sealed: File, into: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,10 +216,7 @@ def _kind(tensor: Any) -> tuple[str, tuple[int, ...]]:
 def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
     for tensor in sealed.tensors:
         target = into.get(tensor.name)
-        if target is None:
-            continue
-        found = _kind(target)
-        if found != (tensor.dtype, tensor.shape):
+        if target is not None and (found := _kind(target)) != (tensor.dtype, tensor.shape):
             raise StateError(
                 f"{tensor.name} was saved as {tensor.dtype} {list(tensor.shape)}; "
                 f"here it is {found[0]} {list(found[1])}",

@@ -5,6 +5,7 @@ What is loaded is pinned until every rank has it: a store's `read` returns only 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable
 
@@ -19,6 +20,7 @@ from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back, verify_pe
 from ckptguard.runs.candidates import first_whole
 from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
+from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.rollback.lead_and_follow import Loaded
 from ckptguard.training.saving.stores import Store
 from ckptguard.training.state.check_state_json import wrong_with
@@ -151,13 +153,10 @@ def _use(view: RunView, store: Store, candidate: Candidate, in_use: InUse) -> Lo
 
 
 def _roll_back(view: RunView, back: GoBack, in_use: InUse) -> RolledBack:
-    for attempt in range(_LOCK_TRIES):
-        try:
+    for _ in range(_LOCK_TRIES - 1):
+        with contextlib.suppress(BusyError):
             return roll_back(view, back, in_use=in_use)
-        except BusyError:
-            if attempt == _LOCK_TRIES - 1:
-                raise
-    raise AssertionError
+    return roll_back(view, back, in_use=in_use)
 
 
 def _read(view: RunView, store: Store, id: CheckpointId, in_use: InUse) -> Loaded | str:
@@ -170,12 +169,14 @@ def _read(view: RunView, store: Store, id: CheckpointId, in_use: InUse) -> Loade
 def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loaded | str:
     """Load a checkpoint, or say what is wrong with it: then it was verified anew."""
     in_use.pin(manifest.id)
-    extra, wrong = store.read(manifest)
-    if wrong is None:
+    try:
+        extra = store.read(manifest)
         why = wrong_with(extra)
-        wrong = f"what was saved beside {manifest.path} cannot be put back: {why}" if why is not None else None
-    if wrong is None:
-        return Loaded(step=manifest.step or 0, id=manifest.id, path=view.run.usable(manifest.path), extra=extra)
+        if why is None:
+            return Loaded(step=manifest.step or 0, id=manifest.id, path=view.run.usable(manifest.path), extra=extra)
+        wrong = f"what was saved beside {manifest.path} cannot be put back: {why}"
+    except NotAsSealed as error:
+        wrong = error.message
     _log.warning("%s; looking for an older checkpoint", wrong)
     checkpoint = view.look_again(manifest.path)
     if checkpoint is not None:

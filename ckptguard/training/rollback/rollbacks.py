@@ -67,7 +67,7 @@ class Rollbacks:
         self._unmarked = False  # whether the last one left newer checkpoints as they were
 
     def settle(self, *, now: bool = False) -> None:
-        """Make up for what could not be written before, if there is space; see `Owed.settle`."""
+        """Make up for what could not be written before, if there is space; see `Unrecorded.settle`."""
         self._owed.settle(now=now)
 
     def resume(self, parts: TrainingParts, probe: Probe | None) -> Loaded | None:
@@ -76,10 +76,12 @@ class Rollbacks:
 
         return load_checked(RunView(self._run, self._settings), self._store, parts, self._ranks, probe)
 
-    def let_daemon_verify(self) -> None:
-        """Give the daemon the time that it has to verify the last save."""
-        if self._waits.daemon is not None:
-            let_daemon_verify(self._run, before_step=None, series=self._store.series, wait_seconds=self._waits.daemon)
+    def let_daemon_verify(self, *, before_step: int | None = None) -> None:
+        """Give the daemon the time that it has to verify the last save, or what is before a step. What counts is in the
+        records."""
+        series, seconds = self._store.series, self._waits.daemon
+        if seconds is not None:
+            let_daemon_verify(self._run, before_step=before_step, series=series, wait_seconds=seconds)
 
     def tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
         """Record what people should know although training goes on."""
@@ -94,55 +96,39 @@ class Rollbacks:
 
     def _go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         self.settle(now=True)
-        since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
-        last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
+        surely_by, step, reason = diagnosis.surely_by, diagnosis.step, diagnosis.reason
+        since = diagnosis.onset_step if diagnosis.onset_step is not None else step
+        last = diagnosis.suspect_through if diagnosis.suspect_through is not None else step
         cause = diagnosis.cause or "asked"
-        _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
+        _log.warning("step %s: %s", step, reason)
         decision = decide(
-            self._policy,
-            self._past,
-            cause=cause,
-            onset_step=diagnosis.surely_by,
-            save_every=save_every,
-            possibly_since=since,
+            self._policy, self._past, cause=cause, onset_step=surely_by, save_every=save_every, possibly_since=since
         )
         onset = decision.onset_step
         details = self.evidence(diagnosis) if self.evidence is not None else Details()
-        noticed: dict[str, Any] = {
-            "step": diagnosis.step,
-            "cause": cause,
-            "reason": diagnosis.reason,
-            "evidence": diagnosis.evidence,
-        }
+        noticed: dict[str, Any] = {"step": step, "cause": cause, "reason": reason, "evidence": diagnosis.evidence}
         details = msgspec.structs.replace(details, onset=since, onset_through=diagnosis.onset_through)
         incident = begin_incident(self._run, **noticed, details=details)
         if decision.give_up:
             report = end_incident(self._run, incident, action=f"{GAVE_UP}: {decision.reason}")
             raise RollbackExhausted(
-                f"training is sick again ({diagnosis.reason}) and {decision.reason}",
+                f"training is sick again ({reason}) and {decision.reason}",
                 report=report,
                 hint=f"ckptguard status {self._run.url}",
             )
-        if self._waits.daemon is not None:
-            # Worth waiting for what it verifies meanwhile; what counts is in the records.
-            let_daemon_verify(self._run, before_step=onset, series=self._store.series, wait_seconds=self._waits.daemon)
+        self.let_daemon_verify(before_step=onset)
         try:
-            loaded = self._find_or_read(decision, onset, diagnosis.reason)
+            loaded = self._find_or_read(decision, onset, reason)
         except CkptguardError as error:
             end_incident(self._run, incident, action=f"could not go back: {error.message}")
             raise
         if cause != "asked":  # what the caller asks for is no sign of sickness
-            self._past.append(PastRollback(onset_step=diagnosis.surely_by, target_step=loaded.step))
-        action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
+            self._past.append(PastRollback(onset_step=surely_by, target_step=loaded.step))
+        action = f"went back from step {step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
         end_incident(self._run, incident, action=action, known_good=loaded.id)
-        self._owed.note(
-            loaded,
-            reason=diagnosis.reason,
-            incident={**noticed, "details": details} if incident is None else None,
-            action=action,
-            unmarked=self._unmarked,
-        )
+        owed = {**noticed, "details": details} if incident is None else None
+        self._owed.note(loaded, reason=reason, incident=owed, action=action, unmarked=self._unmarked)
         return Rollback(loaded=loaded, decision=decision, onset=onset, last=last)
 
     def _find_or_read(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
@@ -161,10 +147,8 @@ class Rollbacks:
             if loaded is None:
                 raise
             self._unmarked = True
-            _log.error(
-                "the rollback could not be recorded, and newer checkpoints stay where they are for now: %s",
-                error.message,
-            )
+            unmarked = "the rollback could not be recorded, and newer checkpoints stay where they are for now: %s"
+            _log.error(unmarked, error.message)
             return loaded
 
     def _fetch(self, onset: int) -> bool:

@@ -15,7 +15,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Self
 
 import msgspec
 
@@ -106,9 +105,31 @@ class Destination:
         return seal_written(run, path=self._name, layout=LAYOUT.name, step=self._step, files=stored, metrics=metrics)
 
 
-def destination(view: RunView, step: int, gate: Gate) -> LocalFolder | RemoteObjects:
-    """Where the checkpoint of a step goes."""
-    return LocalFolder(view, step, gate) if view.run.storage.root is not None else RemoteObjects(view, step, gate)
+@contextlib.contextmanager
+def destination(view: RunView, step: int, gate: Gate) -> Iterator[Destination]:
+    """Where the checkpoint of a step goes. BusyError if another writer is at it; killed, a save that goes elsewhere
+    leaves its claim of the path, by which the next look at the run finds what else it left."""
+    if view.run.storage.root is not None:
+        with contextlib.closing(LocalFolder(view, step, gate)) as place:
+            place.open()
+            yield place
+        return
+    claim = _claim(view.run, folder_name(step), step)
+    _gates[claim.token] = gate
+    try:
+        gate.check_stop()
+        make_room(view, folder_name(step))
+        try:
+            with contextlib.ExitStack() as uploads:  # what was not committed is discarded
+                yield RemoteObjects(view, step, gate, claim, uploads)
+        except Exception:
+            # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
+            _remove_own(view.run, claim)
+            raise
+    finally:
+        del _gates[claim.token]
+        with contextlib.suppress(StorageError):  # else it is collected once this process has ended
+            release(view.run, claim)
 
 
 class LocalFolder(Destination):
@@ -123,13 +144,6 @@ class LocalFolder(Destination):
         self._temporary = temporary or temporary_name(step)
         self.folder = os.path.join(self._root, self._temporary)
         self._shown = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def open(self) -> None:
         """Make the folder, and let others know that it is being written."""
@@ -177,43 +191,19 @@ class LocalFolder(Destination):
 
 
 class RemoteObjects(Destination):
-    """Objects under their final names, written by whoever holds the claim of the path. BusyError if another writer is
-    at it. Killed, it leaves a claim, by which the next look at the run finds what else it left."""
+    """Objects under their final names, written by whoever holds the claim of the path."""
 
-    def __init__(self, view: RunView, step: int, gate: Gate) -> None:
+    def __init__(self, view: RunView, step: int, gate: Gate, claim: Claim, uploads: contextlib.ExitStack) -> None:
         super().__init__(view, step, gate)
-        self._claim: Claim | None = None
-        self._sign_due = 0.0
-        self._uploads: dict[str, Upload] = {}
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        claim = self._claim = _claim(self._view.run, self._name, self._step)
-        _gates[claim.token] = self._gate
+        self._claim, self._open = claim, uploads
         self._sign_due = time.monotonic() + RENEWED
-        try:
-            self._gate.check_stop()
-            make_room(self._view, self._name)
-        except BaseException:
-            self._give_up_claim(claim)
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        assert self._claim is not None
-        try:
-            self._open.close()  # what was not committed is discarded
-        finally:
-            if isinstance(error, Exception):
-                # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
-                _remove_own(self._view.run, self._claim)
-            self._give_up_claim(self._claim)
+        self._uploads: dict[str, Upload] = {}
 
     def check_stop(self) -> None:
         """Now and then it tells others that the writer lives."""
         super().check_stop()
         now = time.monotonic()
-        if self._claim is not None and now >= self._sign_due:
+        if now >= self._sign_due:
             self._sign_due = now + RENEWED
             try:
                 renew(self._view.run, self._claim)
@@ -234,11 +224,6 @@ class RemoteObjects(Destination):
                 self._uploads[name].commit()
         self._open.close()
         return self._seal(files, metrics)
-
-    def _give_up_claim(self, claim: Claim) -> None:
-        del _gates[claim.token]
-        with contextlib.suppress(StorageError):  # else it is collected once this process has ended
-            release(self._view.run, claim)
 
 
 def temporary_name(step: int) -> str:
@@ -302,11 +287,9 @@ def settle(view: RunView, manifest: Manifest, gate: Gate) -> None:
 
 
 def _claim(run: Run, name: str, step: int) -> Claim:
-    series = series_of(name)
-
     def claim() -> Claim:
-        generation = history_of_series(run, series).next_id(series, step).generation
-        return claim_path(run, path=name, series=series, step=step, generation=generation)
+        id = history_of_series(run, series_of(name)).next_id(series_of(name), step)
+        return claim_path(run, path=name, series=id.series, step=step, generation=id.generation)
 
     try:
         return claim()

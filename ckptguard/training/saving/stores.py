@@ -55,9 +55,9 @@ class Store(Protocol):
         """Save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest too; returns the
         path in the run."""
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """Load a checkpoint that was just verified. Returns what was saved beside it (empty: unknown), and what is
-        wrong with its bytes, if loading found that."""
+    def read(self, manifest: Manifest) -> Extra:
+        """Load a checkpoint that was just verified; returns what was saved beside it (empty: unknown). NotAsSealed says
+        what is wrong with its bytes, if loading found that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +94,8 @@ def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
     if len(saved) == ranks.size:
         return dict(decode_state(saved[ranks.rank]))
     if saved:
-        _log.warning(
-            "saved by %d ranks, loaded by %d: the data starts its epoch anew, with new random numbers",
-            len(saved),
-            ranks.size,
-        )
+        why = "saved by %d ranks, loaded by %d: the data starts its epoch anew, with new random numbers"
+        _log.warning(why, len(saved), ranks.size)
     first = decode_state(saved[0]) if saved else {}
     return {"guard": first["guard"]} if "guard" in first else {}
 
@@ -128,7 +125,7 @@ class OwnStore:
             write=lambda gate: write_checkpoint(RunView(self._run, self._settings), copied, gate),
         )
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+    def read(self, manifest: Manifest) -> Extra:
         return read_checkpoint(self._run, manifest, self._parts, allow=self._settings.allow_nonfinite)
 
 
@@ -206,14 +203,14 @@ class UserStore:
             )
         self._size = found.bytes
         for number in range(1, 1000):
-            try:
+            with contextlib.suppress(
+                ObjectExistsError
+            ):  # by an earlier save of this generation, of which no more is left
                 create_record(self._run, f"{_beside(path, id)}{number:04d}.json", text)
                 break
-            except ObjectExistsError:
-                continue  # an earlier save of this generation, of which nothing else is left
         return path
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+    def read(self, manifest: Manifest) -> Extra:
         self._files.load(self._run.usable(manifest.path))
         prefix = _beside(manifest.path, manifest.id)
         folder, _, start = prefix.rpartition("/")
@@ -221,18 +218,17 @@ class UserStore:
         text = read_record(self._run, f"{folder}/{names[-1]}") if names else None
         if text is None:
             _log.warning("nothing is recorded beside %s: the data starts its epoch anew", manifest.path)
-            return {}, None
+            return {}
         try:
             state = from_text(text)
             extra = decode_state(state["extra"])
             if not isinstance(extra, dict) or state.get("check", "") not in ("", _check(state["extra"])):
                 raise StateError("it is not what was recorded")
         except (StateError, KeyError, TypeError, AttributeError) as error:
-            _log.warning(
-                "what is recorded beside %s cannot be used, the data starts its epoch anew: %s", manifest.path, error
-            )
-            return {}, None
-        return extra, None
+            why = "what is recorded beside %s cannot be used, the data starts its epoch anew: %s"
+            _log.warning(why, manifest.path, error)
+            return {}
+        return extra
 
     def _need_room(self, view: RunView, path: str) -> None:
         if self._run.storage.root is None:
@@ -247,12 +243,10 @@ class UserStore:
 
     def _remove_half(self, path: str, place: str) -> None:
         """A save that raised leaves half a file under its final name; the name was free before."""
-        if self._run.storage.root is None:
-            with contextlib.suppress(StorageError):
+        with contextlib.suppress(OSError, StorageError):
+            if self._run.storage.root is None:
                 self._run.storage.remove(path)
-            return
-        with contextlib.suppress(OSError):
-            if os.path.isdir(place) and not os.path.islink(place):
+            elif os.path.isdir(place) and not os.path.islink(place):
                 shutil.rmtree(place)
             else:
                 os.unlink(place)

@@ -50,12 +50,11 @@ class CollectiveStore(UserStore):
                 raise RanksError(f"rank 0: {said}")
             self._take_part(f"saving step {step}", functools.partial(self._here.save, said, step))
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+    def read(self, manifest: Manifest) -> Extra:
         """RanksError if a rank could not load it."""
-        found, wrong = super().read(manifest)
-        saved = found.get("ranks", [])
+        saved = super().read(manifest).get("ranks", [])
         self._ranks.tell(["extra", saved])
-        return part_of_rank(self._ranks, saved), wrong
+        return part_of_rank(self._ranks, saved)
 
     def finish(self, answer: object) -> None:
         self._ranks.tell(["end", answer])

@@ -22,6 +22,7 @@ from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.training.content.host_copy import HostCopy
+from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.ranks import GlooRanks, each, together
 from ckptguard.training.saving.destinations import Gate, local_root
@@ -85,10 +86,10 @@ class ShardedStore:
 
         return Copied(path=save.path, write=write)
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
+    def read(self, manifest: Manifest) -> Extra:
         """RanksError or StateError if a rank could not load it."""
         self._ranks.tell(["load", manifest.step, manifest.generation])
-        return self._load(manifest), None
+        return self._load(manifest)
 
     def finish(self, answer: object) -> None:
         self._ranks.tell(["end", answer])
@@ -120,10 +121,10 @@ class ShardedStore:
         what = f"loading {manifest.path}"
 
         def read() -> dict[str, Any]:
-            state, wrong = read_state(self._run, manifest)
-            if wrong is not None:
-                raise StateError(wrong)
-            return state
+            try:
+                return read_state(self._run, manifest)
+            except NotAsSealed as error:  # rank 0 had it verified: no rank may take another one
+                raise StateError(error.message) from error
 
         state = each(self._ranks, what, read)
         live = live_of_all(self._parts, self._ranks, what, with_optimizer="optimizer" not in state)
@@ -175,7 +176,7 @@ class ShardedStore:
         name = str(self._ranks.tell(f"tmp-visible-{uuid.uuid4().hex}"))
         place = os.path.join(self._root, name)
         try:
-            together(self._ranks, "writing to the run", lambda: _touch(place) if self._ranks.rank == 0 else None)
+            each(self._ranks, "writing to the run", lambda: _touch(place) if self._ranks.rank == 0 else None)
             blind = [rank for rank, sees in enumerate(self._ranks.gather(os.path.exists(place))) if not sees]
         finally:
             if self._ranks.rank == 0 and os.path.exists(place):
@@ -192,7 +193,6 @@ def _beginnings(name: str) -> list[str]:
     return [*(name[: dot.start()] for dot in re.finditer(r"\.", name)), name]
 
 
-def _touch(place: str) -> bool:
+def _touch(place: str) -> None:
     with translated("", place):
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    return True

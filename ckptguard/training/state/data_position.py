@@ -8,6 +8,7 @@ to it instead, and draws nothing again. Draws in `skipped` are dropped whenever 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Iterator
@@ -83,13 +84,17 @@ class DataPosition:
         self.epoch, self.taken = state["epoch"], 0
         self.inexact = None
         self.skipped |= {(epoch, index) for epoch, index in state["skipped"]}
-        if state["length"] != _length(self.loader):
-            _log.warning(
-                "the loader has %s batches, and had %s when this was saved: the position in the data may differ",
-                _length(self.loader),
-                state["length"],
+        length, was_long = _length(self.loader), state["length"]
+        if length != was_long:
+            differs = "the loader has %s batches, and had %s when this was saved: the position in the data may differ"
+            _log.warning(differs, length, was_long)
+        generators, saved = _generators(self.loader), state["epoch_start"]["generators"]
+        if len(saved) != len(generators):
+            raise StateError(
+                f"the loader has {len(generators)} generators of its own, and had {len(saved)} when this was saved"
             )
-        self._set_generators(state["epoch_start"]["generators"])
+        for generator, text in zip(generators, saved, strict=True):
+            generator.set_state(generator_tensor(text))
         _forget_loader_state(self.loader)
         if not state["begun"]:
             return
@@ -109,14 +114,10 @@ class DataPosition:
             return
         if keeps_workers:
             self._say("the loader keeps its workers (persistent_workers): what they draw at random is not put back")
-        generators = capture_rng()
-        for _ in range(state["taken"]):
-            try:
-                next(self._iterator)
-            except StopIteration:
-                break
+        before = capture_rng()
+        for _ in itertools.islice(self._iterator, state["taken"]):
             self.taken += 1
-        if _is_stream(self.loader) and not same_rng(generators, capture_rng()):
+        if _is_stream(self.loader) and not same_rng(before, capture_rng()):
             self._say("the loader draws from the generators that training uses, too: its order depends on both")
 
     def restart_epoch(self) -> None:
@@ -138,15 +139,6 @@ class DataPosition:
 
     def _own_states(self) -> list[bytes]:
         return [generator_bytes(generator.get_state()) for generator in _generators(self.loader)]
-
-    def _set_generators(self, saved: list[bytes]) -> None:
-        generators = _generators(self.loader)
-        if len(saved) != len(generators):
-            raise StateError(
-                f"the loader has {len(generators)} generators of its own, and had {len(saved)} when this was saved"
-            )
-        for generator, text in zip(generators, saved, strict=True):
-            generator.set_state(generator_tensor(text))
 
     def _say(self, why: str) -> None:
         self.inexact = why

@@ -22,7 +22,7 @@ from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import load_settings
-from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
+from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
 from ckptguard.upkeep.protect import protect_finished

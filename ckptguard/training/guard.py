@@ -17,7 +17,7 @@ from ckptguard.values.ids import MAX_STEP
 if TYPE_CHECKING:
     from ckptguard.records.run import Run
     from ckptguard.training.content.training_parts import TrainingParts
-    from ckptguard.training.rollback.resume import Probe
+    from ckptguard.training.rollback.load_known_good import Probe
     from ckptguard.training.saving.stores import Store
     from ckptguard.values.settings import Settings
 
@@ -68,7 +68,7 @@ class TrainingGuard:
         # What a guard is made of is loaded when one is made: its name costs training next to nothing.
         from ckptguard.records.run import begin_run
         from ckptguard.runs.settings_file import load_settings, with_replicas
-        from ckptguard.training.child_daemon import ensure_daemon
+        from ckptguard.training.client import ensure_daemon
         from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
         from ckptguard.training.saving.saving import Saves
@@ -140,11 +140,9 @@ class TrainingGuard:
     ) -> Diagnosis:
         """Take in, once, the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out,
         where the guard has no scaler to tell that from. `error`: an exception that it raised; if the answer is not
-        `sick`, it means nothing here and should be raised again.
-
-        Never raises because of sickness and never rolls back: `steps` does, before the next batch. Tensors on a
-        device are not waited for: they are judged a few updates later, at the latest before the next save.
-        """
+        `sick`, it means nothing here and should be raised again. Never raises because of sickness and never rolls back:
+        `steps` does, before the next batch. Tensors on a device are not waited for: they are judged a few updates
+        later, at the latest before the next save."""
         self._progress.observed = self._progress.now
         self._monitor.evidence.begin()
         return self._monitor.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
@@ -357,16 +355,12 @@ class TrainingGuard:
 
 def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, given: Guarded) -> Store:
     """The user's own files where there is a `save` and a `load`, else our own layout."""
-    from ckptguard.training.saving.stores import OwnStore, UserFiles, UserStore
+    from ckptguard.training.saving.stores import CollectiveStore, OwnStore, UserFiles, UserStore
 
     save, load = given.get("save"), given.get("load")
     if save is not None and load is not None:
         files = UserFiles(save=save, load=load, name=given.get("name", "step-{step}.pt"))
-        if ranks.size == 1:
-            return UserStore(run, files, settings)
-        from ckptguard.training.sharded.collective_store import CollectiveStore
-
-        return CollectiveStore(run, files, settings, ranks)
+        return UserStore(run, files, settings) if ranks.size == 1 else CollectiveStore(run, files, settings, ranks)
     if isinstance(ranks, GlooRanks):
         from ckptguard.training.sharded.sharded_store import ShardedStore
 

@@ -45,11 +45,9 @@ class Ranks:
 
 
 class GlooRanks(Ranks):
-    """The ranks of torch's default process group. RanksError, which names them, when some do not answer in time.
-
-    To be made by all ranks; `timeout` in seconds is how long one rank waits for the slowest: longer than a
-    checkpoint takes to be verified and loaded.
-    """
+    """The ranks of torch's default process group. RanksError, which names them, when some do not answer in time. To be
+    made by all ranks; `timeout` in seconds is how long one rank waits for the slowest: longer than a checkpoint takes
+    to be verified and loaded."""
 
     def __init__(self, timeout: float = _TIMEOUT) -> None:
         import torch.distributed as dist
@@ -123,11 +121,8 @@ def ranks_of_training(timeout: float = _TIMEOUT) -> Ranks:
 
 
 def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
-    """Every rank does its part; what each returned (a JSON value), by rank. If any rank failed, all raise.
-
-    A rank that raised a CkptguardError of its own raises that; the others RanksError, which names the ranks and
-    their reasons.
-    """
+    """Every rank does its part; what each returned (a JSON value), by rank. If any rank failed, all raise. A rank that
+    raised a CkptguardError of its own raises that; the others RanksError, which names the ranks and their reasons."""
     own: CkptguardError | None = None
     result: Any = None
     try:

@@ -29,8 +29,7 @@ import ckptguard
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import open_run
 from ckptguard.storage import open_storage
-from ckptguard.training.content.file_stream import FileStream
-from ckptguard.training.content.safetensors_file import read_file, write_tensors
+from ckptguard.training.content.safetensors_file import FileStream, read_file, write_tensors
 from ckptguard.training.content.tensor_bytes import threads_for_memory, view_of
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.saving.own_layout import read_checkpoint

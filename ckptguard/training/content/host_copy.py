@@ -22,9 +22,7 @@ _PIECE = 32 * 1024**2  # bytes that one thread copies at a time
 
 class HostCopy:
     """Holds one copy at a time: taking the next one overwrites the last. Memory is pinned where a device is there.
-
-    Processes forked later neither share this memory nor pay for its pages.
-    """
+    Processes forked later neither share this memory nor pay for its pages."""
 
     def __init__(self) -> None:
         self._memory: Any = None  # bytes as a tensor
@@ -32,9 +30,7 @@ class HostCopy:
 
     def take(self, captured: Captured) -> Captured:
         """The same state, independent of what training does from now on: when this returns, everything is copied.
-
-        StateError names a tensor that cannot be stored; MemoryError if there is no room for a copy.
-        """
+        StateError names a tensor that cannot be stored; MemoryError if there is no room for a copy."""
         parts = {"model": captured.model, "others": captured.others}
         tensors = {(part, name): tensor for part, named in parts.items() for name, tensor in named.items()}
         for (_, name), tensor in tensors.items():

@@ -1,21 +1,30 @@
 """safetensors files of torch tensors: hashed from memory while they are written, verified while they are loaded.
 
 Names lie in a fixed order: largest elements first, so that all are aligned. A tensor that has several names is stored
-once. The header's metadata states its other names (alias -> stored name).
+once. The header's metadata states its other names (alias -> stored name). `FileStream` is the local file that they, or
+any other bytes, are written to: past the page cache, while the caller prepares the next block.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import mmap
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from ckptguard.errors import CouldNotTellError, SickTrainingError, StateError
+from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Reader
 from ckptguard.training.content.tensor_bytes import (
     byte_size,
+    copy_bytes,
     dtype_word,
     in_memory,
     is_finite,
@@ -26,6 +35,8 @@ from ckptguard.training.content.tensor_bytes import (
 from ckptguard.values.manifest import File, Span, Tensor
 
 BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
+_WRITTEN = 4 * 1024**2  # bytes that are written at once
+_BLOCKS = 3  # one is filled, one is written, one waits
 _NOT_ALIASES = ("format", "unread")
 
 
@@ -131,12 +142,10 @@ def read_file(
     threads: int | None = None,
 ) -> dict[str, Any]:
     """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float; returns all
-    tensors by name, aliases too. With one of `threads` it is read in the order of the file.
-
-    Tensors named in `into` must fit (StateError) and get their elements in place; others are made anew on the CPU.
-    `sick(name, tensor)` is asked about each that holds NaN or infinity: whether that is wrong. NotAsSealed says what is
-    wrong; then tensors may be half loaded: load another checkpoint over them.
-    """
+    tensors by name, aliases too. With one of `threads` it is read in the order of the file. Tensors named in `into`
+    must fit (StateError) and get their elements in place; others are made anew on the CPU. `sick(name, tensor)` is
+    asked about each that holds NaN or infinity: whether that is wrong. NotAsSealed says what is wrong; then tensors may
+    be half loaded: load another checkpoint over them."""
     from blake3 import blake3
 
     size = reader.entry.size
@@ -227,3 +236,94 @@ def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
 def _aliases(header: bytes) -> dict[str, str]:
     metadata = json.loads(header[8:]).get("__metadata__", {})
     return {alias: name for alias, name in metadata.items() if alias not in _NOT_ALIASES}
+
+
+class FileStream:
+    """Appends bytes to an empty file that the caller opened for writing. `close` must be called, also after a failure.
+    Where the file system allows it the page cache is left alone: what is written to be durable would only push out what
+    training reads, and be copied once more. StorageFullError and its kinds come out of `write` and `finish`."""
+
+    def __init__(self, descriptor: int, *, key: str, where: str) -> None:
+        self._descriptor, self._key, self._where = descriptor, key, where
+        self._direct = _set_direct(descriptor, wanted=True)
+        self._free: SimpleQueue[mmap.mmap] = SimpleQueue()
+        for _ in range(_BLOCKS):
+            self._free.put(mmap.mmap(-1, _WRITTEN))  # aligned to pages, as direct writes need it
+        self._full: SimpleQueue[tuple[mmap.mmap, int] | None] = SimpleQueue()
+        self._block, self._filled = self._free.get(), 0
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._write_blocks, name="ckptguard-write", daemon=True)
+        self._thread.start()
+
+    def write(self, data: memoryview) -> None:
+        """Copy bytes to the end; they may change afterwards."""
+        while len(data):
+            count = min(len(data), _WRITTEN - self._filled)
+            copy_bytes(memoryview(self._block)[self._filled : self._filled + count], data[:count])
+            self._filled += count
+            data = data[count:]
+            if self._filled == _WRITTEN:
+                self._hand_over()
+                self._block = self._free.get()
+                self._raise_failure()
+
+    def finish(self) -> None:
+        """Return once everything is on the disk."""
+        self._hand_over()
+        self.close()
+        self._raise_failure()
+        with translated(self._key, self._where):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """End the thread. The descriptor stays the caller's."""
+        if not self._closed:
+            self._closed = True
+            self._full.put(None)
+            self._thread.join()
+
+    def _hand_over(self) -> None:
+        self._full.put((self._block, self._filled))
+        self._filled = 0
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            with translated(self._key, self._where):
+                raise self._failure
+
+    def _write_blocks(self) -> None:
+        while (given := self._full.get()) is not None:
+            block, length = given
+            if self._failure is None:
+                try:
+                    self._write(memoryview(block)[:length])
+                except BaseException as error:
+                    self._failure = error
+            self._free.put(block)
+
+    def _write(self, left: memoryview) -> None:
+        if len(left) < _WRITTEN:
+            self._direct = self._direct and not _set_direct(self._descriptor, wanted=False)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except OSError as error:
+                # A file system may want other alignments, or take a part of a block: go on through the page cache.
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = False
+                _set_direct(self._descriptor, wanted=False)
+
+
+def _set_direct(descriptor: int, *, wanted: bool) -> bool:
+    """Switch direct writing; returns whether that was done."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if flag:
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if wanted else flags & ~flag)
+            return True
+    return False

@@ -42,17 +42,9 @@ class Rollback:
     last: int
 
 
-def load_together(ranks: Ranks, store: Store, work: Callable[[], Loaded | None]) -> Loaded | None:
-    """Rank 0 does the work, which loads through the store; every rank returns what was loaded, with its own extra."""
-    return _together(ranks, store, work, Loaded | None)
-
-
-def go_back_together(ranks: Ranks, store: Store, work: Callable[[], Rollback]) -> Rollback:
-    """The same for a rollback."""
-    return _together(ranks, store, work, Rollback)
-
-
-def _together(ranks: Ranks, store: Store, work: Callable[[], Done], kind: Any) -> Done:
+def lead_or_follow(ranks: Ranks, store: Store, work: Callable[[], Done], kind: Any) -> Done:
+    """Rank 0 does the work, which loads through the store; every rank returns what that gave, with its own extra. It is
+    of a `kind`: Loaded, Rollback, or None."""
     if ranks.size == 1:
         return work()
     led = cast("LedStore", store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -21,14 +22,14 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, go_back_together
+from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, lead_or_follow
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
 if TYPE_CHECKING:
     from ckptguard.training.content.training_parts import TrainingParts
-    from ckptguard.training.rollback.resume import Probe
+    from ckptguard.training.rollback.load_known_good import Probe
     from ckptguard.training.saving.stores import Store
 
 _MOST_PAUSE = 64  # calls between two tries to record what is owed
@@ -72,7 +73,7 @@ class Rollbacks:
 
     def resume(self, parts: TrainingParts, probe: Probe | None) -> Loaded | None:
         """Load the newest known-good checkpoint; see `load_checked`."""
-        from ckptguard.training.rollback.resume import load_checked  # verifying is loaded when it is needed
+        from ckptguard.training.rollback.load_known_good import load_checked  # verifying is loaded when it is needed
 
         return load_checked(RunView(self._run, self._settings), self._store, parts, self._ranks, probe)
 
@@ -92,7 +93,8 @@ class Rollbacks:
     def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
         NoKnownGoodError when there is nothing to go back to."""
-        return go_back_together(self._ranks, self._store, lambda: self._go_back(diagnosis, save_every=save_every))
+        work = functools.partial(self._go_back, diagnosis, save_every=save_every)
+        return lead_or_follow(self._ranks, self._store, work, Rollback)
 
     def _go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         self.settle(now=True)
@@ -206,12 +208,9 @@ class _Debt:
 
 class Unrecorded:
     """What the rollbacks of one guard could not write, for want of space; it is made up for as soon as there is some.
-    Nothing here raises.
-
-    Until then the checkpoints that are newer than the one it went back to lie where they are, unmarked. Training
-    replaces them as it comes to their steps again; a restart before that could resume from one, which is why the log
-    names them.
-    """
+    Nothing here raises. Until then the checkpoints that are newer than the one it went back to lie where they are,
+    unmarked. Training replaces them as it comes to their steps again; a restart before that could resume from one,
+    which is why the log names them."""
 
     def __init__(self, run: Run, settings: Settings, series: str) -> None:
         self._run, self._settings, self._series = run, settings, series

@@ -29,8 +29,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.storage.protocol import Upload
-from ckptguard.training.content.file_stream import FileStream
-from ckptguard.training.content.safetensors_file import Stream
+from ckptguard.training.content.safetensors_file import FileStream, Stream
 from ckptguard.upkeep.leftover_saves import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest

@@ -112,10 +112,8 @@ def write_state(place: Destination, name: str, text: bytes) -> File:
 
 def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
     """The results of pieces of work, each in a thread of its own, in order, once all are over. Of several failures one
-    that says more than SaveAbandoned is raised.
-
-    Plain threads: an executor takes no more work once the interpreter is ending, and a save may be under way then.
-    """
+    that says more than SaveAbandoned is raised. Plain threads: an executor takes no more work once the interpreter is
+    ending, and a save may be under way then."""
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 
@@ -138,11 +136,9 @@ def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
 
 def read_checkpoint(run: Run, manifest: Manifest, parts: TrainingParts, *, allow: Sequence[str] = ()) -> dict[str, Any]:
     """Load a sealed checkpoint that lies in place into `parts`; every byte is hashed on the way. Returns what else was
-    saved (rng, data, ...).
-
-    NotAsSealed says what is wrong with the bytes: then model and optimizer may be half loaded. NaN and infinity are
-    wrong too, except in masks and in tensors that `allow` matches. StateError if the checkpoint does not fit.
-    """
+    saved (rng, data, ...). NotAsSealed says what is wrong with the bytes: then model and optimizer may be half loaded.
+    NaN and infinity are wrong too, except in masks and in tensors that `allow` matches. StateError if the checkpoint
+    does not fit."""
     state = read_state(run, manifest)
     model = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors(), sick=is_sick("", allow))
     others: dict[str, Any] = {}

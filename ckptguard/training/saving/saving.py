@@ -35,10 +35,10 @@ class BackgroundSave:
         self._owner = os.getpid()
         self._over = threading.Event()
         # A daemon thread: the interpreter would wait for any other without end. `_wait_at_exit` does, within bounds.
-        self._thread = threading.Thread(target=self._run, name=f"ckptguard-save-{step}", daemon=True)
+        thread = threading.Thread(target=self._run, name=f"ckptguard-save-{step}", daemon=True)
         _in_flight.add(self)
         try:
-            self._thread.start()
+            thread.start()
         except RuntimeError as error:  # no more threads: other ranks count on this one's part all the same
             _log.warning("step %s is saved while training waits: %s", step, error)
             self._run()
@@ -80,12 +80,10 @@ atexit.register(_wait_at_exit)
 
 
 class Saves:
-    """The saves of one guard, one after the other. `last` is the step that was saved or loaded last.
-
-    `tell(step, error)` is called when a save behind training's back fails, in the thread where that happens. Of several
-    ranks all call the same, in the same order, except for `close`; what became of a save is known to all at once, when
-    they ask.
-    """
+    """The saves of one guard, one after the other. `last` is the step that was saved or loaded last. `tell(step,
+    error)` is called when a save behind training's back fails, in the thread where that happens. Of several ranks all
+    call the same, in the same order, except for `close`; what became of a save is known to all at once, when they
+    ask."""
 
     def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks | None = None) -> None:
         self._store, self._tell, self._ranks = store, tell, ranks if ranks is not None else Ranks()
@@ -111,12 +109,10 @@ class Saves:
         return not self.wait(0)
 
     def begin(self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False) -> str:
-        """Save, once no other save is in flight; returns the checkpoint's path in the run.
-
-        Whatever goes wrong is raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong
-        later is told, and if the user `asked` for this save it is kept for `raise_unheard`. One before it that found no
-        room yet gives way: training never waits for room behind its back.
-        """
+        """Save, once no other save is in flight; returns the checkpoint's path in the run. Whatever goes wrong is
+        raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong later is told, and if
+        the user `asked` for this save it is kept for `raise_unheard`. One before it that found no room yet gives way:
+        training never waits for room behind its back."""
         current = self._in_flight
         if current is not None and self._ranks.size == 1 and current.gate.waits_for_room and current.abandon():
             self._in_flight = None
@@ -153,12 +149,10 @@ class Saves:
     def close(self, seconds: float) -> None:
         """The same on this rank alone, whatever the others do; never raises."""
         current, self._in_flight = self._in_flight, None
-        if current is None:
-            return
-        if current.wait(seconds):
+        if current is not None and current.wait(seconds):
             if current.error is not None:
                 self._failed(current, current.error)
-        elif current.abandon():
+        elif current is not None and current.abandon():
             self._tell_abandoned(current, _too_long(seconds))
 
     def raise_unheard(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import shutil
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ckptguard.errors import (
+    CkptguardError,
     CouldNotTellError,
     ObjectExistsError,
     ObjectMissingError,
+    RanksError,
     SettingsError,
     StateError,
     StorageError,
@@ -30,7 +33,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.ranks import Ranks
+from ckptguard.training.ranks import Ranks, each, together
 from ckptguard.training.saving.destinations import Gate, make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.upkeep.leftover_saves import collect_saves
@@ -203,9 +206,8 @@ class UserStore:
             )
         self._size = found.bytes
         for number in range(1, 1000):
-            with contextlib.suppress(
-                ObjectExistsError
-            ):  # by an earlier save of this generation, of which no more is left
+            # What exists is of an earlier save of this generation, of which nothing else is left.
+            with contextlib.suppress(ObjectExistsError):
                 create_record(self._run, f"{_beside(path, id)}{number:04d}.json", text)
                 break
         return path
@@ -250,6 +252,72 @@ class UserStore:
                 shutil.rmtree(place)
             else:
                 os.unlink(place)
+
+
+class CollectiveStore(UserStore):
+    """The user's own files where several ranks train: all call `save` and `load`, with the same path. So do the
+    frameworks' own functions want it; one that writes on one rank only returns at once on the others. See `LedStore`;
+    to be made by all ranks. What belongs to a rank (random numbers, position in the data) is recorded for each. It
+    cannot go on behind training: the functions read the live state, and talk over the groups over which training
+    talks."""
+
+    def __init__(self, run: Run, files: UserFiles, settings: Settings, ranks: Ranks) -> None:
+        on_all = UserFiles(save=self._save_on_all, load=self._load_on_all, name=files.name)
+        super().__init__(run, on_all, settings.changed(on_full="error"))  # the other ranks wait for what rank 0 does
+        self._ranks, self._here = ranks, files
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """RanksError names the ranks that could not do their part."""
+        reports = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
+        if self._ranks.rank == 0:
+            try:
+                path = super().write(step, {"ranks": reports})
+            except Exception as error:
+                self._ranks.tell(["failed", str(error)])
+                raise
+            self._ranks.tell(["done", path])
+            return path
+        while True:
+            order, said = self._ranks.tell(None)
+            if order == "done":
+                return str(said)
+            if order == "failed":
+                raise RanksError(f"rank 0: {said}")
+            self._take_part(f"saving step {step}", functools.partial(self._here.save, said, step))
+
+    def read(self, manifest: Manifest) -> Extra:
+        """RanksError if a rank could not load it."""
+        saved = super().read(manifest).get("ranks", [])
+        self._ranks.tell(["extra", saved])
+        return part_of_rank(self._ranks, saved)
+
+    def finish(self, answer: object) -> None:
+        self._ranks.tell(["end", answer])
+
+    def follow(self) -> tuple[Any, Extra]:
+        extra: Extra = {}
+        while True:
+            order, said = self._ranks.tell(None)
+            if order == "end":
+                return said, extra
+            if order == "extra":
+                extra = part_of_rank(self._ranks, said)
+            else:
+                self._take_part(f"loading {said}", functools.partial(self._here.load, said))
+
+    def _save_on_all(self, place: str, step: int) -> None:
+        self._ranks.tell(["save", place])
+        each(self._ranks, f"saving step {step}", lambda: self._here.save(place, step))
+
+    def _load_on_all(self, place: str) -> None:
+        self._ranks.tell(["load", place])
+        each(self._ranks, f"loading {place}", lambda: self._here.load(place))
+
+    def _take_part(self, what: str, work: Callable[[], object]) -> None:
+        try:
+            each(self._ranks, what, work)
+        except CkptguardError as error:
+            _log.warning("%s", error.message)  # rank 0 has it too, and says how it ends
 
 
 def _beside(path: str, id: CheckpointId) -> str:

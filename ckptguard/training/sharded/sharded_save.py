@@ -33,9 +33,8 @@ _log = logging.getLogger("ckptguard")
 
 class ShardedSave:
     """Made by all ranks at once, which agree on what each of them writes: a tensor that several hold is written by one.
-
-    RanksError names the ranks that could not do their part. Then, and after any other failure, nothing is left of it.
-    """
+    RanksError names the ranks that could not do their part. Then, and after any other failure, nothing is left of
+    it."""
 
     def __init__(
         self, view: RunView, parts: TrainingParts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]

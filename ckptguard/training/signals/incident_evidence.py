@@ -102,11 +102,9 @@ class SampleBuffer:
 
 class AutocastProbe:
     """A hook that sees once, inside of the model's first forward pass, in which dtype autocast computes. `seen` is a
-    dtype's name, "off", or None as long as nothing was seen. Afterwards nothing is left of it.
-
-    It sits on the first layer, not on the model: a trainer may switch autocast on inside of the model's own forward.
-    A compiled model is left alone: a hook that comes and goes would have it compiled again.
-    """
+    dtype's name, "off", or None as long as nothing was seen. Afterwards nothing is left of it. It sits on the first
+    layer, not on the model: a trainer may switch autocast on inside of the model's own forward. A compiled model is
+    left alone: a hook that comes and goes would have it compiled again."""
 
     def __init__(self, model: Any) -> None:
         self.seen: str | None = None

@@ -22,11 +22,9 @@ _log = logging.getLogger("ckptguard")
 class TrainingMonitor:
     """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None; `health` is what
     is remembered, `recent` are the last signals, `evidence` is for the report of an incident. Nothing here raises
-    because of what it is given, and nothing but a look waits for a device.
-
-    `allow` are patterns of tensors that may be infinite. `share`, if it is given, has the name of a tensor that is not
-    finite on this rank, or None, become that of all ranks; then all ranks look at the same moments.
-    """
+    because of what it is given, and nothing but a look waits for a device. `allow` are patterns of tensors that may be
+    infinite. `share`, if it is given, has the name of a tensor that is not finite on this rank, or None, become that of
+    all ranks; then all ranks look at the same moments."""
 
     def __init__(self, parts: TrainingParts, policy: RollbackPolicy, *, allow: Sequence[str] = ()) -> None:
         self._parts, self.allow = parts, allow

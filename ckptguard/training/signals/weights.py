@@ -13,11 +13,8 @@ Named = Sequence[tuple[str, Any]]
 
 
 def first_non_finite(model: Any, allow: Iterable[str] = ()) -> str | None:
-    """The name of the first parameter or buffer that holds NaN or Inf, or None.
-
-    A mask is no sickness (no NaN, no +Inf, -Inf beside one single finite value, and nothing that is learnt), nor is a
-    name that `allow` matches.
-    """
+    """The name of the first parameter or buffer that holds NaN or Inf, or None. A mask is no sickness (no NaN, no +Inf,
+    -Inf beside one single finite value, and nothing that is learnt), nor is a name that `allow` matches."""
     return first_of(model_tensors(model), allow)
 
 

@@ -11,8 +11,14 @@ import torch
 from ckptguard.errors import SickTrainingError, StateError, StorageFullError
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
-from ckptguard.training.content.file_stream import FileStream
-from ckptguard.training.content.safetensors_file import NotAsSealed, fitting, plan_file, read_file, write_tensors
+from ckptguard.training.content.safetensors_file import (
+    FileStream,
+    NotAsSealed,
+    fitting,
+    plan_file,
+    read_file,
+    write_tensors,
+)
 from ckptguard.training.content.tensor_bytes import is_finite, view_of
 
 DTYPES = [

@@ -23,7 +23,7 @@ from ckptguard.recover.roll_back import GoBack, restore_pending_copies, roll_bac
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import load_settings
-from ckptguard.training.child_daemon import ChildDaemon, ensure_daemon
+from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
 from ckptguard.upkeep.settle_kept import protect_finished
@@ -62,9 +62,9 @@ class FrameworkStore:
         """Never: the framework saves."""
         raise StateError("the framework saves its checkpoints by itself")
 
-    def read(self, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
+    def read(self, manifest: Manifest) -> dict[str, Any]:
         """Nothing: the framework loads what is chosen."""
-        return {}, None
+        return {}
 
 
 class Guarding(TypedDict, total=False):
@@ -134,7 +134,7 @@ class GuardedRun:
         """
 
         def work() -> dict[str, Any]:
-            self._rollbacks.evidence = None if details is None else lambda onset, cause: details
+            self._rollbacks.evidence = None if details is None else lambda _: details
             went = self._rollbacks.go_back(diagnosis, save_every=save_every)
             decided = went.decision
             return {

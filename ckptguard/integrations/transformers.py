@@ -24,7 +24,7 @@ from ckptguard.errors import RollbackExhausted, SettingsError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.trainer_callback import SERIES, GuardCallback, SkippedUpdates
 from ckptguard.training.content.training_parts import scale_learning_rate
-from ckptguard.training.signals.scaler import raise_loss_scale
+from ckptguard.training.signals.device_signals import raise_loss_scale
 from ckptguard.values.settings import Settings
 
 _log = logging.getLogger("ckptguard")

@@ -1,26 +1,41 @@
-"""Asking the run's daemon, with a deadline. Nothing here raises, hangs, or has to be believed.
+"""Asking the run's daemon, with a deadline; and one of our own where none guards the run: started beside training,
+never waited for, ending with it. Nothing here raises, hangs, or has to be believed.
 
 An answer is only an id: the caller checks it against the run's own records.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import importlib.util
 import io
 import json
 import logging
 import os
 import socket
 import stat
+import subprocess
+import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
+
+import msgspec
 
 from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import this_host
+from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.ids import CheckpointId, parse_id
+from ckptguard.values.settings import ENVIRONMENT_PREFIX, Settings
+from ckptguard.values.storage_options import StorageOptions
 
 LONGEST_ANSWER = 1 << 20  # bytes
+# What torchrun sets: the daemon is no rank.
+_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_PATIENCE = 10.0  # seconds that a daemon has to stop
 _log = logging.getLogger("ckptguard")
 
 
@@ -55,7 +70,11 @@ def report_incident(
     deadline: float = 2.0,
 ) -> str | None:
     """Have the daemon record an incident and tell people; the id that it gave it, or None."""
-    body = {"step": step, "cause": cause, "reason": reason, "evidence": _spoken(evidence), "source": source}
+    spoken = {
+        k: v if isinstance(v, str | int | bool) or (isinstance(v, float) and abs(v) < float("inf")) else repr(v)
+        for k, v in evidence.items()
+    }
+    body = {"step": step, "cause": cause, "reason": reason, "evidence": spoken, "source": source}
     answer = _ask(run, "POST", f"/v1/runs/{run.run_id}/incidents", body, deadline)
     if answer is None or not 200 <= answer[0] < 300:
         return None
@@ -115,28 +134,75 @@ def _left(end: float) -> float:
     return left
 
 
-class _Received:
-    """What `http.client` needs of a socket, once everything was read."""
-
-    def __init__(self, text: bytes) -> None:
-        self._text = text
-
-    def makefile(self, *_: object, **__: object) -> io.BytesIO:
-        """The answer as a file."""
-        return io.BytesIO(self._text)
-
-
 def _parse(text: bytes, method: str) -> tuple[int, dict[str, Any]]:
     from http.client import HTTPResponse
 
-    response = HTTPResponse(_Received(text), method=method)  # type: ignore[arg-type]
+    received: Any = SimpleNamespace(makefile=lambda *_, **__: io.BytesIO(text))  # all that it needs of a socket
+    response = HTTPResponse(received, method=method)
     response.begin()
     body = json.loads(response.read() or b"{}")
     return response.status, body if isinstance(body, dict) else {}
 
 
-def _spoken(evidence: dict[str, object]) -> dict[str, object]:
-    return {
-        k: v if isinstance(v, str | int | bool) or (isinstance(v, float) and abs(v) < float("inf")) else repr(v)
-        for k, v in evidence.items()
-    }
+class ChildDaemon:
+    """The running child; `stop` ends it, and so does the end of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        atexit.register(self.stop)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Ask it to stop, and wait a little; calling it again does nothing."""
+        atexit.unregister(self.stop)
+        if self._process.poll() is not None:
+            return
+        with contextlib.suppress(OSError):
+            self._process.terminate()
+        try:
+            self._process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # it loses nothing: storage is the truth
+            self._process.wait()
+
+
+def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
+    """Start a daemon unless one answers already. Any failure is a warning: everything works without one too."""
+    try:
+        if is_alive(run):
+            return None
+        if importlib.util.find_spec("ckptguard_daemon") is None:
+            raise ModuleNotFoundError("the package ckptguard_daemon is not installed")
+        log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
+        command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid()), "--log-file", log]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for training; the daemon follows its parent
+            env={k: v for k, v in os.environ.items() if k not in _RANK} | _as_environment(settings),
+        )
+    except Exception as error:
+        _log.warning(
+            "no daemon could be started for %s (%s): checkpoints are verified only when they are needed", run.url, error
+        )
+        return None
+    return ChildDaemon(process)
+
+
+def _as_environment(settings: Settings) -> dict[str, str]:
+    """The settings that differ from the defaults, the way the daemon reads them."""
+    found = {}
+    for field in msgspec.structs.fields(Settings):
+        value = getattr(settings, field.name)
+        if value != field.default and value is not None:
+            text = ",".join(value) if isinstance(value, tuple) else str(value)
+            if isinstance(value, StorageOptions):  # only this user may read a process's environment
+                text = msgspec.json.encode(value.revealed()).decode()
+            found[ENVIRONMENT_PREFIX + field.name.upper()] = text
+    return found

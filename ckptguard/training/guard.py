@@ -11,12 +11,14 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
 from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects
-from ckptguard.training.ranks import agree, ranks_of_training, together
+from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
 
 if TYPE_CHECKING:
-    from ckptguard.training.child_daemon import ChildDaemon
-    from ckptguard.training.rollback.trial_batch import Probe
+    from ckptguard.records.run import Run
+    from ckptguard.training.content.training_parts import TrainingParts
+    from ckptguard.training.rollback.load_known_good import Probe
+    from ckptguard.training.saving.stores import Store
     from ckptguard.values.settings import Settings
 
 _EXIT_SECONDS = 60.0  # for a save in flight, when the guard is closed
@@ -41,10 +43,8 @@ class TrainingGuard:
 
     `policy` says when training counts as sick, and how it goes back. `daemon="auto"` starts a daemon for the run where
     none answers; with "off" or None checkpoints are verified when they are needed. `settings`: None for those of
-    ``ckptguard.toml`` and the environment.
-    `saving` says how the automatic saves are made. One behind training that fails is logged and recorded as an incident
-    when it happens. Of several ranks each copies what it writes; `steps` waits for its last save, because a process
-    group may end after it. `deadlines`: how long it waits for the daemon, and one rank for the others.
+    ``ckptguard.toml`` and the environment. `saving` says how the automatic saves are made; one that fails is logged and
+    recorded as an incident. `deadlines`: how long it waits for the daemon, and one rank for the others.
 
     SettingsError for options that cannot be; StateError for state that could not be saved and put back exactly;
     CouldNotTellError (StorageError, RecordsError) where the run cannot be used. After the beginning, RanksError
@@ -68,8 +68,8 @@ class TrainingGuard:
         # What a guard is made of is loaded when one is made: its name costs training next to nothing.
         from ckptguard.records.run import begin_run
         from ckptguard.runs.settings_file import load_settings, with_replicas
-        from ckptguard.training.child_daemon import ensure_daemon
-        from ckptguard.training.choose_store import parts_of, store_for
+        from ckptguard.training.client import ensure_daemon
+        from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
         from ckptguard.training.saving.saving import Saves
         from ckptguard.training.signals.monitor import TrainingMonitor
@@ -80,8 +80,14 @@ class TrainingGuard:
         self._ranks = ranks_of_training(deadlines.ranks)
         settings = with_replicas(settings or load_settings(None, os.environ), saving.replicas)
         self._run = begin_run(run, settings)
-        self._parts = parts_of(given)
-        self._store = store_for(self._run, settings, self._parts, self._ranks, given)
+        self._parts = TrainingParts(
+            model=given["model"],
+            optimizer=given.get("optimizer"),
+            scheduler=given.get("scheduler"),
+            scaler=given.get("scaler"),
+            strict=given.get("strict", True),
+        )
+        self._store = _store_for(self._run, settings, self._parts, self._ranks, given)
         self._only = SingleGuard(self._run, self._store.series, self._ranks)
         self._progress = Progress(self._parts, self._ranks.size)
         self._monitor = TrainingMonitor(self._parts, policy, allow=settings.allow_nonfinite)
@@ -89,17 +95,15 @@ class TrainingGuard:
         self._blocking, self._skips = saving.blocking, saving.when_busy == "skip"
         if not saving.blocking:
             self._saving.must_copy()
-        self._deadline = deadlines.daemon
+        self._deadline, asks = deadlines.daemon, daemon == "auto"
         waits = Waits(
-            daemon=deadlines.daemon if daemon == "auto" else None,
-            replica=deadlines.ranks / 2 if self._ranks.size > 1 else None,
+            daemon=deadlines.daemon if asks else None, replica=deadlines.ranks / 2 if self._ranks.size > 1 else None
         )
         self._rollbacks = Rollbacks(self._run, settings, self._store, policy, waits=waits, ranks=self._ranks)
-        self._rollbacks.evidence = self._monitor.details
+        self._rollbacks.evidence = self._monitor.details_of
         self._looping, self._loops, self._resumed = False, 0, False
         self._save_every = 1
-        starts = daemon == "auto" and self._ranks.rank == 0
-        self._child: ChildDaemon | None = ensure_daemon(self._run, settings) if starts else None
+        self._child = ensure_daemon(self._run, settings) if asks and self._ranks.rank == 0 else None
 
     @property
     def step(self) -> int:
@@ -116,9 +120,9 @@ class TrainingGuard:
 
         Resumes at the newest known-good checkpoint, saves after every `save_every` updates and at the end, and goes
         back between two iterations when the state is sick. Batches that did harm are left out from then on. After a
-        `break` an update counts as made if it was observed.
-        RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there is nothing to go back to,
-        SettingsError when another process of this machine trains into the run already.
+        `break` an update counts as made if it was observed. Several ranks wait here for the last save, because a
+        process group may end after it. RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there
+        is nothing to go back to, SettingsError when another process of this machine trains into the run already.
         """
         if save_every < 1 or total < 0:
             raise SettingsError("save_every must be at least 1 and total not negative")
@@ -136,13 +140,11 @@ class TrainingGuard:
     ) -> Diagnosis:
         """Take in, once, the signals of the update just made: floats or tensors. `skipped`: the optimizer left it out,
         where the guard has no scaler to tell that from. `error`: an exception that it raised; if the answer is not
-        `sick`, it means nothing here and should be raised again.
-
-        Never raises because of sickness and never rolls back: `steps` does, before the next batch. Tensors on a
-        device are not waited for: they are judged a few updates later, at the latest before the next save.
-        """
+        `sick`, it means nothing here and should be raised again. Never raises because of sickness and never rolls back:
+        `steps` does, before the next batch. Tensors on a device are not waited for: they are judged a few updates
+        later, at the latest before the next save."""
         self._progress.observed = self._progress.now
-        self._monitor.begin()
+        self._monitor.evidence.begin()
         return self._monitor.observe(self._progress.current, loss, grad_norm, skipped=skipped, error=error)
 
     def save(self, step: int | None = None, *, blocking: bool = True, metrics: Mapping[str, Any] | None = None) -> str:
@@ -150,12 +152,11 @@ class TrainingGuard:
         named by the update that is being made. SickTrainingError instead of saving a poisoned state; whatever
         else goes wrong (StorageFullError) is raised too. Outside of `steps` say which `step` this is.
 
-        `blocking=False` returns as soon as the state is copied, so that training may change it; looking at the copy,
-        hashing and writing go on in a thread. What goes wrong there is logged and recorded as an incident at once,
-        and raised by the next `save`, `wait_for_save` or `close`, which then has done nothing else. One save at a
-        time: the next one waits. At the end of the interpreter it gets up to a minute. Several ranks call this and
-        `wait_for_save` on all of them, and `close` before they end their process group. Not for a `save=` of your own:
-        it reads the state that training changes, and its exchanges between ranks would mix with training's.
+        `blocking=False` returns as soon as the state is copied; looking at the copy, hashing and writing go on in a
+        thread, of one save at a time. What goes wrong there is logged and recorded as an incident at once. The next
+        `save`, `wait_for_save` or `close` raises it and does nothing else. At the end of the interpreter it gets up to
+        a minute. Several ranks call this and `wait_for_save` on all of them, and `close` before they end their process
+        group. Not for a `save=` of your own: it reads the state that training changes.
 
         `metrics` are named numbers (of several ranks, those of rank 0 count) by which `ckptguard prune --keep-best`
         chooses; NaN is recorded and never the best. SettingsError if one is no number.
@@ -164,7 +165,7 @@ class TrainingGuard:
         if metrics is not None:
             from ckptguard.records.manifests import checked_metrics
 
-            given = {"metrics": checked_metrics(metrics)}
+            given["metrics"] = checked_metrics(metrics)
         self._saving.raise_unheard()
         if step is None:
             if self._progress.position is None:
@@ -179,9 +180,7 @@ class TrainingGuard:
             self._monitor.look(step)
         else:
             self._monitor.flush()  # the copy is looked at, which costs training nothing
-        sick = agree(self._ranks, self._monitor.sick)
-        if sick is not None:
-            raise SickTrainingError(f"not saved: {sick.reason}", known_good=None)
+        self._refuse_sick("not saved")
         path = self._saving.begin(step, self._extra(step) | given, blocking=blocking, asked=True)
         if not self._looping:
             self._progress.step = step
@@ -195,13 +194,13 @@ class TrainingGuard:
         return over
 
     def resume(self, probe: Probe | None = None) -> int:
-        """Load the newest known-good checkpoint, verified, if there is one; returns the updates completed.
+        """Load the newest known-good checkpoint, verified, if there is one; returns the updates completed. `steps` does
+        this by itself, and puts back the data's position and the RNG when it begins.
 
-        `steps` does this by itself. The data's position and the RNG are put back when `steps` begins. `probe` computes
-        the loss of a small batch with the model (``lambda: loss_of(model, batch)``): a checkpoint counts only if that
-        loss and its gradients are finite, else the next older one is tried. It leaves no trace. NoKnownGoodError if
-        there are checkpoints and none can be used, StateError if the names of one do not fit, CouldNotTellError if it
-        cannot be read. What a resume lacks is said by `missing_for_exact_resume`.
+        `probe` computes the loss of a small batch with the model (``lambda: loss_of(model, batch)``), and leaves no
+        trace: a checkpoint counts only if that loss and its gradients are finite, else the next older one is tried.
+        NoKnownGoodError if there are checkpoints and none can be used, StateError if the names of one do not fit,
+        CouldNotTellError if it cannot be read. What a resume lacks is said by `missing_for_exact_resume`.
         """
         self._saving.drain(self._deadline)
         loaded = self._rollbacks.resume(self._parts, probe)
@@ -211,8 +210,9 @@ class TrainingGuard:
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)
-            self._monitor.resumed(self._progress.gap.resumed(loaded.step, id=str(loaded.id), path=loaded.path))
-            for why in self._progress.gap.sentences:
+            gap = self._progress.gap
+            self._monitor.evidence.resumed = gap.resumed(loaded.step, id=str(loaded.id), path=loaded.path)
+            for why in gap.sentences:
                 _log.warning("the resumed training may differ from the interrupted one: %s", why)
         return self.step
 
@@ -222,11 +222,9 @@ class TrainingGuard:
         return self._progress.missing
 
     def rollback(self, reason: str = "asked by the caller") -> int | None:
-        """Go back to the newest known-good checkpoint and replay from there.
-
-        Inside `steps` it happens before the next batch (returns None); elsewhere at once (returns the step). Raises
-        what `steps` raises when it goes back; of the policy's budget it takes nothing.
-        """
+        """Go back to the newest known-good checkpoint and replay from there: inside `steps` before the next batch
+        (returns None), elsewhere at once (returns the step). Raises what `steps` raises when it goes back; of the
+        policy's budget it takes nothing."""
         now = self._progress.current
         onset = now + (self._progress.now is None)
         asked = Diagnosis(step=now, cause="asked", onset_step=onset, reason=reason)
@@ -237,11 +235,8 @@ class TrainingGuard:
         return self.step
 
     def close(self) -> None:
-        """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent.
-
-        A save in flight gets a minute, then it is abandoned. Raises what went wrong with a `save(blocking=False)` and
-        was not raised before.
-        """
+        """End the daemon that this guard started, after it had the chance to verify the last save. Idempotent. A save
+        in flight gets a minute, then it is abandoned. Raises what went wrong with a `save(blocking=False)`, once."""
         self._close()
         self._saving.raise_unheard()
 
@@ -250,8 +245,8 @@ class TrainingGuard:
         self._rollbacks.settle(now=True)
         self._monitor.close()
         self._only.end()
-        child, self._child = self._child, None
         self._progress.position = None
+        child, self._child = self._child, None
         if child is not None:
             if self._saving.last is not None:
                 self._rollbacks.let_daemon_verify()
@@ -275,7 +270,7 @@ class TrainingGuard:
             if not self._resumed:
                 self.resume()
             self._progress.begin()
-            self._monitor.begin()
+            self._monitor.evidence.begin()
             if self.step > total:
                 _log.warning("training is at step %s already: nothing is left of a total of %s", self.step, total)
             if self._saving.last is None:
@@ -311,11 +306,14 @@ class TrainingGuard:
     def _begin(self) -> None:
         """A new run: there must be a good checkpoint to go back to from the first update on."""
         self._monitor.look(self.step)
-        sick = agree(self._ranks, self._monitor.sick)
-        if sick is not None:
-            raise SickTrainingError(f"training cannot begin: {sick.reason}", known_good=None)
+        self._refuse_sick("training cannot begin")
         self._save_automatically(self.step)
         self._saving.drain()
+
+    def _refuse_sick(self, what: str) -> None:
+        sick = agree(self._ranks, self._monitor.sick)
+        if sick is not None:
+            raise SickTrainingError(f"{what}: {sick.reason}", known_good=None)
 
     def _save_automatically(self, step: int, *, final: bool = False) -> None:
         if self._skips and not final and self._saving.busy:
@@ -329,14 +327,10 @@ class TrainingGuard:
 
     def _extra(self, step: int) -> dict[str, Any]:
         """What is saved beside model and optimizer; where one rank has none, none saves, and none waits for it."""
-        found: list[dict[str, Any]] = []
-        if self._ranks.size == 1:
-            return self._progress.extra()
-        together(self._ranks, f"saving step {step}", lambda: found.append(self._progress.extra()))
-        return found[0]
+        return each(self._ranks, f"saving step {step}", self._progress.extra)
 
     def _tell_failed_save(self, step: int, error: Exception) -> None:
-        trace = None if isinstance(error, CkptguardError) else error  # else its message says it all
+        trace = None if isinstance(error, CkptguardError) else error  # of ours the message says it all
         _log.error("step %s could not be saved: %s", step, error, exc_info=trace)
         cause = "weights" if isinstance(error, SickTrainingError) else "storage"
         reason = f"the checkpoint could not be saved: {error}"
@@ -353,9 +347,22 @@ class TrainingGuard:
         went = self._rollbacks.go_back(diagnosis, save_every=self._save_every)
         if went.decision.skip:
             self._progress.skip(went.onset, went.last)
-        self._saving.last = went.loaded.step
-        self._monitor.restart(went.loaded.step)
-        factor = self._progress.lr_factor * went.decision.lr_factor
-        self._progress.arrive(
-            went.loaded.step, went.loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale
-        )
+        loaded, factor = went.loaded, self._progress.lr_factor * went.decision.lr_factor
+        self._saving.last = loaded.step
+        self._monitor.restart(loaded.step)
+        self._progress.arrive(loaded.step, loaded.extra, lr_factor=factor, lowest_scale=went.decision.reset_scale)
+
+
+def _store_for(run: Run, settings: Settings, parts: TrainingParts, ranks: Ranks, given: Guarded) -> Store:
+    """The user's own files where there is a `save` and a `load`, else our own layout."""
+    from ckptguard.training.saving.stores import CollectiveStore, OwnStore, UserFiles, UserStore
+
+    save, load = given.get("save"), given.get("load")
+    if save is not None and load is not None:
+        files = UserFiles(save=save, load=load, name=given.get("name", "step-{step}.pt"))
+        return UserStore(run, files, settings) if ranks.size == 1 else CollectiveStore(run, files, settings, ranks)
+    if isinstance(ranks, GlooRanks):
+        from ckptguard.training.sharded.sharded_store import ShardedStore
+
+        return ShardedStore(run, parts, ranks, settings)
+    return OwnStore(run, parts, settings)

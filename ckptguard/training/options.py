@@ -11,11 +11,9 @@ from ckptguard.errors import SettingsError
 
 class Guarded(TypedDict, total=False):
     """The objects that a TrainingGuard saves and puts back. Each but the two functions offers ``state_dict`` and
-    ``load_state_dict``.
-
-    `save(path, step)` and `load(path)` go together: then the user's own files, named by `name`, take the place of the
-    guard's. Not `strict`: names that do not fit are a warning when a checkpoint is loaded, and no error.
-    """
+    ``load_state_dict``. `save(path, step)` and `load(path)` go together: then the user's own files, named by `name`,
+    take the place of the guard's. Not `strict`: names that do not fit are a warning when a checkpoint is loaded, and no
+    error."""
 
     model: Required[Any]
     optimizer: Any
@@ -29,12 +27,10 @@ class Guarded(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """How a TrainingGuard saves by itself.
-
-    `blocking=False`: a save copies the state to host memory, which needs room for it once more, and goes on behind
-    training, at most one at a time. `when_busy`: the next one that is due meanwhile waits ("wait"), or is left out
-    ("skip"), but never the last one. `replicas`: places where copies of good checkpoints lie too.
-    """
+    """How a TrainingGuard saves by itself. `blocking=False`: a save copies the state to host memory, which needs room
+    for it once more, and goes on behind training, at most one at a time. `when_busy`: the next one that is due
+    meanwhile waits ("wait"), or is left out ("skip"), but never the last one. `replicas`: places where copies of good
+    checkpoints lie too."""
 
     blocking: bool = True
     when_busy: str = "wait"

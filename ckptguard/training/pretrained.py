@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import msgspec
-
 from ckptguard.errors import CouldNotTellError, RefusedError
 from ckptguard.runs.results import Report
 from ckptguard.runs.settings_file import load_settings
@@ -39,19 +37,13 @@ def check_pretrained(
     be read or is being written; NotFoundError if there is none; SettingsError if `sums` cannot be understood.
     """
     settings = settings if settings is not None else load_settings(None, os.environ)
-    settings = msgspec.structs.replace(
-        settings,
+    settings = settings.changed(
         allow_nonfinite=(*settings.allow_nonfinite, *allow_nonfinite),
         trust_globals=(*settings.trust_globals, *trust_globals),
     )
+    check_sums, reference = (None if given is None else os.fspath(given) for given in (sums, reference))
     report = verify_target(
-        os.fspath(path),
-        settings,
-        Selection(
-            record=False,
-            check_sums=os.fspath(sums) if sums is not None else None,
-            reference=os.fspath(reference) if reference is not None else None,
-        ),
+        os.fspath(path), settings, Selection(record=False, check_sums=check_sums, reference=reference)
     )
     if report.outcome is Outcome.GOOD and report.checkpoints and not report.could_not_tell:
         return report

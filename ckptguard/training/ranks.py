@@ -13,58 +13,41 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import msgspec
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.errors import CkptguardError, RanksError
 
+T = TypeVar("T")
 _TIMEOUT = 600.0
 _log = logging.getLogger("ckptguard")
 
 
-class Ranks(Protocol):
-    """All ranks of a training, of which this process is one."""
-
-    rank: int
-    size: int
-
-    def any(self, mine: bool) -> bool:
-        """Whether any rank says so."""
-
-    def gather(self, mine: Any) -> list[Any]:
-        """What each rank has to say, by rank; JSON values."""
-
-    def tell(self, value: Any) -> Any:
-        """What rank 0 has to say; JSON values."""
-
-
-class OneRank:
-    """A training of one process."""
+class Ranks:
+    """All ranks of a training, of which this process is one; of this class itself: the only one."""
 
     rank = 0
     size = 1
 
     def any(self, mine: bool) -> bool:
-        """See `Ranks`."""
+        """Whether any rank says so."""
         return mine
 
     def gather(self, mine: Any) -> list[Any]:
-        """See `Ranks`."""
+        """What each rank has to say, by rank; JSON values."""
         return [mine]
 
     def tell(self, value: Any) -> Any:
-        """See `Ranks`."""
-        return value
+        """What rank 0 has to say; JSON values."""
+        return self.gather(value if self.rank == 0 else None)[0]
 
 
-class GlooRanks:
-    """The ranks of torch's default process group. RanksError, which names them, when some do not answer in time.
-
-    To be made by all ranks; `timeout` in seconds is how long one rank waits for the slowest: longer than a
-    checkpoint takes to be verified and loaded.
-    """
+class GlooRanks(Ranks):
+    """The ranks of torch's default process group. RanksError, which names them, when some do not answer in time. To be
+    made by all ranks; `timeout` in seconds is how long one rank waits for the slowest: longer than a checkpoint takes
+    to be verified and loaded."""
 
     def __init__(self, timeout: float = _TIMEOUT) -> None:
         import torch.distributed as dist
@@ -88,7 +71,6 @@ class GlooRanks:
         dist.destroy_process_group(self.group)
 
     def any(self, mine: bool) -> bool:
-        """See `Ranks`."""
         import torch
         import torch.distributed as dist
 
@@ -97,7 +79,6 @@ class GlooRanks:
         return bool(flag.item())
 
     def gather(self, mine: Any) -> list[Any]:
-        """See `Ranks`."""
         import torch
         import torch.distributed as dist
 
@@ -111,10 +92,6 @@ class GlooRanks:
         texts = [torch.zeros_like(padded) for _ in range(self.size)]
         self._talk(lambda: dist.all_gather(texts, padded, group=self.group))
         return [json.loads(t[: int(s.item())].numpy().tobytes()) for t, s in zip(texts, sizes, strict=True)]
-
-    def tell(self, value: Any) -> Any:
-        """See `Ranks`."""
-        return self.gather(value if self.rank == 0 else None)[0]
 
     def _talk(self, exchange: Callable[[], object]) -> None:
         try:
@@ -132,23 +109,20 @@ def ranks_of_training(timeout: float = _TIMEOUT) -> Ranks:
     """The ranks of torch's default process group, if there is one with several; to be called by all of them."""
     import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return GlooRanks(timeout)
-    if not (dist.is_available() and dist.is_initialized()) and os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+    if dist.is_available() and dist.is_initialized():
+        return GlooRanks(timeout) if dist.get_world_size() > 1 else Ranks()
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
         _log.warning(
             "WORLD_SIZE is %s, and torch.distributed is not initialised: this process guards its run alone, and must "
             "not share it with the others; call init_process_group before",
             os.environ["WORLD_SIZE"],
         )
-    return OneRank()
+    return Ranks()
 
 
 def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
-    """Every rank does its part; what each returned (a JSON value), by rank. If any rank failed, all raise.
-
-    A rank that raised a CkptguardError of its own raises that; the others RanksError, which names the ranks and
-    their reasons.
-    """
+    """Every rank does its part; what each returned (a JSON value), by rank. If any rank failed, all raise. A rank that
+    raised a CkptguardError of its own raises that; the others RanksError, which names the ranks and their reasons."""
     own: CkptguardError | None = None
     result: Any = None
     try:
@@ -156,9 +130,8 @@ def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
     except CkptguardError as error:
         own = error
     except Exception as error:  # it must not leave the others waiting; it is raised as what it is below
-        failed = RanksError(f"{what}: {type(error).__name__}: {error}")
-        failed.__cause__ = error
-        own = failed
+        own = RanksError(f"{what}: {type(error).__name__}: {error}")
+        own.__cause__ = error
     answers = ranks.gather([result, own.message if own is not None else None])
     reasons = {number: reason for number, (_, reason) in enumerate(answers) if reason is not None}
     if own is not None:
@@ -167,6 +140,16 @@ def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
         said = "; ".join(f"rank {number}: {reason}" for number, reason in reasons.items())
         raise RanksError(f"{what} failed on {len(reasons)} of {ranks.size} ranks: {said}")
     return [answer for answer, _ in answers]
+
+
+def each(ranks: Ranks, what: str, work: Callable[[], T]) -> T:
+    """Every rank does its part and keeps what it returned. If any failed, all raise as in `together`; where there is
+    one rank only, what it raises is raised as it is."""
+    if ranks.size == 1:
+        return work()
+    kept: list[T] = []
+    together(ranks, what, lambda: kept.append(work()))
+    return kept[0]
 
 
 def agree(ranks: Ranks, own: Diagnosis | None) -> Diagnosis | None:

@@ -7,7 +7,7 @@ import logging
 from ckptguard.errors import CkptguardError, SettingsError
 from ckptguard.records.leases import TrainingRecord, begin_training, end_training
 from ckptguard.records.run import Run
-from ckptguard.training.ranks import Ranks, together
+from ckptguard.training.ranks import Ranks, each
 
 _log = logging.getLogger("ckptguard")
 
@@ -25,10 +25,7 @@ class SingleGuard:
         machine trains already; a warning if one may."""
         if self._begun is not None and (self._begun or not loops):
             return
-        if self._ranks.size == 1:
-            self._say(loops)
-        else:
-            together(self._ranks, "beginning to train", lambda: self._say(loops))
+        each(self._ranks, "beginning to train", lambda: self._say(loops))
         self._begun = loops
 
     def end(self) -> None:

@@ -9,8 +9,7 @@ import torch
 
 from ckptguard.decisions.health import Signal
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals.sample_buffer import SampleBuffer
-from ckptguard.training.signals.sick_tensors import sick_tensors
+from ckptguard.training.signals.incident_evidence import SampleBuffer, sick_tensors
 from ckptguard.training.signals.weights import first_non_finite
 
 

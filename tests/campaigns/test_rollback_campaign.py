@@ -19,7 +19,7 @@ from ckptguard.errors import RollbackExhausted
 from ckptguard.records.pins import list_pins
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
-from ckptguard.training import child_daemon
+from ckptguard.training import client
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.selection import Selection
@@ -68,7 +68,7 @@ def test_training_ends_finite_or_exhausted(tmp_path, monkeypatch, seed):
     asked = generator.choice(daemons) if FULL else {2: "dead", 1: "slow", 11: "restarting"}.get(seed)
     if asked is not None:
         options |= {"daemon": "auto", "deadlines": ckptguard.Deadlines(daemon=0.1)}
-        monkeypatch.setattr(child_daemon, "ensure_daemon", lambda *_: None)
+        monkeypatch.setattr(client, "ensure_daemon", lambda *_: None)
     run = tmp_path / "run"
     run.mkdir()
     struck = Strikes(kind, around, at, generator, FullDisk(monkeypatch, run), HeldSave(monkeypatch), run, tells)

@@ -14,7 +14,7 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.rollback.lead_and_follow import Loaded
-from ckptguard.training.rollback.retry_unrecorded import Unrecorded
+from ckptguard.training.rollback.rollbacks import Unrecorded
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 

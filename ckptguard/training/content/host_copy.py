@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from ckptguard.training.content.tensor_bytes import byte_size, dtype_word, is_writable_in_place, threads_for_memory
@@ -20,9 +22,7 @@ _PIECE = 32 * 1024**2  # bytes that one thread copies at a time
 
 class HostCopy:
     """Holds one copy at a time: taking the next one overwrites the last. Memory is pinned where a device is there.
-
-    Processes forked later neither share this memory nor pay for its pages.
-    """
+    Processes forked later neither share this memory nor pay for its pages."""
 
     def __init__(self) -> None:
         self._memory: Any = None  # bytes as a tensor
@@ -30,43 +30,30 @@ class HostCopy:
 
     def take(self, captured: Captured) -> Captured:
         """The same state, independent of what training does from now on: when this returns, everything is copied.
-
-        StateError names a tensor that cannot be stored; MemoryError if there is no room for a copy.
-        """
-        model = {("model", name): tensor for name, tensor in captured.model.items()}
-        others = {("others", name): tensor for name, tensor in captured.others.items()}
-        for (_, name), tensor in (model | others).items():
+        StateError names a tensor that cannot be stored; MemoryError if there is no room for a copy."""
+        parts = {"model": captured.model, "others": captured.others}
+        tensors = {(part, name): tensor for part, named in parts.items() for name, tensor in named.items()}
+        for (_, name), tensor in tensors.items():
             dtype_word(tensor, name)
-        copies = self.take_tensors(model | others)
-        return Captured(
-            model={name: copies["model", name] for name in captured.model},
-            others={name: copies["others", name] for name in captured.others},
-            sections=captured.sections,
-        )
+        copies = self.take_tensors(tensors)
+        model, others = ({name: copies[part, name] for name in named} for part, named in parts.items())
+        return Captured(model=model, others=others, sections=captured.sections)
 
     def take_tensors(self, tensors: Mapping[Name, Any]) -> dict[Name, Any]:
         """The same for strided tensors by name. Each copy has a storage of exactly its size; tensors that are one and
         the same memory have one copy."""
         import torch
 
-        places: dict[tuple[object, ...], int] = {}
-        end = 0
-        for tensor in tensors.values():
-            if _place(tensor) not in places:
-                places[_place(tensor)] = end
-                end += -(-byte_size(tensor) // _ALIGNMENT) * _ALIGNMENT
-        memory = self._room_for(end, pinned=any(t.device.type != "cpu" for t in tensors.values())).untyped_storage()
+        distinct = {_place(tensor): tensor for tensor in tensors.values()}
+        sizes = [-(-byte_size(tensor) // _ALIGNMENT) * _ALIGNMENT for tensor in distinct.values()]
+        pinned = any(tensor.device.type != "cpu" for tensor in distinct.values())
+        memory = self._room_for(sum(sizes), pinned=pinned).untyped_storage()
         copies: dict[tuple[object, ...], Any] = {}
-        pairs = []
         with torch.no_grad():
-            for tensor in tensors.values():
-                place = _place(tensor)
-                if place not in copies:
-                    begin = places[place]
-                    copy: Any = torch.empty(0, dtype=tensor.dtype)
-                    copies[place] = copy.set_(memory[begin : begin + byte_size(tensor)], 0, tensor.shape)
-                    pairs.append((copies[place], tensor.detach()))
-            _copy_all(pairs)
+            for (place, tensor), begin in zip(distinct.items(), accumulate(sizes, initial=0), strict=False):
+                copy: Any = torch.empty(0, dtype=tensor.dtype)
+                copies[place] = copy.set_(memory[begin : begin + byte_size(tensor)], 0, tensor.shape)
+            _copy_all((copies[place], tensor.detach()) for place, tensor in distinct.items())
         return {name: copies[_place(tensor)] for name, tensor in tensors.items()}
 
     def _room_for(self, size: int, *, pinned: bool) -> Any:
@@ -92,11 +79,8 @@ def _allocated(size: int, *, pinned: bool) -> Any:
     except OSError as error:
         raise MemoryError(f"no room for a copy of the state ({size} bytes)") from error
     for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        if hasattr(mmap, advice):
-            try:
-                memory.madvise(getattr(mmap, advice))
-            except OSError:
-                pass  # only quicker with it
+        with contextlib.suppress(OSError, AttributeError):  # only quicker with it
+            memory.madvise(getattr(mmap, advice))
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 

@@ -1,23 +1,30 @@
 """safetensors files of torch tensors: hashed from memory while they are written, verified while they are loaded.
 
 Names lie in a fixed order: largest elements first, so that all are aligned. A tensor that has several names is stored
-once. The header's metadata states its other names (alias -> stored name).
+once. The header's metadata states its other names (alias -> stored name). `FileStream` is the local file that they, or
+any other bytes, are written to: past the page cache, while the caller prepares the next block.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import mmap
+import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
-
-import msgspec
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
 
 from ckptguard.errors import CouldNotTellError, SickTrainingError, StateError
+from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Reader
 from ckptguard.training.content.tensor_bytes import (
     byte_size,
+    copy_bytes,
     dtype_word,
     in_memory,
     is_finite,
@@ -28,10 +35,16 @@ from ckptguard.training.content.tensor_bytes import (
 from ckptguard.values.manifest import File, Span, Tensor
 
 BLOCK = 1024**2  # bytes that stay in a processor's cache between two uses
+_WRITTEN = 4 * 1024**2  # bytes that are written at once
+_BLOCKS = 3  # one is filled, one is written, one waits
 _NOT_ALIASES = ("format", "unread")
 
 
-class FilePlan(msgspec.Struct, frozen=True, kw_only=True):
+class NotAsSealed(StateError):
+    """The bytes of a checkpoint are not those that were sealed, or hold what they must not."""
+
+
+class FilePlan(NamedTuple):
     """Which names are stored, in file order, and the header that says so."""
 
     names: tuple[str, ...]
@@ -66,7 +79,7 @@ def plan_file(tensors: Mapping[str, Any]) -> FilePlan:
 class Stream(Protocol):
     """Takes a file's bytes in order."""
 
-    def append(self, view: memoryview) -> None:
+    def write(self, data: memoryview) -> None:
         """Add bytes to the end; they may change afterwards."""
 
 
@@ -88,7 +101,7 @@ def write_tensors(
     spans: list[Span] = []
     described: list[Tensor] = []
     position = len(plan.header)
-    stream.append(memoryview(plan.header))
+    stream.write(memoryview(plan.header))
     for name in plan.names:
         memory = in_memory(tensors[name])
         view = view_of(memory)
@@ -102,7 +115,7 @@ def write_tensors(
                 block = view[start : start + BLOCK]
                 hasher.update(block)
                 finite = finite and is_finite(block, dtype)
-                stream.append(block)
+                stream.write(block)
             if not finite and sick(name, memory):
                 raise SickTrainingError(f"not saved: {name} holds NaN or infinity", known_good=None)
             number = len(spans)
@@ -127,51 +140,46 @@ def read_file(
     *,
     sick: Callable[[str, Any], bool] = lambda *_: False,
     threads: int | None = None,
-) -> tuple[dict[str, Any], str | None]:
-    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float. With one of
-    `threads` it is read in the order of the file.
-
-    Tensors named in `into` must fit (StateError) and get their elements in place; others are made anew on the CPU.
-    `sick(name, tensor)` is asked about each that holds NaN or infinity: whether that is wrong. Returns all tensors by
-    name, aliases too, and what is wrong (None: the bytes are those that were sealed). After that tensors may be half
-    loaded: load another checkpoint over them.
-    """
+) -> dict[str, Any]:
+    """Load a file, hashing every byte that is loaded and looking for NaN and infinity in every float; returns all
+    tensors by name, aliases too. With one of `threads` it is read in the order of the file. Tensors named in `into`
+    must fit (StateError) and get their elements in place; others are made anew on the CPU. `sick(name, tensor)` is
+    asked about each that holds NaN or infinity: whether that is wrong. NotAsSealed says what is wrong; then tensors may
+    be half loaded: load another checkpoint over them."""
     from blake3 import blake3
 
     size = reader.entry.size
     if size != sealed.size:
-        return {}, f"{sealed.path} has {size} bytes instead of the {sealed.size} that were sealed"
+        raise NotAsSealed(f"{sealed.path} has {size} bytes instead of the {sealed.size} that were sealed")
     header = reader.read(0, sealed.spans[0].offset if sealed.spans else size)
     end = max((s.offset + s.length for s in sealed.spans), default=len(header))
     if end != size or blake3(header).hexdigest() != sealed.envelope:
-        return {}, f"the header of {sealed.path} is not what was sealed"
+        raise NotAsSealed(f"the header of {sealed.path} is not what was sealed")
     _check_fit(sealed, into)
 
-    def load(tensor: Tensor) -> tuple[Any, bool, bool]:
-        span = sealed.spans[tensor.span] if tensor.span is not None else None
-        return _load(reader, tensor, span, into.get(tensor.name))
+    def load(tensor: Tensor) -> Any:
+        value, finite = _load(reader, sealed, tensor, into.get(tensor.name))
+        if not finite and sick(tensor.name, value):
+            raise NotAsSealed(f"{tensor.name} in {sealed.path} holds NaN or infinity")
+        return value
 
-    loaded: dict[str, Any] = {}
     with ThreadPoolExecutor(threads or threads_for_memory()) as pool:
-        for tensor, (value, intact, finite) in zip(sealed.tensors, pool.map(load, sealed.tensors), strict=True):
-            if not intact:
-                pool.shutdown(cancel_futures=True)
-                return {}, f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed"
-            if not finite and sick(tensor.name, value):
-                pool.shutdown(cancel_futures=True)
-                return {}, f"{tensor.name} in {sealed.path} holds NaN or infinity"
-            loaded[tensor.name] = value
+        try:
+            loaded = dict(zip((t.name for t in sealed.tensors), pool.map(load, sealed.tensors), strict=True))
+        except NotAsSealed:
+            pool.shutdown(cancel_futures=True)
+            raise
     for alias, name in _aliases(header).items():
         target = into.get(alias)
         if target is not None and target.data_ptr() != loaded[name].data_ptr():
             target.copy_(loaded[name])
         loaded[alias] = loaded[name] if target is None else target
     reader.check_unchanged()
-    return loaded, None
+    return loaded
 
 
-def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tuple[Any, bool, bool]:
-    """The tensor, whether its bytes are those that were sealed, and whether they are finite."""
+def _load(reader: Reader, sealed: File, tensor: Tensor, target: Any) -> tuple[Any, bool]:
+    """The tensor, and whether its numbers are finite."""
     import torch
     from blake3 import blake3
 
@@ -179,21 +187,21 @@ def _load(reader: Reader, tensor: Tensor, span: Span | None, target: Any) -> tup
     if target is None or not is_writable_in_place(target):
         memory = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))
     view = view_of(memory)
-    if len(view) != (span.length if span else 0):
+    span = sealed.spans[tensor.span] if tensor.span is not None else Span(0, 0, "")
+    if len(view) != span.length:
         raise CouldNotTellError(f"the manifest gives {tensor.name} another size than its shape")
     hasher = blake3()
     finite = True
     for start in range(0, len(view), BLOCK):
         block = view[start : start + BLOCK]
-        reader.read_into((span.offset if span else 0) + start, block)
+        reader.read_into(span.offset + start, block)
         hasher.update(block)
         finite = finite and is_finite(block, tensor.dtype)
-    if span is not None and hasher.hexdigest() != span.blake3:
-        return memory, False, finite
-    if target is not None and memory is not target:
-        target.copy_(memory)
-        return target, True, finite
-    return memory, True, finite
+    if tensor.span is not None and hasher.hexdigest() != span.blake3:
+        raise NotAsSealed(f"the bytes of {tensor.name} in {sealed.path} are not those that were sealed")
+    if target is None or memory is target:
+        return memory, finite
+    return target.copy_(memory), finite
 
 
 def fitting(sealed: File, into: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,10 +225,7 @@ def _kind(tensor: Any) -> tuple[str, tuple[int, ...]]:
 def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
     for tensor in sealed.tensors:
         target = into.get(tensor.name)
-        if target is None:
-            continue
-        found = _kind(target)
-        if found != (tensor.dtype, tensor.shape):
+        if target is not None and (found := _kind(target)) != (tensor.dtype, tensor.shape):
             raise StateError(
                 f"{tensor.name} was saved as {tensor.dtype} {list(tensor.shape)}; "
                 f"here it is {found[0]} {list(found[1])}",
@@ -231,3 +236,94 @@ def _check_fit(sealed: File, into: Mapping[str, Any]) -> None:
 def _aliases(header: bytes) -> dict[str, str]:
     metadata = json.loads(header[8:]).get("__metadata__", {})
     return {alias: name for alias, name in metadata.items() if alias not in _NOT_ALIASES}
+
+
+class FileStream:
+    """Appends bytes to an empty file that the caller opened for writing. `close` must be called, also after a failure.
+    Where the file system allows it the page cache is left alone: what is written to be durable would only push out what
+    training reads, and be copied once more. StorageFullError and its kinds come out of `write` and `finish`."""
+
+    def __init__(self, descriptor: int, *, key: str, where: str) -> None:
+        self._descriptor, self._key, self._where = descriptor, key, where
+        self._direct = _set_direct(descriptor, wanted=True)
+        self._free: SimpleQueue[mmap.mmap] = SimpleQueue()
+        for _ in range(_BLOCKS):
+            self._free.put(mmap.mmap(-1, _WRITTEN))  # aligned to pages, as direct writes need it
+        self._full: SimpleQueue[tuple[mmap.mmap, int] | None] = SimpleQueue()
+        self._block, self._filled = self._free.get(), 0
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._write_blocks, name="ckptguard-write", daemon=True)
+        self._thread.start()
+
+    def write(self, data: memoryview) -> None:
+        """Copy bytes to the end; they may change afterwards."""
+        while len(data):
+            count = min(len(data), _WRITTEN - self._filled)
+            copy_bytes(memoryview(self._block)[self._filled : self._filled + count], data[:count])
+            self._filled += count
+            data = data[count:]
+            if self._filled == _WRITTEN:
+                self._hand_over()
+                self._block = self._free.get()
+                self._raise_failure()
+
+    def finish(self) -> None:
+        """Return once everything is on the disk."""
+        self._hand_over()
+        self.close()
+        self._raise_failure()
+        with translated(self._key, self._where):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """End the thread. The descriptor stays the caller's."""
+        if not self._closed:
+            self._closed = True
+            self._full.put(None)
+            self._thread.join()
+
+    def _hand_over(self) -> None:
+        self._full.put((self._block, self._filled))
+        self._filled = 0
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            with translated(self._key, self._where):
+                raise self._failure
+
+    def _write_blocks(self) -> None:
+        while (given := self._full.get()) is not None:
+            block, length = given
+            if self._failure is None:
+                try:
+                    self._write(memoryview(block)[:length])
+                except BaseException as error:
+                    self._failure = error
+            self._free.put(block)
+
+    def _write(self, left: memoryview) -> None:
+        if len(left) < _WRITTEN:
+            self._direct = self._direct and not _set_direct(self._descriptor, wanted=False)
+        while left:
+            try:
+                left = left[os.write(self._descriptor, left) :]
+            except OSError as error:
+                # A file system may want other alignments, or take a part of a block: go on through the page cache.
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = False
+                _set_direct(self._descriptor, wanted=False)
+
+
+def _set_direct(descriptor: int, *, wanted: bool) -> bool:
+    """Switch direct writing; returns whether that was done."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if flag:
+        import fcntl
+
+        with contextlib.suppress(OSError):
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if wanted else flags & ~flag)
+            return True
+    return False

@@ -14,6 +14,7 @@ import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from ckptguard.errors import StateError
@@ -67,23 +68,18 @@ class _Encoder:
         if kind is float:
             return _encode_float(value)
         if kind is dict:
-            return self._dict(value, path, depth)
+            if all(type(key) is str and not key.startswith("$") for key in value):
+                return {key: self.encode(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+            return {"$dict": self._pairs(value, path, depth)}
         if kind is list:
             return self._items(value, path, depth)
-        found = self._tagged(kind, value, path, depth)
-        if found is None:
-            found = self._foreign(kind, value, path)
+        found = self._tagged(kind, value, path, depth) or self._foreign(kind, value, path)
         if found is None:
             raise StateError(
                 f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved without pickle",
                 hint="keep plain values and tensors in state_dict(), or save with your own save= and load=",
             )
         return found
-
-    def _dict(self, value: dict[Any, Any], path: str, depth: int) -> Any:
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
-        return {"$dict": self._pairs(value, path, depth)}
 
     def _pairs(self, value: Mapping[Any, Any], path: str, depth: int) -> list[Any]:
         return [
@@ -95,40 +91,34 @@ class _Encoder:
         return [self.encode(item, f"{path}.{index}", depth + 1) for index, item in enumerate(value)]
 
     def _tagged(self, kind: type, value: Any, path: str, depth: int) -> Any:
-        if kind is tuple:
-            return {"$tuple": self._items(value, path, depth)}
-        if kind is bytes:
-            return {"$bytes": base64.b64encode(value).decode("ascii")}
-        if kind is bytearray:
-            return {"$bytearray": base64.b64encode(value).decode("ascii")}
+        if kind in (bytes, bytearray):
+            return {f"${kind.__name__}": base64.b64encode(value).decode("ascii")}
         if kind is complex:
             return {"$complex": [_encode_float(value.real), _encode_float(value.imag)]}
-        if kind is OrderedDict:
-            return {"$ordered": self._pairs(value, path, depth)}
-        if kind is Counter:
-            return {"$counter": self._pairs(value, path, depth)}
-        if kind is defaultdict and value.default_factory in (None, dict, list, int, float, set):
+        if kind is tuple:
+            return {_TAGS[kind]: self._items(value, path, depth)}
+        if kind in (OrderedDict, Counter):
+            return {_TAGS[kind]: self._pairs(value, path, depth)}
+        if kind is defaultdict and value.default_factory in _FACTORIES.values():
             factory = value.default_factory.__name__ if value.default_factory else None
             return {"$defaultdict": [factory, self._pairs(value, path, depth)]}
         if kind is deque:
             return {"$deque": [value.maxlen, self._items(value, path, depth)]}
-        if kind is set or kind is frozenset:
-            items = sorted(self._items(value, path, depth), key=lambda item: json.dumps(item))
-            return {"$set" if kind is set else "$frozenset": items}
+        if kind in (set, frozenset):
+            return {_TAGS[kind]: sorted(self._items(value, path, depth), key=json.dumps)}
         return None
 
     def _foreign(self, kind: type, value: Any, path: str) -> Any:
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if torch is not None and isinstance(value, torch.Tensor):
-            if self._take_tensor is None:
-                raise StateError(f"{path} is a tensor, and there is no file for it here")
-            return {"$tensor": self._take_tensor(path, value)}
-        if torch is not None and kind is torch.Size:
-            return {"$size": list(value)}
-        if torch is not None and kind is torch.dtype:
-            return {"$dtype": str(value).removeprefix("torch.")}
-        if torch is not None and kind is torch.device:
-            return {"$device": str(value)}
+        if torch is not None:
+            if isinstance(value, torch.Tensor):
+                if self._take_tensor is None:
+                    raise StateError(f"{path} is a tensor, and there is no file for it here")
+                return {"$tensor": self._take_tensor(path, value)}
+            if kind is torch.Size:
+                return {"$size": list(value)}
+            if kind in (torch.dtype, torch.device):
+                return {f"${kind.__name__}": str(value).removeprefix("torch.")}
         if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
             if value.dtype.hasobject or value.dtype.names or kind not in (numpy.ndarray, value.dtype.type):
                 raise StateError(f"{path} is a NumPy value of dtype {value.dtype}, which cannot be saved")
@@ -166,8 +156,7 @@ def _untag(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
     if tag == "$deque":
         return deque((_decode(item, tensors) for item in content[1]), maxlen=content[0])
     if tag == "$defaultdict":
-        factory = _FACTORIES[content[0]] if content[0] is not None else None
-        return defaultdict(factory, _decoded_pairs(content[1], tensors))
+        return defaultdict(_FACTORIES[content[0]], _decoded_pairs(content[1], tensors))
     if tag in _OF_PAIRS:
         return _OF_PAIRS[tag](_decoded_pairs(content, tensors))
     if tag in _OF_ITEMS:
@@ -177,12 +166,6 @@ def _untag(tag: str, content: Any, tensors: Mapping[str, Any]) -> Any:
 
 def _decoded_pairs(pairs: Any, tensors: Mapping[str, Any]) -> dict[Any, Any]:
     return {_decode(key, tensors): _decode(item, tensors) for key, item in pairs}
-
-
-def _counter(pairs: dict[Any, Any]) -> Counter[Any]:
-    counter: Counter[Any] = Counter()
-    counter.update(pairs)
-    return counter
 
 
 def _numpy(tag: str, dtype: str, shape: list[int], text: str) -> Any:
@@ -201,28 +184,17 @@ def _dtype(name: str) -> Any:
     return found
 
 
-def _device(name: str) -> Any:
-    import torch
-
-    return torch.device(name)
-
-
-def _size(shape: list[int]) -> Any:
-    import torch
-
-    return torch.Size(shape)
-
-
 _SCALARS: dict[str, Callable[[Any], Any]] = {
     "$float": _FLOATS.__getitem__,
     "$int": lambda text: int(text, 16),
     "$bytes": base64.b64decode,
     "$bytearray": lambda text: bytearray(base64.b64decode(text)),
     "$complex": lambda parts: complex(*(_decode(p, {}) for p in parts)),
-    "$size": _size,
+    "$size": lambda shape: import_module("torch").Size(shape),
     "$dtype": _dtype,
-    "$device": _device,
+    "$device": lambda name: import_module("torch").device(name),
 }
-_OF_PAIRS: dict[str, Callable[[dict[Any, Any]], Any]] = {"$dict": dict, "$ordered": OrderedDict, "$counter": _counter}
+_OF_PAIRS: dict[str, Callable[[dict[Any, Any]], Any]] = {"$dict": dict, "$ordered": OrderedDict, "$counter": Counter}
 _OF_ITEMS: dict[str, Callable[[Any], Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
-_FACTORIES: dict[str, Any] = {"dict": dict, "list": list, "int": int, "float": float, "set": set}
+_FACTORIES: dict[str | None, Any] = {None: None, "dict": dict, "list": list, "int": int, "float": float, "set": set}
+_TAGS: dict[Any, str] = {kind: tag for tag, kind in (*_OF_PAIRS.items(), *_OF_ITEMS.items())}

@@ -85,13 +85,8 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
     length = len(source)
     if len(target) != length:
         raise ValueError("the buffers differ in length")
-    ctypes.memmove(_address(target), _address(source), length)
-
-
-def _address(view: memoryview) -> Any:
-    if view.readonly:
-        return bytes(view)
-    return (ctypes.c_ubyte * len(view)).from_buffer(view)
+    array = ctypes.c_ubyte * length
+    ctypes.memmove(array.from_buffer(target), bytes(source) if source.readonly else array.from_buffer(source), length)
 
 
 def view_of(tensor: Any) -> memoryview:

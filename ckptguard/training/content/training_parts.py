@@ -102,25 +102,22 @@ class TrainingParts:
         """Put everything back, the model first. Names that do not match are a StateError, if `strict`, and so is what
         the objects themselves refuse."""
         try:
-            self._restore(sections, model, others)
+            own = set(self.model_tensors())
+            self.compare(missing=own - set(model), unexpected=set(model) - own)
+            loose = {} if self.strict else {"strict": False}
+            self.model.load_state_dict({**model, **decode_state(sections["model"], others)}, **loose)
+            for name, part in self._others():
+                if name not in sections:
+                    self._refuse(f"the checkpoint holds no state of the {name}")
+                    continue
+                state = decode_state(sections[name], others)
+                part.load_state_dict(state)
+                if name == "optimizer":
+                    put_dtypes_back(part, state)
         except (CkptguardError, MemoryError):
             raise
         except Exception as error:
             raise StateError(f"the saved state does not fit: {type(error).__name__}: {error}") from error
-
-    def _restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
-        own = set(self.model_tensors())
-        self.compare(missing=own - set(model), unexpected=set(model) - own)
-        loose = {} if self.strict else {"strict": False}
-        self.model.load_state_dict({**model, **decode_state(sections["model"], others)}, **loose)
-        for name, part in self._others():
-            if name not in sections:
-                self._refuse(f"the checkpoint holds no state of the {name}")
-                continue
-            state = decode_state(sections[name], others)
-            part.load_state_dict(state)
-            if name == "optimizer":
-                put_dtypes_back(part, state)
 
     def compare(self, *, missing: Collection[str], unexpected: Collection[str]) -> None:
         """Take down which of the model's names a checkpoint lacks, and which of its names the model does not have;

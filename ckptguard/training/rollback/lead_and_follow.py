@@ -42,27 +42,18 @@ class Rollback:
     last: int
 
 
-def load_together(ranks: Ranks, store: Store, work: Callable[[], Loaded | None]) -> Loaded | None:
-    """Rank 0 does the work, which loads through the store; every rank returns what was loaded, with its own extra."""
-    if ranks.rank == 0:
-        return _lead(ranks, store, work)
-    answer, extra = _follow(store)
-    return None if answer is None else dataclasses.replace(msgspec.convert(answer, Loaded), extra=extra)
-
-
-def go_back_together(ranks: Ranks, store: Store, work: Callable[[], Rollback]) -> Rollback:
-    """The same for a rollback."""
-    if ranks.rank == 0:
-        return _lead(ranks, store, work)
-    answer, extra = _follow(store)
-    went = msgspec.convert(answer, Rollback)
-    return dataclasses.replace(went, loaded=dataclasses.replace(went.loaded, extra=extra))
-
-
-def _lead(ranks: Ranks, store: Store, work: Callable[[], Done]) -> Done:
+def lead_or_follow(ranks: Ranks, store: Store, work: Callable[[], Done], kind: Any) -> Done:
+    """Rank 0 does the work, which loads through the store; every rank returns what that gave, with its own extra. It is
+    of a `kind`: Loaded, Rollback, or None."""
     if ranks.size == 1:
         return work()
     led = cast("LedStore", store)
+    if ranks.rank != 0:
+        answer, extra = led.follow()
+        if "failed" in answer:
+            raise _KINDS.get(answer["failed"], RanksError)(f"rank 0: {answer['message']}")
+        followed: Done = _with_extra(msgspec.convert(answer["done"], kind), extra)
+        return followed
     try:
         done = work()
     except Exception as error:
@@ -70,19 +61,12 @@ def _lead(ranks: Ranks, store: Store, work: Callable[[], Done]) -> Done:
         with contextlib.suppress(RanksError):  # a rank that is gone: the reason is what rank 0 raises
             led.finish({"failed": getattr(error, "kind", "error"), "message": message})
         raise
-    led.finish({"done": msgspec.to_builtins(_without_extra(done))})
+    # Each rank has its own extra, and that of rank 0 holds values that JSON does not know.
+    led.finish({"done": msgspec.to_builtins(_with_extra(done, {}))})
     return done
 
 
-def _follow(store: Store) -> tuple[Any, dict[str, Any]]:
-    answer, extra = cast("LedStore", store).follow()
-    if "failed" in answer:
-        raise _KINDS.get(answer["failed"], RanksError)(f"rank 0: {answer['message']}")
-    return answer["done"], extra
-
-
-def _without_extra(done: Any) -> Any:
-    """Each rank has its own, and that of rank 0 holds values that JSON does not know."""
+def _with_extra(done: Any, extra: dict[str, Any]) -> Any:
     if isinstance(done, Rollback):
-        return dataclasses.replace(done, loaded=dataclasses.replace(done.loaded, extra={}))
-    return dataclasses.replace(done, extra={}) if done is not None else None
+        return dataclasses.replace(done, loaded=_with_extra(done.loaded, extra))
+    return dataclasses.replace(done, extra=extra) if done is not None else None

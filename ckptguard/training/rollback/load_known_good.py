@@ -1,16 +1,31 @@
-"""Going back: which checkpoint, verified, loaded. Damage found on the way is recorded, and the next older one taken.
+"""Going back, and resuming: which checkpoint, verified, loaded. Damage found on the way is recorded, and the next older
+one taken; so is one that a resume's probe refuses.
 
 What is loaded is pinned until every rank has it: a store's `read` returns only then.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
 
 import msgspec
 
-from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, RecordsError
+from ckptguard.decisions.health import cause_of_error
+from ckptguard.errors import (
+    BusyError,
+    CkptguardError,
+    CouldNotTellError,
+    NoKnownGoodError,
+    RecordsError,
+    SettingsError,
+    StateError,
+)
+from ckptguard.keep.quarantine import quarantine
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.pins import InUse
@@ -18,9 +33,15 @@ from ckptguard.records.who_and_when import utc_now
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Candidate, Wanted, first_whole, newest_candidate
 from ckptguard.runs.run_view import RunView
-from ckptguard.training.rollback.lead_and_follow import Loaded
+from ckptguard.training.content.safetensors_file import NotAsSealed
+from ckptguard.training.content.training_parts import TrainingParts
+from ckptguard.training.ranks import Ranks, together
+from ckptguard.training.rollback.incident_log import begin_incident, end_incident
+from ckptguard.training.rollback.lead_and_follow import Loaded, lead_or_follow
 from ckptguard.training.saving.stores import Store
-from ckptguard.training.state.check_state_json import wrong_with
+from ckptguard.training.signals.weights import first_of
+from ckptguard.training.state.progress import wrong_with
+from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.ids import MAX_STEP, CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
@@ -28,20 +49,18 @@ from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 _log = logging.getLogger("ckptguard")
+Probe = Callable[[], Any]
 _LOCK_TRIES = 3
 _QUICKLY = Verification(md5=False)
 _READ_ONLY = Verification(md5=False, record=False)
 
 
 def load_newest_good(view: RunView, store: Store, *, refused: Iterable[CheckpointId] = ()) -> Loaded | None:
-    """Load the newest known-good checkpoint for a resume; None if there is nothing that training finished
-    after its beginning.
-
-    Checkpoints without a verdict are verified first, newest first; where none can be written (a full disk), what is
-    GOOD as it is read now is taken. Newer ones that are not good stay where they are. Ids in `refused` do not count.
-    NoKnownGoodError if there are checkpoints and none could be loaded, CouldNotTellError if one that may be good could
-    not be read.
-    """
+    """Load the newest known-good checkpoint for a resume; None if there is nothing that training finished after its
+    beginning. Checkpoints without a verdict are verified first, newest first; where none can be written (a full disk),
+    what is GOOD as it is read now is taken. Newer ones that are not good stay where they are. Ids in `refused` do not
+    count. NoKnownGoodError if there are checkpoints and none could be loaded, CouldNotTellError if one that may be good
+    could not be read."""
     wanted = Wanted(series=store.series, exclude=frozenset(refused))
     failed = wanted.exclude
     with InUse(view.run, "a resume") as in_use:
@@ -116,13 +135,9 @@ def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded 
 def _holds_finished(view: RunView, series: str) -> bool:
     """Whether there are checkpoints beyond the beginning, other than ones whose writing did not end."""
     view.forget()
-    for checkpoint in view.checkpoints:
-        if checkpoint.series == series and checkpoint.step:
-            id = view.current_if_readable(checkpoint)
-            verdict = view.history.verdict(id) if id is not None else None
-            if verdict is not None and verdict.outcome is not Outcome.INCOMPLETE:
-                return True
-    return False
+    ids = (view.current_if_readable(c) for c in view.checkpoints if c.series == series and c.step)
+    verdicts = (view.history.verdict(id) for id in ids if id is not None)
+    return any(verdict is not None and verdict.outcome is not Outcome.INCOMPLETE for verdict in verdicts)
 
 
 def _use(view: RunView, store: Store, candidate: Candidate, in_use: InUse) -> Loaded | str:
@@ -150,13 +165,10 @@ def _use(view: RunView, store: Store, candidate: Candidate, in_use: InUse) -> Lo
 
 
 def _roll_back(view: RunView, back: GoBack, in_use: InUse) -> RolledBack:
-    for attempt in range(_LOCK_TRIES):
-        try:
+    for _ in range(_LOCK_TRIES - 1):
+        with contextlib.suppress(BusyError):
             return roll_back(view, back, in_use=in_use)
-        except BusyError:
-            if attempt == _LOCK_TRIES - 1:
-                raise
-    raise AssertionError
+    return roll_back(view, back, in_use=in_use)
 
 
 def _read(view: RunView, store: Store, id: CheckpointId, in_use: InUse) -> Loaded | str:
@@ -169,12 +181,14 @@ def _read(view: RunView, store: Store, id: CheckpointId, in_use: InUse) -> Loade
 def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loaded | str:
     """Load a checkpoint, or say what is wrong with it: then it was verified anew."""
     in_use.pin(manifest.id)
-    extra, wrong = store.read(manifest)
-    if wrong is None:
+    try:
+        extra = store.read(manifest)
         why = wrong_with(extra)
-        wrong = f"what was saved beside {manifest.path} cannot be put back: {why}" if why is not None else None
-    if wrong is None:
-        return Loaded(step=manifest.step or 0, id=manifest.id, path=view.run.usable(manifest.path), extra=extra)
+        if why is None:
+            return Loaded(step=manifest.step or 0, id=manifest.id, path=view.run.usable(manifest.path), extra=extra)
+        wrong = f"what was saved beside {manifest.path} cannot be put back: {why}"
+    except NotAsSealed as error:
+        wrong = error.message
     _log.warning("%s; looking for an older checkpoint", wrong)
     checkpoint = view.look_again(manifest.path)
     if checkpoint is not None:
@@ -197,3 +211,127 @@ def _unsealed(view: RunView, checkpoint: Checkpoint) -> Manifest:
         nonce="",
         files=(),
     )
+
+
+def load_checked(view: RunView, store: Store, parts: TrainingParts, ranks: Ranks, probe: Probe | None) -> Loaded | None:
+    """Load the newest known-good checkpoint with which the probe is finite on every rank; None if there is none. What
+    the probe refused is sick, for it was finite with an older one: it is quarantined. NoKnownGoodError if it refused
+    all; then nothing is moved, for the probe itself may be at fault."""
+    refused: dict[CheckpointId, tuple[Loaded, str]] = {}
+    while True:
+        try:
+            loaded = lead_or_follow(ranks, store, lambda: _newest(view, store, refused), Loaded | None)
+        except NoKnownGoodError as error:
+            if not refused:
+                raise
+            reasons = "; ".join(f"{found.path}: {why}" for found, why in refused.values())
+            raise NoKnownGoodError(
+                f"no checkpoint of {view.run.url} passes the probe ({reasons})",
+                hint="if this cannot be, look at the probe's own batch and precision",
+            ) from error
+        if loaded is None or probe is None:
+            return loaded
+        model = getattr(parts.model, "module", parts.model)
+        if ranks.size == 1:
+            answers = [sick_because(model, probe)]  # what it raises is the caller's own
+        else:
+            answers = together(ranks, "the probe", functools.partial(sick_because, model, probe))
+        sick = [f"rank {rank}: {why}" if ranks.size > 1 else why for rank, why in enumerate(answers) if why]
+        if not sick:
+            break
+        _log.warning("%s is not resumed from: %s", loaded.path, sick[0])
+        refused[loaded.id] = (loaded, sick[0])
+    if ranks.rank == 0:
+        for found, why in refused.values():
+            _put_aside(view, found, why)
+    return loaded
+
+
+def _newest(view: RunView, store: Store, refused: Collection[CheckpointId]) -> Loaded | None:
+    """Load the newest of the run; what it has lost is brought back from a replica."""
+    view.forget()  # a probe may have taken long
+    if view.settings.replicas and not refused:
+        from ckptguard.replicas.start_run import regain  # only those with replicas pay for it
+
+        verify_pending(view, Wanted(series=store.series))
+        back = regain(view, series=store.series)
+        if back is not None:
+            lost = "%s had lost its newest good checkpoint; %s came back from %s"
+            _log.warning(lost, view.run.url, back.id, back.source)
+            view.forget()
+    return load_newest_good(view, store, refused=refused)
+
+
+def _put_aside(view: RunView, found: Loaded, why: str) -> None:
+    reason = f"a checked resume refused it: {why}"
+    evidence: dict[str, object] = {"checkpoint": str(found.id)}
+    incident = begin_incident(view.run, step=found.step, cause="probe", reason=reason, evidence=evidence)
+    action = "quarantined; an older checkpoint with which the same batch is finite was taken"
+    try:
+        quarantine(view, found.path.removeprefix(view.run.url.rstrip("/") + "/"), reason=reason)
+    except CkptguardError as error:
+        action = f"an older one was taken; it could not be quarantined: {error.message}"
+        _log.warning("%s could not be quarantined: %s", found.path, error.message)
+    end_incident(view.run, incident, action=action)
+
+
+def sick_because(model: Any, probe: Probe) -> str | None:
+    """Run `probe`, which computes a loss of a small batch and may go backward by itself: what is not finite, or None.
+    The model was just loaded. Gradients, buffers, training mode and random numbers are afterwards what they were.
+    SettingsError if it gives neither a loss nor gradients, StateError if it changed a parameter: then the model must be
+    loaded again. An exception of the probe's own that speaks of no sickness is raised."""
+    parameters = dict(model.named_parameters()) if hasattr(model, "named_parameters") else {}
+    before = {name: parameter._version for name, parameter in parameters.items()}
+    with _undone(model, parameters):
+        try:
+            found = _judge(parameters, probe())
+        except Exception as error:
+            if cause_of_error(f"{type(error).__name__}: {error}") is None:
+                raise
+            found = f"the probe raised: {error}"
+    for name, parameter in parameters.items():
+        if parameter._version != before[name]:
+            raise StateError(f"the probe changed {name}", hint="it must compute a loss, and not update the model")
+    return found
+
+
+def _judge(parameters: dict[str, Any], loss: Any) -> str | None:
+    if isinstance(loss, tuple | list) and loss:
+        loss = loss[0]
+    has_gradients = any(parameter.grad is not None for parameter in parameters.values())
+    if getattr(loss, "requires_grad", False) and not has_gradients:
+        loss.sum().backward()
+    gradients = [(name, p.grad) for name, p in parameters.items() if p.grad is not None]
+    if loss is None and not gradients:
+        raise SettingsError("the probe gave neither a loss nor gradients", hint="return the loss of a small batch")
+    if loss is not None:
+        number = float(loss.detach().sum() if hasattr(loss, "detach") else loss)
+        if not math.isfinite(number):
+            return f"the loss of the probe is {number}"
+    bad = first_of([(name, g.to_local() if hasattr(g, "to_local") else g) for name, g in gradients if g.numel()])
+    return f"the gradient of {bad} is not finite in the probe" if bad is not None else None
+
+
+@contextlib.contextmanager
+def _undone(model: Any, parameters: dict[str, Any]) -> Iterator[None]:
+    import torch
+
+    modules = list(model.modules()) if hasattr(model, "modules") else []
+    modes = [module.training for module in modules]
+    buffers = [(m, n, b, b.detach().clone()) for m in modules for n, b in m.named_buffers(recurse=False)]
+    gradients = [(parameter, parameter.grad) for parameter in parameters.values()]
+    generators = capture_rng()
+    for parameter in parameters.values():
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for module, name, buffer, content in buffers:
+                buffer.copy_(content)
+                setattr(module, name, buffer)
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        restore_rng(generators)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -19,18 +20,19 @@ from ckptguard.records.run import Run
 from ckptguard.runs.find_known_good import Wanted
 from ckptguard.runs.run_view import RunView
 from ckptguard.training.client import let_daemon_verify
-from ckptguard.training.ranks import OneRank, Ranks
+from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
-from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, go_back_together
-from ckptguard.training.rollback.retry_unrecorded import Unrecorded
+from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, lead_or_follow
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
 if TYPE_CHECKING:
     from ckptguard.training.content.training_parts import TrainingParts
-    from ckptguard.training.rollback.trial_batch import Probe
+    from ckptguard.training.rollback.load_known_good import Probe
     from ckptguard.training.saving.stores import Store
 
+_MOST_PAUSE = 64  # calls between two tries to record what is owed
 _log = logging.getLogger("ckptguard")
 
 
@@ -44,7 +46,7 @@ class Waits:
 
 
 class Rollbacks:
-    """Goes back and remembers it. `evidence(onset, cause)` is what can be said for the incident's report; it must not
+    """Goes back and remembers it. `evidence(diagnosis)` is what can be said for the incident's report; it must not
     raise. All ranks call the methods that take training somewhere, in the same order."""
 
     def __init__(
@@ -59,26 +61,28 @@ class Rollbacks:
     ) -> None:
         self._run, self._settings, self._store, self._policy = run, settings, store, policy
         self._waits = waits
-        self._ranks = ranks if ranks is not None else OneRank()
-        self.evidence: Callable[[int | None, str], Details] | None = None
+        self._ranks = ranks if ranks is not None else Ranks()
+        self.evidence: Callable[[Diagnosis], Details] | None = None
         self._past: list[PastRollback] = []
         self._owed = Unrecorded(run, settings, store.series)
         self._unmarked = False  # whether the last one left newer checkpoints as they were
 
     def settle(self, *, now: bool = False) -> None:
-        """Make up for what could not be written before, if there is space; see `Owed.settle`."""
+        """Make up for what could not be written before, if there is space; see `Unrecorded.settle`."""
         self._owed.settle(now=now)
 
     def resume(self, parts: TrainingParts, probe: Probe | None) -> Loaded | None:
         """Load the newest known-good checkpoint; see `load_checked`."""
-        from ckptguard.training.rollback.resume import load_checked  # verifying is loaded when it is needed
+        from ckptguard.training.rollback.load_known_good import load_checked  # verifying is loaded when it is needed
 
         return load_checked(RunView(self._run, self._settings), self._store, parts, self._ranks, probe)
 
-    def let_daemon_verify(self) -> None:
-        """Give the daemon the time that it has to verify the last save."""
-        if self._waits.daemon is not None:
-            let_daemon_verify(self._run, before_step=None, series=self._store.series, wait_seconds=self._waits.daemon)
+    def let_daemon_verify(self, *, before_step: int | None = None) -> None:
+        """Give the daemon the time that it has to verify the last save, or what is before a step. What counts is in the
+        records."""
+        series, seconds = self._store.series, self._waits.daemon
+        if seconds is not None:
+            let_daemon_verify(self._run, before_step=before_step, series=series, wait_seconds=seconds)
 
     def tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
         """Record what people should know although training goes on."""
@@ -89,59 +93,44 @@ class Rollbacks:
     def go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         """Load the checkpoint that the policy asks for. RollbackExhausted when the budget is spent,
         NoKnownGoodError when there is nothing to go back to."""
-        return go_back_together(self._ranks, self._store, lambda: self._go_back(diagnosis, save_every=save_every))
+        work = functools.partial(self._go_back, diagnosis, save_every=save_every)
+        return lead_or_follow(self._ranks, self._store, work, Rollback)
 
     def _go_back(self, diagnosis: Diagnosis, *, save_every: int) -> Rollback:
         self.settle(now=True)
-        since = diagnosis.onset_step if diagnosis.onset_step is not None else diagnosis.step
-        last = diagnosis.suspect_through if diagnosis.suspect_through is not None else diagnosis.step
+        surely_by, step, reason = diagnosis.surely_by, diagnosis.step, diagnosis.reason
+        since = diagnosis.onset_step if diagnosis.onset_step is not None else step
+        last = diagnosis.suspect_through if diagnosis.suspect_through is not None else step
         cause = diagnosis.cause or "asked"
-        _log.warning("step %s: %s", diagnosis.step, diagnosis.reason)
+        _log.warning("step %s: %s", step, reason)
         decision = decide(
-            self._policy,
-            self._past,
-            cause=cause,
-            onset_step=diagnosis.surely_by,
-            save_every=save_every,
-            possibly_since=since,
+            self._policy, self._past, cause=cause, onset_step=surely_by, save_every=save_every, possibly_since=since
         )
         onset = decision.onset_step
-        details = self.evidence(since, cause) if self.evidence is not None else Details()
-        noticed: dict[str, Any] = {
-            "step": diagnosis.step,
-            "cause": cause,
-            "reason": diagnosis.reason,
-            "evidence": diagnosis.evidence,
-        }
+        details = self.evidence(diagnosis) if self.evidence is not None else Details()
+        noticed: dict[str, Any] = {"step": step, "cause": cause, "reason": reason, "evidence": diagnosis.evidence}
         details = msgspec.structs.replace(details, onset=since, onset_through=diagnosis.onset_through)
         incident = begin_incident(self._run, **noticed, details=details)
         if decision.give_up:
             report = end_incident(self._run, incident, action=f"{GAVE_UP}: {decision.reason}")
             raise RollbackExhausted(
-                f"training is sick again ({diagnosis.reason}) and {decision.reason}",
+                f"training is sick again ({reason}) and {decision.reason}",
                 report=report,
                 hint=f"ckptguard status {self._run.url}",
             )
-        if self._waits.daemon is not None:
-            # Worth waiting for what it verifies meanwhile; what counts is in the records.
-            let_daemon_verify(self._run, before_step=onset, series=self._store.series, wait_seconds=self._waits.daemon)
+        self.let_daemon_verify(before_step=onset)
         try:
-            loaded = self._find_or_read(decision, onset, diagnosis.reason)
+            loaded = self._find_or_read(decision, onset, reason)
         except CkptguardError as error:
             end_incident(self._run, incident, action=f"could not go back: {error.message}")
             raise
         if cause != "asked":  # what the caller asks for is no sign of sickness
-            self._past.append(PastRollback(onset_step=diagnosis.surely_by, target_step=loaded.step))
-        action = f"went back from step {diagnosis.step} to step {loaded.step}; {decision.reason}"
+            self._past.append(PastRollback(onset_step=surely_by, target_step=loaded.step))
+        action = f"went back from step {step} to step {loaded.step}; {decision.reason}"
         _log.warning("%s", action)
         end_incident(self._run, incident, action=action, known_good=loaded.id)
-        self._owed.note(
-            loaded,
-            reason=diagnosis.reason,
-            incident={**noticed, "details": details} if incident is None else None,
-            action=action,
-            unmarked=self._unmarked,
-        )
+        owed = {**noticed, "details": details} if incident is None else None
+        self._owed.note(loaded, reason=reason, incident=owed, action=action, unmarked=self._unmarked)
         return Rollback(loaded=loaded, decision=decision, onset=onset, last=last)
 
     def _find_or_read(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:
@@ -160,10 +149,8 @@ class Rollbacks:
             if loaded is None:
                 raise
             self._unmarked = True
-            _log.error(
-                "the rollback could not be recorded, and newer checkpoints stay where they are for now: %s",
-                error.message,
-            )
+            unmarked = "the rollback could not be recorded, and newer checkpoints stay where they are for now: %s"
+            _log.error(unmarked, error.message)
             return loaded
 
     def _fetch(self, onset: int) -> bool:
@@ -205,3 +192,81 @@ class Rollbacks:
 
     def _view(self) -> RunView:
         return RunView(self._run, self._settings)
+
+
+@dataclass
+class _Debt:
+    """One rollback. `newer`: paths and signatures of what it should have put aside; `incident`: how it would have been
+    recorded, None once it is."""
+
+    reason: str
+    newer: list[tuple[str, Any]]
+    incident: dict[str, Any] | None
+    action: str
+    known_good: CheckpointId
+
+
+class Unrecorded:
+    """What the rollbacks of one guard could not write, for want of space; it is made up for as soon as there is some.
+    Nothing here raises. Until then the checkpoints that are newer than the one it went back to lie where they are,
+    unmarked. Training replaces them as it comes to their steps again; a restart before that could resume from one,
+    which is why the log names them."""
+
+    def __init__(self, run: Run, settings: Settings, series: str) -> None:
+        self._run, self._settings, self._series = run, settings, series
+        self._debts: list[_Debt] = []
+        self._calls = 0
+
+    def note(
+        self, loaded: Loaded, *, reason: str, incident: dict[str, Any] | None, action: str, unmarked: bool
+    ) -> None:
+        """A rollback to `loaded` was not recorded (`incident`: the arguments of `begin_incident`; None: it was), and
+        `unmarked`: what is newer was not put aside."""
+        newer = []
+        if unmarked:
+            try:
+                found = RunView(self._run, self._settings).checkpoints
+                own = [c for c in found if c.series == self._series and c.step is not None]
+                newer = [(c.path, c.signature) for c in own if (c.step or 0) > loaded.step]
+            except CkptguardError as error:
+                _log.warning("what is newer than %s cannot be listed: %s", loaded.path, error.message)
+        if newer:
+            paths = ", ".join(path for path, _ in newer)
+            _log.error("until there is space a restart could resume from what lies unmarked beside it: %s", paths)
+        if newer or incident is not None:
+            self._debts.append(_Debt(reason, newer, incident, action, loaded.id))
+            self._calls = 0
+
+    def settle(self, *, now: bool = False) -> None:
+        """Try to put aside and to record what is owed. It is called after each update: what fails is tried again at
+        the calls 2, 4, 8 and so on, then at every 64th, and whenever it is said to be `now`."""
+        if not self._debts:
+            return
+        self._calls += 1
+        if not now and self._calls % min(_MOST_PAUSE, 1 << (self._calls.bit_length() - 1)):
+            return
+        while self._debts:
+            try:
+                self._pay(self._debts[0])
+            except (CkptguardError, OSError) as error:
+                _log.debug("a rollback is still not recorded: %s", error)
+                return
+            del self._debts[0]
+
+    def _pay(self, debt: _Debt) -> None:
+        from ckptguard.keep.quarantine import quarantine  # loaded when something is owed
+
+        view = RunView(self._run, self._settings)
+        while debt.newer:
+            path, signature = debt.newer[0]
+            checkpoint = view.look_again(path)
+            if checkpoint is not None and checkpoint.signature == signature:
+                quarantine(view, path, reason=debt.reason)
+                _log.warning("%s was put aside, for which there was no space before: %s", path, debt.reason)
+            del debt.newer[0]
+        if debt.incident is not None:
+            incident = begin_incident(self._run, **debt.incident)
+            if incident is None:
+                raise OSError("the incident cannot be recorded")
+            debt.incident = None
+            end_incident(self._run, incident, action=debt.action, known_good=debt.known_good)

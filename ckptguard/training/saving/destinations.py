@@ -11,10 +11,10 @@ import contextlib
 import logging
 import os
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, Self
 
 import msgspec
 
@@ -28,9 +28,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local.writes import shown_as_written
 from ckptguard.storage.protocol import Upload
-from ckptguard.training.content.file_stream import FileStream
-from ckptguard.training.content.safetensors_file import Stream
-from ckptguard.training.saving.background_save import Gate, SaveAbandoned
+from ckptguard.training.content.safetensors_file import FileStream, Stream
 from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
@@ -41,45 +39,109 @@ _log = logging.getLogger("ckptguard")
 _gates: dict[str, Gate] = {}  # of the claims that this process holds, by token
 
 
-class Destination(Protocol):
+class SaveAbandoned(Exception):
+    """Raised inside of a save that was given up."""
+
+
+class Gate:
+    """Between a save and whoever may abandon it: both cannot have their way. `abandoned`: nobody waits for the save any
+    more; `waits_for_room`: it has not begun to write, because the storage is full."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over = False
+        self.abandoned = False
+        self.waits_for_room = False
+
+    def check_stop(self) -> None:
+        """SaveAbandoned, if nobody waits for this save any more."""
+        if self.abandoned:
+            raise SaveAbandoned
+
+    def tell_whether_it_waits(self, waits: bool) -> None:
+        """The save begins to wait for room, or has it."""
+        self.waits_for_room = waits
+
+    def abandon(self) -> bool:
+        """Nobody waits for the save any more; False if it is sealed already and counts."""
+        with self._lock:
+            self.abandoned = not self._over
+            return self.abandoned
+
+    def end(self) -> bool:
+        """The save is sealed; False if it had been abandoned before that, and must not be trusted."""
+        with self._lock:
+            self._over = not self.abandoned
+            return self._over
+
+
+class Destination:
     """One checkpoint while it is written, entered by the one who writes it. Left without a commit, however that
     happens, nothing is left of it under its final name, and no temporary folder either."""
 
+    def __init__(self, view: RunView, step: int, gate: Gate) -> None:
+        self._view, self._step, self._gate = view, step, gate
+        self._name = folder_name(step)
+
     def check_stop(self) -> None:
         """To be called often: SaveAbandoned, once nobody waits for this save any more."""
+        self._gate.check_stop()
 
     def file(self, name: str) -> contextlib.AbstractContextManager[Stream]:
         """A new file of the checkpoint. Left without an error, all its bytes are there to stay."""
+        raise NotImplementedError
 
     def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
         """Have the checkpoint appear under its name, and seal it with its files, and with its metrics. What lies there
         already is moved aside first. SaveAbandoned if nobody waits for it any more; `settle` must come after it."""
+        raise NotImplementedError
+
+    def _seal(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
+        run = self._view.run
+        stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
+        self._gate.check_stop()
+        return seal_written(run, path=self._name, layout=LAYOUT.name, step=self._step, files=stored, metrics=metrics)
 
 
-def destination(view: RunView, step: int, gate: Gate) -> LocalFolder | RemoteObjects:
-    """Where the checkpoint of a step goes."""
-    return LocalFolder(view, step, gate) if view.run.storage.root is not None else RemoteObjects(view, step, gate)
+@contextlib.contextmanager
+def destination(view: RunView, step: int, gate: Gate) -> Iterator[Destination]:
+    """Where the checkpoint of a step goes. BusyError if another writer is at it; killed, a save that goes elsewhere
+    leaves its claim of the path, by which the next look at the run finds what else it left."""
+    if view.run.storage.root is not None:
+        with contextlib.closing(LocalFolder(view, step, gate)) as place:
+            place.open()
+            yield place
+        return
+    claim = _claim(view.run, folder_name(step), step)
+    _gates[claim.token] = gate
+    try:
+        gate.check_stop()
+        make_room(view, folder_name(step))
+        try:
+            with contextlib.ExitStack() as uploads:  # what was not committed is discarded
+                yield RemoteObjects(view, step, gate, claim, uploads)
+        except Exception:
+            # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
+            _remove_own(view.run, claim)
+            raise
+    finally:
+        del _gates[claim.token]
+        with contextlib.suppress(StorageError):  # else it is collected once this process has ended
+            release(view.run, claim)
 
 
-class LocalFolder:
-    """See `Destination`: a temporary folder beside its final name. Several ranks may write into one `temporary` folder;
-    only the one that `leads` commits it, and removes what is left of it."""
+class LocalFolder(Destination):
+    """A temporary folder beside its final name. Several ranks may write into one `temporary` folder; only the one that
+    `leads` commits it, and removes what is left of it."""
 
     def __init__(
         self, view: RunView, step: int, gate: Gate, *, temporary: str | None = None, leads: bool = True
     ) -> None:
-        self._view, self._step, self._gate, self._leads = view, step, gate, leads
-        self._root, self._name = local_root(view.run), folder_name(step)
+        super().__init__(view, step, gate)
+        self._root, self._leads = local_root(view.run), leads
         self._temporary = temporary or temporary_name(step)
         self.folder = os.path.join(self._root, self._temporary)
         self._shown = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def open(self) -> None:
         """Make the folder, and let others know that it is being written."""
@@ -93,13 +155,9 @@ class LocalFolder:
         if self._leads:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def check_stop(self) -> None:
-        """See `Destination`."""
-        self._gate.check_stop()
-
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Stream]:
-        """See `Destination`. StorageFullError and its kinds when the disk refuses."""
+        """StorageFullError and its kinds when the disk refuses."""
         key = f"{self._name}/{name}"
         with translated(key, self.folder):
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -112,7 +170,6 @@ class LocalFolder:
             os.close(descriptor)
 
     def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
-        """See `Destination`."""
         run, name = self._view.run, self._name
         sync_folder(self.folder)
         own = os.stat(self.folder).st_ino
@@ -121,7 +178,7 @@ class LocalFolder:
         self.check_stop()
         run.storage.move(self._temporary, name)
         try:
-            return _seal(run, self._step, files, metrics, self._gate)
+            return self._seal(files, metrics)
         except Exception:
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save
             # was abandoned, a later one may lie there by now.
@@ -131,45 +188,20 @@ class LocalFolder:
             raise
 
 
-class RemoteObjects:
-    """See `Destination`: objects under their final names, written by whoever holds the claim of the path. BusyError if
-    another writer is at it. Killed, it leaves a claim, by which the next look at the run finds what else it left."""
+class RemoteObjects(Destination):
+    """Objects under their final names, written by whoever holds the claim of the path."""
 
-    def __init__(self, view: RunView, step: int, gate: Gate) -> None:
-        self._view, self._step, self._gate = view, step, gate
-        self._name = folder_name(step)
-        self._claim: Claim | None = None
-        self._sign_due = 0.0
-        self._uploads: dict[str, Upload] = {}
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        claim = self._claim = _claim(self._view.run, self._name, self._step)
-        _gates[claim.token] = self._gate
+    def __init__(self, view: RunView, step: int, gate: Gate, claim: Claim, uploads: contextlib.ExitStack) -> None:
+        super().__init__(view, step, gate)
+        self._claim, self._open = claim, uploads
         self._sign_due = time.monotonic() + RENEWED
-        try:
-            self._gate.check_stop()
-            make_room(self._view, self._name)
-        except BaseException:
-            self._give_up_claim(claim)
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        assert self._claim is not None
-        try:
-            self._open.close()  # what was not committed is discarded
-        finally:
-            if isinstance(error, Exception):
-                # Without its manifest it would never be good: leave nothing that looks like a checkpoint.
-                _remove_own(self._view.run, self._claim)
-            self._give_up_claim(self._claim)
+        self._uploads: dict[str, Upload] = {}
 
     def check_stop(self) -> None:
-        """See `Destination`. Now and then it says that the writer lives."""
-        self._gate.check_stop()
+        """Now and then it tells others that the writer lives."""
+        super().check_stop()
         now = time.monotonic()
-        if self._claim is not None and now >= self._sign_due:
+        if now >= self._sign_due:
             self._sign_due = now + RENEWED
             try:
                 renew(self._view.run, self._claim)
@@ -178,34 +210,18 @@ class RemoteObjects:
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[Stream]:
-        """See `Destination`: everything is sent, and appears with the commit."""
+        """Everything is sent, and appears with the commit."""
         upload = self._open.enter_context(self._view.run.storage.upload(f"{self._name}/{name}"))
         self._uploads[name] = upload
-        yield _Appended(upload)
+        yield upload
 
     def commit(self, files: Sequence[File], metrics: Mapping[str, float] | None) -> Manifest:
-        """See `Destination`."""
         for name in _FILES:
             if name in self._uploads:
                 self.check_stop()
                 self._uploads[name].commit()
         self._open.close()
-        return _seal(self._view.run, self._step, files, metrics, self._gate)
-
-    def _give_up_claim(self, claim: Claim) -> None:
-        del _gates[claim.token]
-        with contextlib.suppress(StorageError):  # else it is collected once this process has ended
-            release(self._view.run, claim)
-
-
-class _Appended:
-    """An upload as a stream."""
-
-    def __init__(self, upload: Upload) -> None:
-        self._upload = upload
-
-    def append(self, view: memoryview) -> None:
-        self._upload.write(view)
+        return self._seal(files, metrics)
 
 
 def temporary_name(step: int) -> str:
@@ -253,12 +269,6 @@ def as_stored(run: Run, file: File) -> File:
     return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
 
 
-def _seal(run: Run, step: int, files: Sequence[File], metrics: Mapping[str, float] | None, gate: Gate) -> Manifest:
-    stored = tuple(as_stored(run, file) for file in sorted(files, key=lambda f: f.path))
-    gate.check_stop()
-    return seal_written(run, path=folder_name(step), layout=LAYOUT.name, step=step, files=stored, metrics=metrics)
-
-
 def settle(view: RunView, manifest: Manifest, gate: Gate) -> None:
     """A save is sealed. If it had been abandoned before, training went back before it: it must never be chosen. Then it
     is quarantined as SUSPECT, and SaveAbandoned is raised."""
@@ -275,11 +285,9 @@ def settle(view: RunView, manifest: Manifest, gate: Gate) -> None:
 
 
 def _claim(run: Run, name: str, step: int) -> Claim:
-    series = series_of(name)
-
     def claim() -> Claim:
-        generation = history_of_series(run, series).next_id(series, step).generation
-        return claim_path(run, path=name, series=series, step=step, generation=generation)
+        id = history_of_series(run, series_of(name)).next_id(series_of(name), step)
+        return claim_path(run, path=name, series=id.series, step=step, generation=id.generation)
 
     try:
         return claim()

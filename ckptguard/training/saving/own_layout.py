@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,13 +15,13 @@ from ckptguard.layouts.own import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder
 from ckptguard.records.run import Run
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
+from ckptguard.storage.protocol import Reader
 from ckptguard.storage.read_ahead import IN_FLIGHT, ReadAhead
-from ckptguard.training.content.safetensors_file import fitting, read_file, write_tensors
+from ckptguard.training.content.safetensors_file import NotAsSealed, fitting, read_file, write_tensors
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.tensor_bytes import stored_size
 from ckptguard.training.content.training_parts import Captured, TrainingParts
-from ckptguard.training.saving.background_save import Gate, SaveAbandoned
-from ckptguard.training.saving.destinations import Destination, destination, settle
+from ckptguard.training.saving.destinations import Destination, Gate, SaveAbandoned, destination, settle
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File, Manifest
 
@@ -104,17 +105,15 @@ def write_state(place: Destination, name: str, text: bytes) -> File:
     from blake3 import blake3
 
     with place.file(STATE_FILE) as stream:
-        stream.append(memoryview(text))
+        stream.write(memoryview(text))
     key = f"{name}/{STATE_FILE}"
     return File(path=key, size=len(text), format="ckptguard_state", envelope=blake3(text).hexdigest())
 
 
 def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
     """The results of pieces of work, each in a thread of its own, in order, once all are over. Of several failures one
-    that says more than SaveAbandoned is raised.
-
-    Plain threads: an executor takes no more work once the interpreter is ending, and a save may be under way then.
-    """
+    that says more than SaveAbandoned is raised. Plain threads: an executor takes no more work once the interpreter is
+    ending, and a save may be under way then."""
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 
@@ -135,49 +134,33 @@ def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
     return [results[n] for n in range(len(works))]
 
 
-def read_checkpoint(
-    run: Run, manifest: Manifest, parts: TrainingParts, *, allow: Sequence[str] = ()
-) -> tuple[dict[str, Any], str | None]:
-    """Load a sealed checkpoint that lies in place into `parts`; every byte is hashed on the way.
-
-    Returns what else was saved (rng, data, ...), and what is wrong with the bytes: then model and optimizer may be
-    half loaded. NaN and infinity are wrong too, except in masks and in tensors that `allow` matches. StateError if
-    the checkpoint does not fit.
-    """
-    state, wrong = read_state(run, manifest)
-    if wrong is not None:
-        return {}, wrong
-    model, wrong = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors(), sick=is_sick("", allow))
-    if wrong is not None:
-        return {}, wrong
+def read_checkpoint(run: Run, manifest: Manifest, parts: TrainingParts, *, allow: Sequence[str] = ()) -> dict[str, Any]:
+    """Load a sealed checkpoint that lies in place into `parts`; every byte is hashed on the way. Returns what else was
+    saved (rng, data, ...). NotAsSealed says what is wrong with the bytes: then model and optimizer may be half loaded.
+    NaN and infinity are wrong too, except in masks and in tensors that `allow` matches. StateError if the checkpoint
+    does not fit."""
+    state = read_state(run, manifest)
+    model = _read_tensors(run, manifest, MODEL_FILE, parts.model_tensors(), sick=is_sick("", allow))
     others: dict[str, Any] = {}
     if manifest.file(f"{manifest.path}/{OPTIMIZER_FILE}") is not None:
         sick = is_sick("optimizer.", allow)
-        others, wrong = _read_tensors(run, manifest, OPTIMIZER_FILE, parts.other_tensors(), sick=sick, strict=False)
-        if wrong is not None:
-            return {}, wrong
+        others = _read_tensors(run, manifest, OPTIMIZER_FILE, parts.other_tensors(), sick=sick, strict=False)
     parts.restore(state, model, others)
-    return {key: decode_state(value) for key, value in state.items() if key not in _TAKEN}, None
+    return {key: decode_state(value) for key, value in state.items() if key not in _TAKEN}
 
 
-def read_state(run: Run, manifest: Manifest) -> tuple[dict[str, Any], str | None]:
-    """The state of a sealed checkpoint, held against its digest, and what is wrong with its bytes."""
+def read_state(run: Run, manifest: Manifest) -> dict[str, Any]:
+    """The state of a sealed checkpoint, held against its digest; NotAsSealed if it is another."""
     from blake3 import blake3
 
-    sealed = manifest.file(f"{manifest.path}/{STATE_FILE}")
-    if sealed is None:
-        raise StateError(f"the manifest of {manifest.path} names no {STATE_FILE}")
-    try:
-        with run.storage.open(sealed.path) as reader:
-            text = reader.read(0, reader.entry.size)
-    except ObjectMissingError:
-        return {}, f"{sealed.path} is not there"
+    with _opened(run, manifest, STATE_FILE) as (sealed, reader):
+        text = reader.read(0, reader.entry.size)
     if blake3(text).hexdigest() != sealed.envelope:
-        return {}, f"{sealed.path} is not what was sealed"
+        raise NotAsSealed(f"{sealed.path} is not what was sealed")
     state = from_text(text)
     if not isinstance(state, dict) or state.get("ckptguard_state") != STATE_FORMAT:
         raise StateError(f"{sealed.path} has a format that this version does not know", hint="upgrade ckptguard")
-    return state, None
+    return state
 
 
 def is_sick(prefix: str, allow: Sequence[str]) -> Callable[[str, Any], bool]:
@@ -200,17 +183,23 @@ def _read_tensors(
     *,
     sick: Callable[[str, Any], bool],
     strict: bool = True,
-) -> tuple[dict[str, Any], str | None]:
+) -> dict[str, Any]:
     """Not `strict`: a tensor that is there and does not fit is no error, it is made anew."""
-    sealed = manifest.file(f"{manifest.path}/{file}")
+    with _opened(run, manifest, file) as (sealed, reader):
+        wanted = into if strict else fitting(sealed, into)
+        if run.storage.root is not None:
+            return read_file(reader, sealed, wanted, sick=sick)
+        with ThreadPoolExecutor(IN_FLIGHT) as requests, ReadAhead(reader, requests) as ahead:
+            return read_file(ahead, sealed, wanted, sick=sick, threads=1)
+
+
+@contextlib.contextmanager
+def _opened(run: Run, manifest: Manifest, name: str) -> Iterator[tuple[File, Reader]]:
+    sealed = manifest.file(f"{manifest.path}/{name}")
     if sealed is None:
-        raise StateError(f"the manifest of {manifest.path} names no {file}")
+        raise StateError(f"the manifest of {manifest.path} names no {name}")
     try:
         with run.storage.open(sealed.path) as reader:
-            wanted = into if strict else fitting(sealed, into)
-            if run.storage.root is not None:
-                return read_file(reader, sealed, wanted, sick=sick)
-            with ThreadPoolExecutor(IN_FLIGHT) as requests, ReadAhead(reader, requests) as ahead:
-                return read_file(ahead, sealed, wanted, sick=sick, threads=1)
-    except ObjectMissingError:
-        return {}, f"{sealed.path} is not there"
+            yield sealed, reader
+    except ObjectMissingError as error:
+        raise NotAsSealed(f"{sealed.path} is not there") from error

@@ -1,29 +1,92 @@
-"""When a guard's checkpoints are written, and what becomes of those that fail."""
+"""When a guard's checkpoints are written, and what becomes of those that fail.
+
+A save behind training's back is sealed, or fails, or is abandoned and then never counts.
+"""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptguard.errors import CouldNotTellError, RanksError, SettingsError, SickTrainingError, StorageFullError
-from ckptguard.training.ranks import OneRank, Ranks
-from ckptguard.training.saving.background_save import BackgroundSave
+from ckptguard.training.ranks import Ranks
+from ckptguard.training.saving.destinations import Gate, SaveAbandoned
 from ckptguard.training.saving.stores import CopyingStore, Store
 
 _log = logging.getLogger("ckptguard")
+EXIT_SECONDS = 60.0
+_in_flight: set[BackgroundSave] = set()
+
+
+class BackgroundSave:
+    """Runs `write(gate)` in a thread. When something goes wrong `failed(error)` is called there, before it is over;
+    then it is the `error`."""
+
+    def __init__(self, step: int, write: Callable[[Gate], object], *, failed: Callable[[Exception], None]) -> None:
+        self.step = step
+        self.error: Exception | None = None
+        self.gate = Gate()
+        self._write, self._failed = write, failed
+        self._owner = os.getpid()
+        self._over = threading.Event()
+        # A daemon thread: the interpreter would wait for any other without end. `_wait_at_exit` does, within bounds.
+        thread = threading.Thread(target=self._run, name=f"ckptguard-save-{step}", daemon=True)
+        _in_flight.add(self)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: other ranks count on this one's part all the same
+            _log.warning("step %s is saved while training waits: %s", step, error)
+            self._run()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether the save is over, after it had `seconds` for that (None: as long as it takes)."""
+        if self._owner != os.getpid():
+            return True  # forked: the thread lives on in the parent only
+        return self._over.wait(seconds)
+
+    def abandon(self) -> bool:
+        """Wait for it no longer, and never let it count; False if it is sealed already."""
+        _in_flight.discard(self)
+        return self.gate.abandon()
+
+    def _run(self) -> None:
+        try:
+            self._write(self.gate)
+        except SaveAbandoned:
+            pass
+        except Exception as error:
+            if not self.gate.abandoned:  # its end was told when it was abandoned
+                self.error = error
+                self._failed(error)
+        finally:
+            self._over.set()
+            _in_flight.discard(self)
+
+
+def _wait_at_exit() -> None:
+    """What is in flight when the interpreter ends gets a minute. Then it stays unsealed, which is never good."""
+    end = time.monotonic() + EXIT_SECONDS
+    for save in list(_in_flight):
+        if not save.wait(max(0.0, end - time.monotonic())) and save.abandon():
+            _log.error("the save of step %s was not finished when the interpreter ended: it does not count", save.step)
+
+
+atexit.register(_wait_at_exit)
 
 
 class Saves:
-    """The saves of one guard, one after the other. `last` is the step that was saved or loaded last.
-
-    `tell(step, error)` is called when a save behind training's back fails, in the thread where that happens. Of several
-    ranks all call the same, in the same order, except for `close`; what became of a save is known to all at once, when
-    they ask.
-    """
+    """The saves of one guard, one after the other. `last` is the step that was saved or loaded last. `tell(step,
+    error)` is called when a save behind training's back fails, in the thread where that happens. Of several ranks all
+    call the same, in the same order, except for `close`; what became of a save is known to all at once, when they
+    ask."""
 
     def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks | None = None) -> None:
-        self._store, self._tell, self._ranks = store, tell, ranks if ranks is not None else OneRank()
+        self._store, self._tell, self._ranks = store, tell, ranks if ranks is not None else Ranks()
         self._in_flight: BackgroundSave | None = None
         self._asked = False  # whether the user asked for what is in flight
         self._before: int | None = None  # `last`, if that fails
@@ -46,13 +109,14 @@ class Saves:
         return not self.wait(0)
 
     def begin(self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False) -> str:
-        """Save, once no other save is in flight; returns the checkpoint's path in the run.
-
-        Whatever goes wrong is raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong
-        later is told, and if the user `asked` for this save it is kept for `raise_unheard`. One before it that found no
-        room yet gives way: training never waits for room behind its back.
-        """
-        self._give_way()
+        """Save, once no other save is in flight; returns the checkpoint's path in the run. Whatever goes wrong is
+        raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong later is told, and if
+        the user `asked` for this save it is kept for `raise_unheard`. One before it that found no room yet gives way:
+        training never waits for room behind its back."""
+        current = self._in_flight
+        if current is not None and self._ranks.size == 1 and current.gate.waits_for_room and current.abandon():
+            self._in_flight = None
+            self._tell_abandoned(current, StorageFullError("there was no room for it until the next was due", key=""))
         self.drain()
         path = None if blocking else self._begin_behind(step, extra, asked=asked)
         if path is None:
@@ -77,21 +141,18 @@ class Saves:
         """Return once no save is in flight; one that takes longer than `seconds` is abandoned: it will never count.
         RanksError if a rank is gone."""
         current = self._in_flight
-        if current is None or self.wait(seconds):
-            return
-        self._in_flight = None
-        if self._ranks.tell(current.abandon()):
-            self._tell_abandoned(current, _too_long(seconds))
+        if current is not None and not self.wait(seconds):
+            self._in_flight = None
+            if self._ranks.tell(current.abandon()):
+                self._tell_abandoned(current, _too_long(seconds))
 
     def close(self, seconds: float) -> None:
         """The same on this rank alone, whatever the others do; never raises."""
         current, self._in_flight = self._in_flight, None
-        if current is None:
-            return
-        if current.wait(seconds):
+        if current is not None and current.wait(seconds):
             if current.error is not None:
                 self._failed(current, current.error)
-        elif current.abandon():
+        elif current is not None and current.abandon():
             self._tell_abandoned(current, _too_long(seconds))
 
     def raise_unheard(self) -> None:
@@ -99,14 +160,6 @@ class Saves:
         self.wait(0)
         if self._unheard:
             raise self._unheard.pop(0)
-
-    def _give_way(self) -> None:
-        current = self._in_flight
-        if current is None or self._ranks.size > 1 or not current.waits_for_room:
-            return
-        if current.abandon():
-            self._in_flight = None
-            self._tell_abandoned(current, StorageFullError("there was no room for it until the next was due", key=""))
 
     def _begin_behind(self, step: int, extra: Mapping[str, Any], *, asked: bool) -> str | None:
         store = self.must_copy()
@@ -125,16 +178,18 @@ class Saves:
         return copied.path
 
     def _failed(self, save: BackgroundSave, error: Exception) -> None:
-        if self.last == save.step:
-            self.last = self._before
+        self._forget(save)
         if self._asked:
             self._unheard.append(error)
 
     def _tell_abandoned(self, save: BackgroundSave, why: Exception) -> None:
-        if self.last == save.step:
-            self.last = self._before
+        self._forget(save)
         if save.error is None:
             self._tell(save.step, why)
+
+    def _forget(self, save: BackgroundSave) -> None:
+        if self.last == save.step:
+            self.last = self._before
 
 
 def _too_long(seconds: float | None) -> CouldNotTellError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import shutil
@@ -13,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from ckptguard.errors import (
+    CkptguardError,
     CouldNotTellError,
     ObjectExistsError,
     ObjectMissingError,
+    RanksError,
     SettingsError,
     StateError,
     StorageError,
@@ -30,9 +33,8 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.ranks import Ranks
-from ckptguard.training.saving.background_save import Gate
-from ckptguard.training.saving.destinations import make_room
+from ckptguard.training.ranks import Ranks, each, together
+from ckptguard.training.saving.destinations import Gate, make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, series_folder, series_of
@@ -56,9 +58,9 @@ class Store(Protocol):
         """Save everything for a step, with `extra` beside it, and its ``metrics`` in the manifest too; returns the
         path in the run."""
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """Load a checkpoint that was just verified. Returns what was saved beside it (empty: unknown), and what is
-        wrong with its bytes, if loading found that."""
+    def read(self, manifest: Manifest) -> Extra:
+        """Load a checkpoint that was just verified; returns what was saved beside it (empty: unknown). NotAsSealed says
+        what is wrong with its bytes, if loading found that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +97,8 @@ def part_of_rank(ranks: Ranks, saved: list[Any]) -> Extra:
     if len(saved) == ranks.size:
         return dict(decode_state(saved[ranks.rank]))
     if saved:
-        _log.warning(
-            "saved by %d ranks, loaded by %d: the data starts its epoch anew, with new random numbers",
-            len(saved),
-            ranks.size,
-        )
+        why = "saved by %d ranks, loaded by %d: the data starts its epoch anew, with new random numbers"
+        _log.warning(why, len(saved), ranks.size)
     first = decode_state(saved[0]) if saved else {}
     return {"guard": first["guard"]} if "guard" in first else {}
 
@@ -118,12 +117,10 @@ class OwnStore:
         collect_saves(run)
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """See `Store`."""
         snapshot = snapshot_of(step, self._parts.capture(), extra)
         return write_checkpoint(RunView(self._run, self._settings), snapshot).path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        """See `CopyingStore`."""
         live = snapshot_of(step, self._parts.capture(), extra)
         copied = dataclasses.replace(live, captured=self._host.take(live.captured))
         return Copied(
@@ -131,8 +128,7 @@ class OwnStore:
             write=lambda gate: write_checkpoint(RunView(self._run, self._settings), copied, gate),
         )
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """See `Store`."""
+    def read(self, manifest: Manifest) -> Extra:
         return read_checkpoint(self._run, manifest, self._parts, allow=self._settings.allow_nonfinite)
 
 
@@ -179,7 +175,6 @@ class UserStore:
         self._size: int | None = None  # of the newest checkpoint, if known
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """See `Store`."""
         path = self._files.name.format(step=step)
         encoded = encode_state(dict(extra), path="extra")
         text = to_text({"ckptguard_state": 1, "step": step, "extra": encoded, "check": _check(encoded)})
@@ -211,15 +206,13 @@ class UserStore:
             )
         self._size = found.bytes
         for number in range(1, 1000):
-            try:
+            # What exists is of an earlier save of this generation, of which nothing else is left.
+            with contextlib.suppress(ObjectExistsError):
                 create_record(self._run, f"{_beside(path, id)}{number:04d}.json", text)
                 break
-            except ObjectExistsError:
-                continue  # an earlier save of this generation, of which nothing else is left
         return path
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """See `Store`."""
+    def read(self, manifest: Manifest) -> Extra:
         self._files.load(self._run.usable(manifest.path))
         prefix = _beside(manifest.path, manifest.id)
         folder, _, start = prefix.rpartition("/")
@@ -227,18 +220,17 @@ class UserStore:
         text = read_record(self._run, f"{folder}/{names[-1]}") if names else None
         if text is None:
             _log.warning("nothing is recorded beside %s: the data starts its epoch anew", manifest.path)
-            return {}, None
+            return {}
         try:
             state = from_text(text)
             extra = decode_state(state["extra"])
             if not isinstance(extra, dict) or state.get("check", "") not in ("", _check(state["extra"])):
                 raise StateError("it is not what was recorded")
         except (StateError, KeyError, TypeError, AttributeError) as error:
-            _log.warning(
-                "what is recorded beside %s cannot be used, the data starts its epoch anew: %s", manifest.path, error
-            )
-            return {}, None
-        return extra, None
+            why = "what is recorded beside %s cannot be used, the data starts its epoch anew: %s"
+            _log.warning(why, manifest.path, error)
+            return {}
+        return extra
 
     def _need_room(self, view: RunView, path: str) -> None:
         if self._run.storage.root is None:
@@ -253,15 +245,79 @@ class UserStore:
 
     def _remove_half(self, path: str, place: str) -> None:
         """A save that raised leaves half a file under its final name; the name was free before."""
-        if self._run.storage.root is None:
-            with contextlib.suppress(StorageError):
+        with contextlib.suppress(OSError, StorageError):
+            if self._run.storage.root is None:
                 self._run.storage.remove(path)
-            return
-        with contextlib.suppress(OSError):
-            if os.path.isdir(place) and not os.path.islink(place):
+            elif os.path.isdir(place) and not os.path.islink(place):
                 shutil.rmtree(place)
             else:
                 os.unlink(place)
+
+
+class CollectiveStore(UserStore):
+    """The user's own files where several ranks train: all call `save` and `load`, with the same path. So do the
+    frameworks' own functions want it; one that writes on one rank only returns at once on the others. See `LedStore`;
+    to be made by all ranks. What belongs to a rank (random numbers, position in the data) is recorded for each. It
+    cannot go on behind training: the functions read the live state, and talk over the groups over which training
+    talks."""
+
+    def __init__(self, run: Run, files: UserFiles, settings: Settings, ranks: Ranks) -> None:
+        on_all = UserFiles(save=self._save_on_all, load=self._load_on_all, name=files.name)
+        super().__init__(run, on_all, settings.changed(on_full="error"))  # the other ranks wait for what rank 0 does
+        self._ranks, self._here = ranks, files
+
+    def write(self, step: int, extra: Mapping[str, Any]) -> str:
+        """RanksError names the ranks that could not do their part."""
+        reports = together(self._ranks, f"saving step {step}", lambda: encode_state(dict(extra), path="extra"))
+        if self._ranks.rank == 0:
+            try:
+                path = super().write(step, {"ranks": reports})
+            except Exception as error:
+                self._ranks.tell(["failed", str(error)])
+                raise
+            self._ranks.tell(["done", path])
+            return path
+        while True:
+            order, said = self._ranks.tell(None)
+            if order == "done":
+                return str(said)
+            if order == "failed":
+                raise RanksError(f"rank 0: {said}")
+            self._take_part(f"saving step {step}", functools.partial(self._here.save, said, step))
+
+    def read(self, manifest: Manifest) -> Extra:
+        """RanksError if a rank could not load it."""
+        saved = super().read(manifest).get("ranks", [])
+        self._ranks.tell(["extra", saved])
+        return part_of_rank(self._ranks, saved)
+
+    def finish(self, answer: object) -> None:
+        self._ranks.tell(["end", answer])
+
+    def follow(self) -> tuple[Any, Extra]:
+        extra: Extra = {}
+        while True:
+            order, said = self._ranks.tell(None)
+            if order == "end":
+                return said, extra
+            if order == "extra":
+                extra = part_of_rank(self._ranks, said)
+            else:
+                self._take_part(f"loading {said}", functools.partial(self._here.load, said))
+
+    def _save_on_all(self, place: str, step: int) -> None:
+        self._ranks.tell(["save", place])
+        each(self._ranks, f"saving step {step}", lambda: self._here.save(place, step))
+
+    def _load_on_all(self, place: str) -> None:
+        self._ranks.tell(["load", place])
+        each(self._ranks, f"loading {place}", lambda: self._here.load(place))
+
+    def _take_part(self, what: str, work: Callable[[], object]) -> None:
+        try:
+            each(self._ranks, what, work)
+        except CkptguardError as error:
+            _log.warning("%s", error.message)  # rank 0 has it too, and says how it ends
 
 
 def _beside(path: str, id: CheckpointId) -> str:

@@ -1,15 +1,20 @@
-"""What each rank writes of a state that lies on several: torch's own plan, carried out step by step."""
+"""What each rank writes of a state that lies on several: torch's own plan, carried out step by step by torch's own
+writer, with a digest of every byte taken while it is written."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from blake3 import blake3
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
@@ -18,6 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from ckptguard.training.content.host_copy import HostCopy
 from ckptguard.training.ranks import GlooRanks
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass
@@ -61,13 +68,15 @@ class Planned:
 
     def copy_into(self, host: HostCopy) -> None:
         """Write copies of the tensors as they are now. MemoryError if there is no room."""
-        resolved = {item.index: self._planner.resolve_data(item) for item in self._plan.items}
-        plain = {index: value for index, value in resolved.items() if _is_plain(value)}
-        others = {
-            index: value.detach().clone().cpu() if isinstance(value, torch.Tensor) else value
-            for index, value in resolved.items()
-            if index not in plain
-        }
+        plain, others = {}, {}
+        for item in self._plan.items:
+            value = self._planner.resolve_data(item)
+            if not isinstance(value, torch.Tensor):
+                others[item.index] = value
+            elif type(value) in _PLAIN and value.layout is torch.strided and not value.is_quantized:
+                plain[item.index] = value  # its elements lie in memory one by one
+            else:
+                others[item.index] = value.detach().clone().cpu()
         self._planner.copies = {**others, **host.take_tensors(plain)}
         self._planner.state_dict = {}
         self._writer.per_thread_copy_ahead = 0  # or the thread that writes would take hold of the first device
@@ -105,6 +114,62 @@ class _Planner(DefaultSavePlanner):
         return super().resolve_data(write_item)
 
 
+class HashingWriter(FileSystemWriter):
+    """Writes one file for this rank. Afterwards `digests` has the BLAKE3 of each file this rank wrote, by name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, sync_files=True, overwrite=False)
+        self.digests: dict[str, str] = {}
+        self.fs = _HashingFileSystem(self.digests)
+
+
+class _HashingFileSystem(FileSystem):
+    def __init__(self, digests: dict[str, str]) -> None:
+        self._digests = digests
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+        with super().create_stream(path, mode) as stream:
+            hashing = _HashingStream(stream)
+            try:
+                yield cast(io.IOBase, hashing)
+            except Exception as error:
+                raise hashing.failure or error from error  # torch would only say where it stopped
+            self._digests[os.path.basename(path)] = hashing.hasher.hexdigest()
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self._digests[os.path.basename(new_path)] = self._digests.pop(os.path.basename(path))
+
+
+class _HashingStream:
+    """A file that is only ever written to its end. Seeking is refused: the digest would be that of other bytes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.tell, self.flush, self.fileno, self.close = stream.tell, stream.flush, stream.fileno, stream.close
+        self.hasher = blake3()
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        written = 0
+        try:
+            while written < len(view):
+                written += self._stream.write(view[written:])
+        except OSError as error:
+            self.failure = error
+            raise
+        self.hasher.update(view)
+        return written
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
 def in_words(result: WriteResult) -> list[Any]:
     """Where a tensor was written, as JSON values."""
     index, place = result.index, result.storage_data
@@ -118,13 +183,6 @@ def from_words(words: Sequence[Any]) -> WriteResult:
     return WriteResult(MetadataIndex(name, offset, index), size, _StorageInfo(*place))
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a tensor's elements lie in memory one by one."""
-    return (
-        type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided and not value.is_quantized
-    )
-
-
 def _form(value: Any) -> object:
     """What a plan depends on: equal for states that are planned alike."""
     if isinstance(value, Mapping):
@@ -134,7 +192,7 @@ def _form(value: Any) -> object:
     if not isinstance(value, torch.Tensor):
         return type(value)
     form = (value.shape, value.dtype, value.layout, value.requires_grad)
-    if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(value) in (*_PLAIN, torch.nn.Buffer):
         return form
     if type(value) is DTensor:
         return (*form, value.to_local().shape, value.placements, value.device_mesh)

@@ -1,30 +1,29 @@
-"""One save of several ranks: planned by all, written and hashed by each, sealed by rank 0 once all have."""
+"""One save of several ranks: planned by all, written and hashed by each, sealed by rank 0 once all have; and model and
+optimizer as torch.distributed.checkpoint sees them, under names that all ranks share."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
-from ckptguard.errors import RanksError, SickTrainingError, StateError
+from ckptguard.errors import CkptguardError, RanksError, SickTrainingError, StateError
 from ckptguard.layouts.own import folder_name
 from ckptguard.layouts.roles import assign_roles
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.training.content.host_copy import HostCopy
-from ckptguard.training.content.tagged_json import encode_state, to_text
+from ckptguard.training.content.tagged_json import decode_state, encode_state, to_text
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.ranks import GlooRanks, Ranks, together
-from ckptguard.training.saving.background_save import Gate
-from ckptguard.training.saving.destinations import LocalFolder, settle, temporary_name
+from ckptguard.training.ranks import GlooRanks, Ranks, each, together
+from ckptguard.training.saving.destinations import Gate, LocalFolder, settle, temporary_name
 from ckptguard.training.saving.own_layout import STATE_FORMAT, write_state
-from ckptguard.training.sharded.dcp_plan import LastPlan, Planned, from_words, in_words
-from ckptguard.training.sharded.dcp_writer import HashingWriter
-from ckptguard.training.sharded.sharded_state import has_stepped, live_of_all, torch_failures
+from ckptguard.training.sharded.dcp_plan import HashingWriter, LastPlan, Planned, from_words, in_words
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File
 from ckptguard.verify.collect_evidence import manifest_file
@@ -34,9 +33,8 @@ _log = logging.getLogger("ckptguard")
 
 class ShardedSave:
     """Made by all ranks at once, which agree on what each of them writes: a tensor that several hold is written by one.
-
-    RanksError names the ranks that could not do their part. Then, and after any other failure, nothing is left of it.
-    """
+    RanksError names the ranks that could not do their part. Then, and after any other failure, nothing is left of
+    it."""
 
     def __init__(
         self, view: RunView, parts: TrainingParts, ranks: GlooRanks, last: LastPlan, step: int, extra: Mapping[str, Any]
@@ -49,15 +47,13 @@ class ShardedSave:
         self._sealed = False
         self._metrics = extra.get("metrics")
         self._sick: Sequence[str] | None = None  # patterns of what may hold NaN, if that is to be looked at
-        beside: list[Any] = []
-        together(
-            ranks,
-            self._what,
-            lambda: beside.append((encode_state(dict(extra), path="extra"), self._sections(parts, ranks))),
+        self._extra, self._state = each(
+            ranks, self._what, lambda: (encode_state(dict(extra), path="extra"), self._sections(parts, ranks))
         )
-        [(self._extra, self._state)] = beside
         self._writer = HashingWriter(self._place(Gate()).folder)
-        live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped(parts, ranks))
+        # Without a state torch would make one by stepping the optimizer, and not the one of an uninterrupted training.
+        has_stepped = ranks.any(parts.optimizer is not None and bool(parts.optimizer.state))
+        live = live_of_all(parts, ranks, self._what, with_optimizer=has_stepped)
         with torch_failures(f"step {step} could not be saved"):
             self._planned = Planned(live, self._writer, ranks, last)
 
@@ -154,3 +150,51 @@ class ShardedSave:
         files.append(write_state(place, self.path, text))
         settle(self._view, place.commit(files, self._metrics), gate)
         self._sealed = True
+
+
+def live_of_all(parts: TrainingParts, ranks: Ranks, what: str, *, with_optimizer: bool) -> dict[str, Any]:
+    """The tensors that lie on this rank, once every rank has its own: none may wait in torch for one that has not."""
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    def live() -> dict[str, Any]:
+        found: dict[str, Any] = {"model": get_model_state_dict(parts.model)}
+        if with_optimizer and parts.optimizer is not None:
+            found["optimizer"] = get_optimizer_state_dict(parts.model, parts.optimizer)
+        return found
+
+    return each(ranks, what, live)
+
+
+def put_back(parts: TrainingParts, state: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    """Give everything its loaded state: tensors that were loaded into `live_of_all`, and a checkpoint's other state."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
+
+    model, optimizer = parts.model, parts.optimizer
+    set_model_state_dict(model, live["model"], options=StateDictOptions(strict=parts.strict))
+    if "optimizer" in live:
+        set_optimizer_state_dict(model, optimizer, live["optimizer"])
+    elif optimizer is not None:
+        optimizer.load_state_dict(decode_state(state["optimizer"]))
+    for name, part in (("scheduler", parts.scheduler), ("scaler", parts.scaler)):
+        if part is not None:
+            if name not in state:
+                raise StateError(f"the checkpoint holds no state of the {name}")
+            part.load_state_dict(decode_state(state[name]))
+
+
+@contextmanager
+def torch_failures(what: str) -> Iterator[None]:
+    """RanksError for whatever torch raises: what it says, with the ranks it names, without their stacks."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CkptguardError:
+        raise
+    except (Exception, CheckpointException) as error:  # torch's own is none of the former
+        failures = getattr(error, "failures", None)
+        if isinstance(failures, dict) and failures:
+            said = "; ".join(f"rank {rank}: {trouble[0]!r}" for rank, trouble in failures.items())
+        else:
+            said = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise RanksError(f"{what}: {said}") from error

@@ -22,15 +22,14 @@ from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.training.content.host_copy import HostCopy
+from ckptguard.training.content.safetensors_file import NotAsSealed
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.ranks import GlooRanks, together
-from ckptguard.training.saving.background_save import Gate
-from ckptguard.training.saving.destinations import local_root
+from ckptguard.training.ranks import GlooRanks, each, together
+from ckptguard.training.saving.destinations import Gate, local_root
 from ckptguard.training.saving.own_layout import read_state
 from ckptguard.training.saving.stores import Copied, Extra, part_of_rank
 from ckptguard.training.sharded.dcp_plan import LastPlan
-from ckptguard.training.sharded.sharded_save import ShardedSave
-from ckptguard.training.sharded.sharded_state import live_of_all, put_back, torch_failures
+from ckptguard.training.sharded.sharded_save import ShardedSave, live_of_all, put_back, torch_failures
 from ckptguard.upkeep.leftovers import collect_saves
 from ckptguard.values.ids import CheckpointId, series_of
 from ckptguard.values.manifest import Manifest
@@ -65,13 +64,13 @@ class ShardedStore:
             collect_saves(run)
 
     def write(self, step: int, extra: Mapping[str, Any]) -> str:
-        """See `Store`. RanksError names the ranks that could not do their part; then nothing is left of it."""
+        """RanksError names the ranks that could not do their part; then nothing is left of it."""
         save = self._begun(step, extra)
         save.write(self._ranks, Gate())
         return save.path
 
     def copy(self, step: int, extra: Mapping[str, Any]) -> Copied:
-        """See `CopyingStore`; all ranks have their copy, or none. RanksError as for `write`."""
+        """All ranks have their copy, or none. RanksError as for `write`."""
         channel = self._free_channel()
         save = self._begun(step, extra)
         short = together(self._ranks, f"copying step {step}", lambda: self._no_room_for(save))
@@ -87,17 +86,15 @@ class ShardedStore:
 
         return Copied(path=save.path, write=write)
 
-    def read(self, manifest: Manifest) -> tuple[Extra, str | None]:
-        """See `Store`. RanksError or StateError if a rank could not load it."""
+    def read(self, manifest: Manifest) -> Extra:
+        """RanksError or StateError if a rank could not load it."""
         self._ranks.tell(["load", manifest.step, manifest.generation])
-        return self._load(manifest), None
+        return self._load(manifest)
 
     def finish(self, answer: object) -> None:
-        """See `LedStore`."""
         self._ranks.tell(["end", answer])
 
     def follow(self) -> tuple[Any, Extra]:
-        """See `LedStore`."""
         extra: Extra = {}
         while True:
             order, *rest = self._ranks.tell(None)
@@ -122,9 +119,14 @@ class ShardedStore:
     def _load(self, manifest: Manifest) -> Extra:
         """Load a checkpoint that was verified, on all ranks at once."""
         what = f"loading {manifest.path}"
-        states: list[dict[str, Any]] = []
-        together(self._ranks, what, lambda: states.append(_intact(*read_state(self._run, manifest))))
-        [state] = states
+
+        def read() -> dict[str, Any]:
+            try:
+                return read_state(self._run, manifest)
+            except NotAsSealed as error:  # rank 0 had it verified: no rank may take another one
+                raise StateError(error.message) from error
+
+        state = each(self._ranks, what, read)
         live = live_of_all(self._parts, self._ranks, what, with_optimizer="optimizer" not in state)
         together(self._ranks, what, lambda: self._compare_names(manifest.path, live["model"]))
         self._load_shards(manifest.path, live)
@@ -174,7 +176,7 @@ class ShardedStore:
         name = str(self._ranks.tell(f"tmp-visible-{uuid.uuid4().hex}"))
         place = os.path.join(self._root, name)
         try:
-            together(self._ranks, "writing to the run", lambda: _touch(place) if self._ranks.rank == 0 else None)
+            each(self._ranks, "writing to the run", lambda: _touch(place) if self._ranks.rank == 0 else None)
             blind = [rank for rank, sees in enumerate(self._ranks.gather(os.path.exists(place))) if not sees]
         finally:
             if self._ranks.rank == 0 and os.path.exists(place):
@@ -186,18 +188,11 @@ class ShardedStore:
             )
 
 
-def _intact(state: dict[str, Any], wrong: str | None) -> dict[str, Any]:
-    if wrong is not None:
-        raise StateError(wrong)
-    return state
-
-
 def _beginnings(name: str) -> list[str]:
     """A name and what it begins with: torch saves a value that is no tensor in parts, under longer names."""
     return [*(name[: dot.start()] for dot in re.finditer(r"\.", name)), name]
 
 
-def _touch(place: str) -> bool:
+def _touch(place: str) -> None:
     with translated("", place):
         os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    return True

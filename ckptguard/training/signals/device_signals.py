@@ -1,4 +1,4 @@
-"""Numbers that lie on a device, read later without making training wait for it.
+"""Numbers that lie on a device, read later without making training wait for it; and the loss scale, often one of them.
 
 Every update's numbers are copied into a block on the device (one asynchronous copy each). A full block is copied to
 pinned host memory behind training's back, and read once the device has got there. So a sickness is seen some updates
@@ -7,12 +7,14 @@ late, and still told with the step at which it began. Before a save, `flush` wai
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from ckptguard.decisions.health import Signal
 
+_log = logging.getLogger("ckptguard")
 _NUMBERS = 3  # loss, gradient norm, loss scale
 _MOST_BLOCKS = 8  # a device that is further behind than this is waited for: training cannot be ahead for ever
 
@@ -20,6 +22,26 @@ _MOST_BLOCKS = 8  # a device that is further behind than this is waited for: tra
 def on_device(value: Any) -> bool:
     """Whether reading this number would wait for a device."""
     return getattr(value, "is_cpu", True) is False
+
+
+def loss_scale(scaler: Any) -> Any:
+    """The scale of a scaler with torch's interface: a float, or a tensor where it lies on a device. None without a
+    scaler that is enabled."""
+    if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
+        return None
+    # get_scale() reads the device, and training would wait for it at every update.
+    tensor: Any = getattr(scaler, "_scale", None)
+    return tensor.detach().reshape(()) if on_device(tensor) else float(scaler.get_scale())
+
+
+def raise_loss_scale(scaler: Any, lowest: float) -> None:
+    """Bring a scale that collapsed back to `lowest`, with the scaler's own state; a higher one stays as it is."""
+    if loss_scale(scaler) is None or scaler.get_scale() >= lowest:
+        return
+    state = scaler.state_dict()
+    if "scale" in state:  # else a scaler of its own kind
+        _log.warning("the loss scale is raised from %s to %s", state["scale"], lowest)
+        scaler.load_state_dict({**state, "scale": lowest})
 
 
 def record_event(device: Any) -> Any:
@@ -61,21 +83,21 @@ class DeviceSignals:
         if len(block.rows) == self._every:
             self._send()
 
-    def ready(self) -> list[Signal]:
-        """What has arrived by now; never waits, but for a device that is many blocks behind."""
+    def ready(self, *, wait: bool = False) -> list[Signal]:
+        """What has arrived by now; with `wait` all that was sent, else it waits only for a device that is many blocks
+        behind."""
         found: list[Signal] = []
-        while self._sent and (self._sent[0].arrived() or len(self._sent) > _MOST_BLOCKS):
-            found += self._read()
+        while self._sent and (wait or self._sent[0].arrived() or len(self._sent) > _MOST_BLOCKS):
+            block = self._sent.popleft()
+            found += block.read()
+            self._free.append(block)
         return found
 
     def flush(self) -> list[Signal]:
         """Everything up to now; waits for the device."""
         if self._filling is not None:
             self._send()
-        found: list[Signal] = []
-        while self._sent:
-            found += self._read()
-        return found
+        return self.ready(wait=True)
 
     def forget(self) -> None:
         """Drop whatever is under way."""
@@ -87,12 +109,6 @@ class DeviceSignals:
         self._filling.send(self._mark)
         self._sent.append(self._filling)
         self._filling = None
-
-    def _read(self) -> list[Signal]:
-        block = self._sent.popleft()
-        found = block.read()
-        self._free.append(block)
-        return found
 
 
 class _Block:
@@ -112,8 +128,10 @@ class _Block:
         known: list[float | None] = [None] * _NUMBERS
         for place, value in enumerate(numbers):
             if on_device(value):
+                if self._device_memory is None:
+                    self._make_memory(value)
                 cell = row * _NUMBERS + place
-                self._cell(value, cell).copy_(value, non_blocking=True)
+                self._cells[cell].copy_(value, non_blocking=True)
                 self._used[cell] = (row, place)
             else:
                 known[place] = value
@@ -140,11 +158,9 @@ class _Block:
         self.rows, self._used, self._event = [], {}, None
         return found
 
-    def _cell(self, value: Any, number: int) -> Any:
+    def _make_memory(self, value: Any) -> None:
         import torch
 
-        if self._device_memory is None:
-            self._device_memory = value.new_empty(self._size, dtype=torch.float32)
-            self._host_memory = host_memory(self._size, torch.float32)
-            self._cells = list(self._device_memory.unbind())
-        return self._cells[number]
+        self._device_memory = value.new_empty(self._size, dtype=torch.float32)
+        self._host_memory = host_memory(self._size, torch.float32)
+        self._cells = list(self._device_memory.unbind())

@@ -7,19 +7,28 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals.autocast_probe import AutocastProbe
-from ckptguard.training.signals.sample_buffer import SampleBuffer, learning_rate
-from ckptguard.training.signals.sick_tensors import sick_tensors
-from ckptguard.values.incident import Details, Resumed, SickTensor, Training
+import msgspec
 
-_log = logging.getLogger("ckptguard")
+from ckptguard.decisions.health import Signal
+from ckptguard.training.content.training_parts import TrainingParts
+from ckptguard.training.signals.weights import Named, first_of, model_tensors, state_tensors
+from ckptguard.values.incident import Details, Resumed, Sample, SickTensor, Training, worded
+
+MOST = 50  # tensors in a report
+_NEAR = 256  # the last updates one by one
+_STRIDE = 16  # of older updates, every 16th
+_FAR = 256
+_CHUNK = 1 << 22  # elements that are counted at once: the count's temporary stays small
+_GRADIENTS_FIRST = ("grad_norm", "loss_scale")
 _VERSIONS = ("torch", "transformers", "accelerate", "deepspeed", "lightning", "peft")
 _NOTHING: tuple[tuple[SickTensor, ...], int] = ((), 0)
 _T = TypeVar("_T")
+_log = logging.getLogger("ckptguard")
 
 
 class IncidentEvidence:
@@ -62,17 +71,103 @@ class IncidentEvidence:
             self._autocast.remove()
 
 
+class SampleBuffer:
+    """The last 256 updates, and every 16th of the 4096 before them. All that is put in must be plain numbers; adding to
+    it costs well under a microsecond."""
+
+    def __init__(self, optimizer: Any = None) -> None:
+        self.optimizer = optimizer  # from which learning rates are taken
+        self._near: deque[tuple[Any, ...]] = deque(maxlen=_NEAR)
+        self._far: deque[tuple[Any, ...]] = deque(maxlen=_FAR)
+
+    def append(self, signal: Signal) -> None:
+        """Remember an update, with the learning rate as it is now. What says nothing is not remembered."""
+        if signal.loss is None and signal.grad_norm is None and signal.scale is None:
+            return
+        near = self._near
+        if len(near) == _NEAR and near[0][0] % _STRIDE == 0:
+            self._far.append(near[0])
+        near.append((signal.step, signal.loss, signal.grad_norm, signal.scale, learning_rate(self.optimizer)))
+
+    def restart(self, step: int) -> None:
+        """Training is after update `step` again: what came later did not happen."""
+        for rows in (self._near, self._far):
+            while rows and rows[-1][0] > step:
+                rows.pop()
+
+    def samples(self) -> tuple[Sample, ...]:
+        """What is remembered, oldest first."""
+        return tuple(Sample(step, *map(worded, values)) for step, *values in (*self._far, *self._near))
+
+
+class AutocastProbe:
+    """A hook that sees once, inside of the model's first forward pass, in which dtype autocast computes. `seen` is a
+    dtype's name, "off", or None as long as nothing was seen. Afterwards nothing is left of it. It sits on the first
+    layer, not on the model: a trainer may switch autocast on inside of the model's own forward. A compiled model is
+    left alone: a hook that comes and goes would have it compiled again."""
+
+    def __init__(self, model: Any) -> None:
+        self.seen: str | None = None
+        self._handle: Any = None
+        modules = model.modules() if hasattr(model, "modules") else ()
+        layer = next((m for m in modules if not any(m.children()) and any(True for _ in m.parameters())), None)
+        compiled = getattr(model, "_compiled_call_impl", None) is not None or hasattr(model, "_orig_mod")
+        if layer is not None and not compiled:
+            self._handle = layer.register_forward_pre_hook(self)
+
+    def __call__(self, module: Any, arguments: Any) -> None:
+        """Look, and go."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        self.remove()
+        first = next(iter(module.parameters()), None)
+        if first is not None:
+            kind = first.device.type
+            try:
+                on = torch.is_autocast_enabled(kind)
+                self.seen = str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if on else "off"
+            except (RuntimeError, TypeError):
+                pass  # a device that autocast does not know
+
+    def remove(self) -> None:
+        """Leave the model as it was."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+
+
+def sick_tensors(
+    model: Any, optimizer: Any, *, cause: str = "", allow: Iterable[str] = (), seconds: float = 0.1
+) -> tuple[tuple[SickTensor, ...], int]:
+    """(Which tensors in memory are not finite, how many more): gradients first where they made the trouble, else
+    weights, buffers, gradients and optimizer state, each in its own order. After `seconds` it looks no further."""
+    deadline, patterns = time.monotonic() + seconds, tuple(allow)
+    sick: list[tuple[str, str, Any]] = []
+    for kind, named in _kinds(model, optimizer, cause):
+        for name, tensor in named:
+            if time.monotonic() > deadline:
+                break
+            if first_of([(name, tensor)], patterns) is not None:
+                sick.append((kind, name, tensor))
+    shown = tuple(_counted(kind, name, tensor, deadline) for kind, name, tensor in sick[:MOST])
+    return shown, len(sick) - len(shown)
+
+
 def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> Training:
     """How training computes, by its own objects; what cannot be told is None."""
     unknown: dict[str, Any] = {}
-    group = _tried(lambda: dict(_inner(parts.optimizer).param_groups[0]), unknown)
+    inner = getattr(parts.optimizer, "optimizer", None)  # inside a framework's wrapper
+    optimizer: Any = inner if hasattr(inner, "param_groups") else parts.optimizer
+    group = _tried(lambda: dict(optimizer.param_groups[0]), unknown)
     return Training(
         dtypes=_tried(lambda: _dtypes(parts.model), unknown),
         autocast=autocast,
         loss_scaler=_tried(lambda: _scaler_name(parts.scaler), None),
         device=_tried(lambda: _device(parts.model), None),
         hardware_bf16=_tried(_hardware_bf16, None),
-        optimizer=_name(_inner(parts.optimizer)),
+        optimizer=_name(optimizer),
         eps=_number(group.get("eps")),
         lr=learning_rate(parts.optimizer),
         weight_decay=_number(group.get("weight_decay")),
@@ -80,6 +175,15 @@ def describe_training(parts: TrainingParts, *, autocast: str | None = None) -> T
         world_size=_tried(_world_size, None),
         versions={name: str(v) for name in _VERSIONS if (v := getattr(sys.modules.get(name), "__version__", None))},
     )
+
+
+def learning_rate(optimizer: Any) -> float | None:
+    """The learning rate of the first group; None where it is no plain number (reading a tensor would wait)."""
+    try:
+        rate = optimizer.param_groups[0]["lr"]
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None
+    return rate if isinstance(rate, float) else None
 
 
 def _tried(ask: Callable[[], _T], otherwise: _T) -> _T:
@@ -90,31 +194,74 @@ def _tried(ask: Callable[[], _T], otherwise: _T) -> _T:
         return otherwise
 
 
+def _kinds(model: Any, optimizer: Any, cause: str) -> list[tuple[str, Named]]:
+    parameters = dict(model.named_parameters()) if hasattr(model, "named_parameters") else None
+    tensors = model_tensors(model)
+    weights = [(n, t) for n, t in tensors if parameters is None or n in parameters]
+    buffers = [(n, t) for n, t in tensors if parameters is not None and n not in parameters]
+    gradients = [(n, p.grad) for n, p in (parameters or {}).items() if p.grad is not None]
+    gradients = [(n, g.to_local() if hasattr(g, "to_local") else g) for n, g in gradients if not g.is_sparse]
+    kinds: list[tuple[str, Named]] = [("weight", weights), ("buffer", buffers), ("gradient", gradients)]
+    if cause in _GRADIENTS_FIRST:
+        kinds.insert(0, kinds.pop())
+    return [*kinds, ("optimizer", _by_parameter(parameters, optimizer))]
+
+
+def _by_parameter(parameters: dict[str, Any] | None, optimizer: Any) -> Named:
+    """The optimizer's tensors, named by the parameters that they belong to, where that can be told."""
+    state = getattr(optimizer, "state", None)
+    numbered = state_tensors(optimizer)
+    if not isinstance(state, dict) or parameters is None:
+        return numbered
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    own = {str(number): names.get(id(parameter)) for number, parameter in enumerate(state)}
+    named = []
+    for full, tensor in numbered:
+        number, _, key = full.removeprefix("optimizer.state.").partition(".")
+        name = own.get(number)
+        named.append((f"{name} ({key})" if name is not None else full, tensor))
+    return named
+
+
+def _counted(kind: str, name: str, tensor: Any, deadline: float) -> SickTensor:
+    import torch
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    found = SickTensor(name=name, kind=kind, dtype=dtype, elements=tensor.numel())
+    if not tensor.is_contiguous() or tensor.is_complex():
+        return found
+    nan = inf = 0
+    with torch.no_grad():
+        for piece in tensor.reshape(-1).split(_CHUNK):
+            if time.monotonic() > deadline:
+                return found
+            readable = piece.float() if piece.element_size() == 1 else piece
+            nan += int(readable.isnan().sum())
+            inf += int(readable.isinf().sum())
+    return msgspec.structs.replace(found, nan=nan, inf=inf)
+
+
 def _dtypes(model: Any) -> dict[str, int]:
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for parameter in model.parameters():
         if parameter.requires_grad:
-            name = str(parameter.dtype).removeprefix("torch.")
-            counts[name] = counts.get(name, 0) + parameter.numel()
-    return counts
+            counts[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return dict(counts)
 
 
 def _device(model: Any) -> str:
     import torch
 
     device = next(iter(model.parameters())).device
-    if device.type == "cuda":
-        return f"cuda: {torch.cuda.get_device_name(device)}"
-    return str(device.type)
+    return f"cuda: {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device.type)
 
 
 def _hardware_bf16() -> bool | None:
     """Whether the device computes in bf16 by itself; None without one, or where nothing used it yet."""
     import torch
 
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_bf16_supported(including_emulation=False)) if used else None
 
 
 def _world_size() -> int:
@@ -125,15 +272,8 @@ def _world_size() -> int:
 
 
 def _scaler_name(scaler: Any) -> str:
-    if scaler is None or not getattr(scaler, "is_enabled", lambda: True)():
-        return "none"
-    return type(scaler).__name__
-
-
-def _inner(optimizer: Any) -> Any:
-    """The optimizer inside a framework's wrapper."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if hasattr(inner, "param_groups") else optimizer
+    enabled = scaler is not None and getattr(scaler, "is_enabled", lambda: True)()
+    return type(scaler).__name__ if enabled else "none"
 
 
 def _name(part: Any) -> str | None:

@@ -11,10 +11,8 @@ import msgspec
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal, overdue
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals.device_signals import DeviceSignals, on_device
-from ckptguard.training.signals.incident_evidence import IncidentEvidence
-from ckptguard.training.signals.sample_buffer import SampleBuffer
-from ckptguard.training.signals.scaler import loss_scale
+from ckptguard.training.signals.device_signals import DeviceSignals, loss_scale, on_device
+from ckptguard.training.signals.incident_evidence import IncidentEvidence, SampleBuffer
 from ckptguard.training.signals.weights import PendingLook, first_of, model_tensors, state_tensors
 from ckptguard.values.incident import Details, Resumed
 
@@ -23,12 +21,10 @@ _log = logging.getLogger("ckptguard")
 
 class TrainingMonitor:
     """Takes in what is known about each update. `sick` is the first sickness since `restart`, or None; `health` is what
-    is remembered, `recent` are the last signals. Nothing here raises because of what it is given, and nothing but a
-    look waits for a device.
-
-    `allow` are patterns of tensors that may be infinite. `share`, if it is given, has the name of a tensor that is not
-    finite on this rank, or None, become that of all ranks; then all ranks look at the same moments.
-    """
+    is remembered, `recent` are the last signals, `evidence` is for the report of an incident. Nothing here raises
+    because of what it is given, and nothing but a look waits for a device. `allow` are patterns of tensors that may be
+    infinite. `share`, if it is given, has the name of a tensor that is not finite on this rank, or None, become that of
+    all ranks; then all ranks look at the same moments."""
 
     def __init__(self, parts: TrainingParts, policy: RollbackPolicy, *, allow: Sequence[str] = ()) -> None:
         self._parts, self.allow = parts, allow
@@ -43,37 +39,25 @@ class TrainingMonitor:
         self.health = Health()
         self.sick: Diagnosis | None = None
         self.recent = SampleBuffer(parts.optimizer)
-        self._evidence = IncidentEvidence(parts, self.recent, allow=allow)
+        self.evidence = IncidentEvidence(parts, self.recent, allow=allow)
 
     def follow(self, parts: TrainingParts, step: int) -> None:
         """Training goes on after update `step` with these objects, and with what was normal before."""
         self.close()
         self._parts = parts
-        self.recent.follow(parts.optimizer)
-        self._evidence = IncidentEvidence(parts, self.recent, allow=self.allow)
+        self.recent.optimizer = parts.optimizer
+        self.evidence = IncidentEvidence(parts, self.recent, allow=self.allow)
         self.restart(step)
-        self.begin()
-        self.resumed(Resumed(step=step) if step else None)
-
-    def begin(self) -> None:
-        """Training begins: see how it computes."""
-        self._evidence.begin()
-
-    def resumed(self, resumed: Resumed | None) -> None:
-        """What training goes on from, for the report of an incident."""
-        self._evidence.resumed = resumed
+        self.evidence.begin()
+        self.evidence.resumed = Resumed(step=step) if step else None
 
     def close(self) -> None:
         """Leave the model as it was."""
-        self._evidence.close()
-
-    def details(self, onset: int | None, cause: str) -> Details:
-        """Everything that can be said for the report of an incident now, before anything is put back."""
-        return self._evidence.gather(onset, cause)
+        self.evidence.close()
 
     def details_of(self, sick: Diagnosis) -> Details:
-        """The same for a sickness."""
-        return self._evidence.gather(sick.onset_step, sick.cause or "", through=sick.onset_through)
+        """Everything that can be said of a sickness now, before anything is put back."""
+        return self.evidence.gather(sick.onset_step, sick.cause or "", through=sick.onset_through)
 
     def observe(
         self,
@@ -86,18 +70,16 @@ class TrainingMonitor:
     ) -> Diagnosis:
         """Take in the signals of an update. What lies on a device is judged some updates later, under its own step;
         the answer is what is known by now."""
-        loss, norm, scale = self._number(loss), self._number(grad_norm), loss_scale(self._parts.scaler)
+        numbers = self._number(loss), self._number(grad_norm), loss_scale(self._parts.scaler)
+        if error is None and (self._delayed.waiting or any(map(on_device, numbers))):
+            self._delayed.put(step, numbers, skipped)
+            return self._take_in(self._delayed.ready()) or Diagnosis(step=step)
+        text = None
         if error is not None:
             self.flush()
             text = f"{type(error).__name__}: {error}"
-            signal = Signal(
-                step=step, loss=_host(loss), grad_norm=_host(norm), scale=_host(scale), skipped=skipped, error=text
-            )
-            return self._take_in((signal,)) or Diagnosis(step=step)
-        if self._delayed.waiting or on_device(loss) or on_device(norm) or on_device(scale):
-            self._delayed.put(step, (loss, norm, scale), skipped)
-            return self._take_in(self._delayed.ready()) or Diagnosis(step=step)
-        signal = Signal(step=step, loss=loss, grad_norm=norm, scale=scale, skipped=skipped)
+        known, norm, scale = (None if number is None else float(number) for number in numbers)
+        signal = Signal(step=step, loss=known, grad_norm=norm, scale=scale, skipped=skipped, error=text)
         return self._take_in((signal,)) or Diagnosis(step=step)
 
     def flush(self) -> None:
@@ -167,15 +149,11 @@ class TrainingMonitor:
         return diagnosis
 
     def _finish_look(self, *, wait: bool) -> None:
-        if self._looking is None:
-            return
-        step, look = self._looking
-        if not wait and not look.arrived():
-            return
-        self._looking = None
-        # Where there is something to see, it is still there: what is not finite does not heal.
-        bad_tensor = None if look.all_finite() else self._bad_tensor()
-        self.take_in(Signal(step=step, looked=True, bad_tensor=bad_tensor))
+        if self._looking is not None and (wait or self._looking[1].arrived()):
+            (step, look), self._looking = self._looking, None
+            # Where there is something to see, it is still there: what is not finite does not heal.
+            bad_tensor = None if look.all_finite() else self._bad_tensor()
+            self.take_in(Signal(step=step, looked=True, bad_tensor=bad_tensor))
 
     def _tensors(self) -> list[tuple[str, Any]]:
         return model_tensors(self._parts.model) + state_tensors(self._parts.optimizer)
@@ -203,7 +181,3 @@ class TrainingMonitor:
                 self._warned = True
                 _log.warning("observe() was given a %s, which is no number: %s", type(value).__name__, error)
             return None
-
-
-def _host(value: Any) -> float | None:
-    return float(value) if value is not None else None

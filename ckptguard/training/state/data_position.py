@@ -8,16 +8,19 @@ to it instead, and draws nothing again. Draws in `skipped` are dropped whenever 
 
 from __future__ import annotations
 
+import itertools
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from ckptguard.errors import SettingsError, StateError
-from ckptguard.training.state.loader import forget_loader_state, loader_state, put_loader_back
+from ckptguard.training.content.tagged_json import encode_state
 from ckptguard.training.state.rng import capture_rng, generator_bytes, generator_tensor, restore_rng, same_rng
 
 _log = logging.getLogger("ckptguard")
 Draw = tuple[int, int]
+_TENSOR = "ckptguard_tensor"
 
 
 class DataPosition:
@@ -69,7 +72,7 @@ class DataPosition:
             "skipped": sorted(self.skipped),
             "length": _length(self.loader),
             "begun": self._iterator is not None,
-            "loader": loader_state(self.loader) if self._iterator is not None else None,
+            "loader": _loader_state(self.loader) if self._iterator is not None else None,
             "epoch_start": self._epoch_start if self._iterator is not None else {"generators": self._own_states()},
         }
 
@@ -81,18 +84,22 @@ class DataPosition:
         self.epoch, self.taken = state["epoch"], 0
         self.inexact = None
         self.skipped |= {(epoch, index) for epoch, index in state["skipped"]}
-        if state["length"] != _length(self.loader):
-            _log.warning(
-                "the loader has %s batches, and had %s when this was saved: the position in the data may differ",
-                _length(self.loader),
-                state["length"],
+        length, was_long = _length(self.loader), state["length"]
+        if length != was_long:
+            differs = "the loader has %s batches, and had %s when this was saved: the position in the data may differ"
+            _log.warning(differs, length, was_long)
+        generators, saved = _generators(self.loader), state["epoch_start"]["generators"]
+        if len(saved) != len(generators):
+            raise StateError(
+                f"the loader has {len(generators)} generators of its own, and had {len(saved)} when this was saved"
             )
-        self._set_generators(state["epoch_start"]["generators"])
-        forget_loader_state(self.loader)
+        for generator, text in zip(generators, saved, strict=True):
+            generator.set_state(generator_tensor(text))
+        _forget_loader_state(self.loader)
         if not state["begun"]:
             return
         if state.get("loader") is not None:
-            put_loader_back(self.loader, state["loader"])
+            self.loader.load_state_dict(_live(state["loader"]))  # the next iter(loader) goes on from there
             self._epoch_start, self.taken = state["epoch_start"], state["taken"]
             self._tell_epoch()
             self._iterator = iter(self.loader)
@@ -100,27 +107,24 @@ class DataPosition:
         restore_rng(state["epoch_start"]["rng"])
         self._begin_epoch()
         assert self._iterator is not None
-        if self._iterator is self._before and not _keeps_workers(self.loader):
+        keeps_workers = getattr(self.loader, "persistent_workers", False)
+        if self._iterator is self._before and not keeps_workers:
             self._say("iter(loader) gives the same iterator every time: it goes on where it was")
             self.epoch, self.taken = was
             return
-        if _keeps_workers(self.loader):
+        if keeps_workers:
             self._say("the loader keeps its workers (persistent_workers): what they draw at random is not put back")
-        generators = capture_rng()
-        for _ in range(state["taken"]):
-            try:
-                next(self._iterator)
-            except StopIteration:
-                break
+        before = capture_rng()
+        for _ in itertools.islice(self._iterator, state["taken"]):
             self.taken += 1
-        if _is_stream(self.loader) and not same_rng(generators, capture_rng()):
+        if _is_stream(self.loader) and not same_rng(before, capture_rng()):
             self._say("the loader draws from the generators that training uses, too: its order depends on both")
 
-    def restart_epoch(self, epoch: int) -> None:
-        """Begin an epoch anew, where nothing better is known."""
+    def restart_epoch(self) -> None:
+        """Begin the epoch anew, where nothing better is known."""
         self._shut_down()
-        forget_loader_state(self.loader)
-        self.epoch, self.taken = epoch, 0
+        _forget_loader_state(self.loader)
+        self.taken = 0
 
     def _tell_epoch(self) -> None:
         for sampler in _samplers(self.loader):
@@ -135,15 +139,6 @@ class DataPosition:
 
     def _own_states(self) -> list[bytes]:
         return [generator_bytes(generator.get_state()) for generator in _generators(self.loader)]
-
-    def _set_generators(self, saved: list[bytes]) -> None:
-        generators = _generators(self.loader)
-        if len(saved) != len(generators):
-            raise StateError(
-                f"the loader has {len(generators)} generators of its own, and had {len(saved)} when this was saved"
-            )
-        for generator, text in zip(generators, saved, strict=True):
-            generator.set_state(generator_tensor(text))
 
     def _say(self, why: str) -> None:
         self.inexact = why
@@ -160,10 +155,6 @@ def _is_stream(loader: Any) -> bool:
     from torch.utils.data import IterableDataset
 
     return not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset)
-
-
-def _keeps_workers(loader: Any) -> bool:
-    return bool(getattr(loader, "persistent_workers", False))
 
 
 def _samplers(loader: Any) -> list[Any]:
@@ -191,3 +182,65 @@ def _length(loader: Any) -> int | None:
         return len(loader)
     except (TypeError, NotImplementedError):
         return None
+
+
+def _loader_state(loader: Any) -> Any:
+    """What brings the loader's iterator back to where it is; None where it has no such state, or none that is exact:
+    then the batches that were taken are drawn again and dropped."""
+    if not _keeps_state(loader) or not _knows_its_samples(loader):
+        return None
+    try:
+        plain = _plain(loader.state_dict())
+        encode_state(plain, path="loader")
+    except StateError as error:
+        _log.warning("the loader's own state cannot be saved (%s): a rollback draws its batches again", error.message)
+        return None
+    return plain
+
+
+def _forget_loader_state(loader: Any) -> None:
+    """The next ``iter(loader)`` begins at the beginning."""
+    if _keeps_state(loader):
+        loader.load_state_dict({})
+
+
+def _keeps_state(loader: Any) -> bool:
+    """Whether it is torchdata's loader itself: one that another framework wraps fetches batches ahead."""
+    kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
+    return kind is not None and isinstance(loader, kind) and not hasattr(loader, "base_dataloader")
+
+
+def _knows_its_samples(loader: Any) -> bool:
+    """Whether the order of its samples is part of its state, or always the same; else it would be shuffled anew."""
+    from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
+
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    batches = loader.batch_sampler
+    sampler = loader.sampler if batches is None or isinstance(batches, BatchSampler) else batches
+    keeps_state = callable(getattr(sampler, "state_dict", None)) or type(sampler).__module__.startswith("torchdata.")
+    return keeps_state or isinstance(sampler, SequentialSampler)
+
+
+def _plain(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {_TENSOR: [dtype, list(value.shape), value.detach().cpu().reshape(-1).tolist()]}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value
+
+
+def _live(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, dict):
+        if set(value) == {_TENSOR}:
+            dtype, shape, numbers = value[_TENSOR]
+            return torch.tensor(numbers, dtype=getattr(torch, dtype)).reshape(shape)
+        return {key: _live(item) for key, item in value.items()}
+    return type(value)(map(_live, value)) if type(value) in (list, tuple) else value

@@ -1,18 +1,49 @@
-"""Where training is: updates made, the position in the data, the learning rate's factor; saved and put back."""
+"""Where training is: updates made, the position in the data, the learning rate's factor; saved and put back.
+
+And whether a resumed training is the one that was interrupted: what was saved is held against what is there now."""
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import dataclass
 from typing import Any
 
 from ckptguard.errors import StateError
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
-from ckptguard.training.signals.scaler import raise_loss_scale
-from ckptguard.training.state.check_state_json import wrong_with
+from ckptguard.training.signals.device_signals import raise_loss_scale
 from ckptguard.training.state.data_position import DataPosition, Draw
-from ckptguard.training.state.resume_gaps import ResumeGaps, gap, saved_for_resume
-from ckptguard.training.state.rng import capture_rng, restore_rng
+from ckptguard.training.state.rng import capture_rng, generator_tensor, restore_rng
+from ckptguard.values.incident import Resumed
 
 _REMEMBERED_DRAWS = 10_000
+_NAMED = 3  # of the names that do not fit
+_MOST_NAMES = 100  # of the same, in a record
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeGaps:
+    """What a resume lacks. `anew`: parts that begin anew; `missing` and `unexpected`: names of the model's state that
+    only one side has; `world_size`: of the save, if it is known; `sentences` say everything for people, and are empty
+    if training goes on as if nothing had happened."""
+
+    anew: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    world_size: int | None = None
+    sentences: tuple[str, ...] = ()
+
+    def resumed(self, step: int, *, id: str, path: str) -> Resumed:
+        """What training goes on from, for the report of an incident that comes later."""
+        return Resumed(
+            step=step,
+            id=id,
+            path=path,
+            world_size=self.world_size,
+            anew=self.anew,
+            missing=self.missing[:_MOST_NAMES],
+            unexpected=self.unexpected[:_MOST_NAMES],
+        )
 
 
 class Progress:
@@ -85,7 +116,7 @@ class Progress:
             "rng": capture_rng(),
             "data": self.position.state() if self.position is not None else None,
             "guard": {"lr_factor": self.lr_factor},
-            "saved": saved_for_resume(self._parts, self._world_size),
+            "saved": {"parts": _names(self._parts), "world_size": self._world_size},
         }
 
     def arrive(
@@ -98,7 +129,7 @@ class Progress:
             raise StateError(f"what was saved beside step {step} cannot be put back: {why}")
         self.step = step
         self._parts.drop_gradients()
-        self.gap = gap(self._parts, extra, self._world_size)
+        self.gap = _gap(self._parts, extra, self._world_size)
         saved_factor = extra.get("guard", {}).get("lr_factor", 1.0)
         self.lr_factor = saved_factor if lr_factor is None else lr_factor
         scale_learning_rate(self._parts.optimizer, self._parts.scheduler, self.lr_factor / saved_factor)
@@ -115,6 +146,108 @@ class Progress:
         if extra.get("data") is not None:
             position.restore(extra["data"])
         else:
-            position.restart_epoch(position.epoch)
+            position.restart_epoch()
         if "rng" in extra:
             restore_rng(extra["rng"])
+
+
+def _gap(parts: TrainingParts, extra: dict[str, Any], world_size: int) -> ResumeGaps:
+    """What a resume from a save with this `extra` lacks. What an older save does not say is not held against it."""
+    about = extra.get("saved")
+    about = about if isinstance(about, dict) else {}
+    given, saved, size = _names(parts), about.get("parts"), about.get("world_size")
+    fit = parts.fit
+    anew, sentences = [], []
+    for names, own, other in ((fit.missing, "model", "checkpoint"), (fit.unexpected, "checkpoint", "model")):
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            are = "is" if len(names) == 1 else "are"
+            sentences.append(f"{', '.join(names[:_NAMED])}{more} of the {own} {are} not in the {other}")
+    if isinstance(saved, list):
+        anew += [name for name in given if name not in saved]
+        sentences += [f"the checkpoint holds no state of the {name}" for name in anew]
+        sentences += [f"the checkpoint holds a {n}, and the guard was given none" for n in saved if n not in given]
+    if "rng" not in extra:
+        anew.append("rng")
+        sentences.append("the states of the random number generators are not in it")
+    if extra.get("data") is None:
+        anew.append("data")
+        sentences.append("the position in the data is not in it")
+    size = size if isinstance(size, int) else None
+    if size not in (None, world_size):
+        sentences.append(f"it was saved by {size} ranks, and there are {world_size} now")
+    return ResumeGaps(
+        anew=tuple(anew),
+        missing=fit.missing,
+        unexpected=fit.unexpected,
+        world_size=size,
+        sentences=tuple(sentences),
+    )
+
+
+def _names(parts: TrainingParts) -> list[str]:
+    return [name for name in ("optimizer", "scheduler", "scaler") if getattr(parts, name) is not None]
+
+
+def wrong_with(extra: Any) -> str | None:
+    """Why what was saved beside model and optimizer cannot be put back; None if it can. That its bytes are right does
+    not say so. What an older version did not save is not missed."""
+    if not isinstance(extra, dict):
+        return f"it is a {type(extra).__name__}"
+    for name, ask in (("rng", _wrong_rng), ("guard", _wrong_guard), ("data", _wrong_data)):
+        if extra.get(name) is not None:
+            why = ask(extra[name])
+            if why is not None:
+                return f"its {name} {why}"
+    return None
+
+
+def _wrong_rng(state: Any) -> str | None:
+    """Tried on generators that nobody uses."""
+    import torch
+
+    try:
+        random.Random().setstate(state["python"])
+        torch.Generator().set_state(generator_tensor(state["torch"]))
+        if "numpy" in state:
+            import numpy
+
+            numpy.random.RandomState().set_state(state["numpy"])
+    except Exception as error:
+        return f"is no state of the generators ({type(error).__name__}: {error})"
+    cuda = state.get("cuda", [])
+    if not isinstance(cuda, list) or not all(isinstance(text, bytes) for text in cuda):
+        return "is no state of the generators (cuda)"
+    return None
+
+
+def _wrong_guard(state: Any) -> str | None:
+    factor: Any = state.get("lr_factor", 1.0) if isinstance(state, dict) else None
+    if type(factor) not in (int, float) or not math.isfinite(factor) or factor <= 0:
+        return "holds no factor of the learning rate"
+    return None
+
+
+def _wrong_data(state: Any) -> str | None:
+    if not isinstance(state, dict):
+        return f"is a {type(state).__name__}"
+    counts = (state.get("epoch"), state.get("taken"))
+    if not all(type(count) is int and count >= 0 for count in counts) or type(state.get("begun")) is not bool:
+        return "is no position"
+    skipped = state.get("skipped")
+    if not isinstance(skipped, list) or not all(_is_draw(draw) for draw in skipped):
+        return "does not say which batches were left out"
+    start = state.get("epoch_start")
+    start = start if isinstance(start, dict) else {}
+    generators = start.get("generators")
+    if not isinstance(generators, list) or not all(isinstance(text, bytes) for text in generators):
+        return "does not say how its epoch began"
+    if "length" not in state:
+        return "does not say how long the loader was"
+    if state["begun"] and state.get("loader") is None:
+        return "does not say how its epoch began" if "rng" not in start else _wrong_rng(start["rng"])
+    return None
+
+
+def _is_draw(draw: Any) -> bool:
+    return isinstance(draw, list | tuple) and len(draw) == 2 and all(type(number) is int for number in draw)

@@ -17,7 +17,7 @@ import ckptguard
 from ckptguard.errors import CkptguardError
 from ckptguard.training.content import host_copy
 from ckptguard.training.saving import destinations
-from ckptguard.training.sharded import dcp_plan, dcp_writer
+from ckptguard.training.sharded import dcp_plan
 from ckptguard.values.settings import Settings
 
 
@@ -40,7 +40,7 @@ class Patch:
 class Held(Patch):
     """One rank stops before a function until it is let go."""
 
-    def __init__(self, rank, place=dcp_writer._HashingStream, name="write"):
+    def __init__(self, rank, place=dcp_plan._HashingStream, name="write"):
         self.let_go, self.reached = threading.Event(), threading.Event()
 
         def wait_first(*args, **options):
@@ -142,8 +142,8 @@ def failures(folder):
         raise OSError(errno.ENOSPC, "no space left")
 
     for rank, place, name in (
-        (1, dcp_writer._HashingStream, "write"),
-        (0, dcp_writer._HashingStream, "write"),
+        (1, dcp_plan._HashingStream, "write"),
+        (0, dcp_plan._HashingStream, "write"),
         (0, destinations, "seal_written"),
         (1, dcp_plan._Planner, "create_local_plan"),
     ):
@@ -186,7 +186,7 @@ def going_back(folder):
     training = Training(folder, deadline=0.1)
     guard, answers = training.guard, []
     for step, (rank, place, name) in enumerate(
-        ((1, dcp_writer._HashingStream, "write"), (0, destinations, "make_room"), (0, destinations, "seal_written")), 1
+        ((1, dcp_plan._HashingStream, "write"), (0, destinations, "make_room"), (0, destinations, "seal_written")), 1
     ):
         training.fill(step)
         guard.save(step * 10)
@@ -239,7 +239,7 @@ def killed(folder, victim):
     training = Training(folder)
     training.fill(1)
     training.guard.save(1)
-    with Patch(victim, dcp_writer._HashingStream, "write", die):
+    with Patch(victim, dcp_plan._HashingStream, "write", die):
         training.fill(2)
         training.guard.save(2, blocking=False)
         training.over()

@@ -19,9 +19,9 @@ from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, wr
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host
-from ckptguard.training import child_daemon
+from ckptguard.training import client
 from ckptguard.training.client import is_alive, let_daemon_verify, report_incident
-from ckptguard.training.rollback import resume
+from ckptguard.training.rollback import load_known_good
 from ckptguard.values.verdict import Outcome
 
 ANSWER = {"series": "step-#", "id": "500.1", "path": "/x", "step": 500}
@@ -176,7 +176,7 @@ def test_a_dead_daemon_is_done_without(tmp_path, monkeypatch):
     """The daemon that the records name is gone, and none can be started: the records are read directly."""
     (tmp_path / "run").mkdir()
     name_daemon(open_run(str(tmp_path / "run")), tmp_path / "gone")
-    monkeypatch.setattr(child_daemon, "ensure_daemon", lambda run, settings: None)
+    monkeypatch.setattr(client, "ensure_daemon", lambda run, settings: None)
     assert train(tmp_path / "run", {"daemon": "auto"}) == [1, 2, 3, 4, 5, 5, 6, 7]
 
 
@@ -190,7 +190,7 @@ def test_a_child_that_cannot_start_is_a_warning(tmp_path, monkeypatch, caplog):
 def test_the_child_verifies_and_ends(tmp_path, monkeypatch):
     """daemon="auto" starts a daemon that verifies the saves and takes the incident; close() ends it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(resume, "load_checked", wait_for_daemon(resume.load_checked))
+    monkeypatch.setattr(load_known_good, "load_checked", wait_for_daemon(load_known_good.load_checked))
     assert train(tmp_path / "run", {"daemon": "auto"}) == [1, 2, 3, 4, 5, 5, 6, 7]
     run = open_run(str(tmp_path / "run"))
     states = [s for s in survey(look(run)) if s.in_place]

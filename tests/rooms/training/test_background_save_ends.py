@@ -12,7 +12,7 @@ SCRIPT = """
 import os, sys, threading
 import torch
 from support.guards import guard_of
-from ckptguard.training.saving import background_save, destinations, own_layout
+from ckptguard.training.saving import destinations, own_layout, saving
 model = torch.nn.Linear(1000, 1000)
 guard = guard_of({run!r}, model)
 with torch.no_grad():
@@ -61,7 +61,7 @@ def test_the_end_of_the_interpreter_waits_for_the_save(tmp_path, after):
 
 def test_the_end_of_the_interpreter_does_not_wait_for_ever(tmp_path):
     """A save that is stuck is given up, said so, and does not count."""
-    before = STUCK.format(name="write_tensors") + "background_save.EXIT_SECONDS = 0.2"
+    before = STUCK.format(name="write_tensors") + "saving.EXIT_SECONDS = 0.2"
     process = script(tmp_path, before=before)
     _, trouble = process.communicate(timeout=250)
     assert process.returncode == 0

@@ -10,9 +10,8 @@ from support.runs import QUICK
 import ckptguard
 from ckptguard.errors import CkptguardError, StateError
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.state.check_state_json import wrong_with
 from ckptguard.training.state.data_position import DataPosition
-from ckptguard.training.state.progress import Progress
+from ckptguard.training.state.progress import Progress, wrong_with
 
 DELETED = object()
 FORGED = [

@@ -72,7 +72,7 @@ def test_a_probe_puts_everything_back(tmp_path):
             small_batch(training).backward()
             raise ValueError("of my own")
 
-        from ckptguard.training.rollback.trial_batch import sick_because
+        from ckptguard.training.rollback.load_known_good import sick_because
 
         with pytest.raises(ValueError, match="of my own"):
             sick_because(training.model, raises)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from blake3 import blake3
 
-from ckptguard.training.sharded.dcp_writer import HashingWriter
+from ckptguard.training.sharded.dcp_plan import HashingWriter
 
 pytestmark = pytest.mark.torch
 

@@ -11,16 +11,22 @@ from support.runs import QUICK
 from support.views import look
 
 import ckptguard
+from ckptguard.decisions.health import Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted
 from ckptguard.incidents.build_report import choose_incident, report_of
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.content.training_parts import TrainingParts
-from ckptguard.training.signals.autocast_probe import AutocastProbe
-from ckptguard.training.signals.incident_evidence import IncidentEvidence, describe_training
-from ckptguard.training.signals.sample_buffer import SampleBuffer, learning_rate
-from ckptguard.training.signals.sick_tensors import MOST, sick_tensors
+from ckptguard.training.signals.incident_evidence import (
+    MOST,
+    AutocastProbe,
+    IncidentEvidence,
+    SampleBuffer,
+    describe_training,
+    learning_rate,
+    sick_tensors,
+)
 from ckptguard.values.incident import Sample
 
 
@@ -45,7 +51,7 @@ def test_the_last_updates_are_remembered_one_by_one_and_earlier_ones_thinly():
     """256 of them, and every 16th of those before; never more, whatever the length of training."""
     recent = SampleBuffer()
     for step in range(1, 20_001):
-        recent.add(step, loss=float(step))
+        recent.append(Signal(step=step, loss=float(step)))
     steps = [s.step for s in recent.samples()]
     assert steps[-256:] == list(range(20_000 - 255, 20_001))
     assert len(steps) == 512
@@ -57,9 +63,9 @@ def test_what_a_rollback_undid_is_forgotten():
     """After going back to step 7 the curve ends there, and goes on from there."""
     recent = SampleBuffer()
     for step in range(1, 12):
-        recent.add(step, loss=1.0)
+        recent.append(Signal(step=step, loss=1.0))
     recent.restart(7)
-    recent.add(8, loss=float("nan"), grad_norm=float("-inf"))
+    recent.append(Signal(step=8, loss=float("nan"), grad_norm=float("-inf")))
     assert [s.step for s in recent.samples()] == [*range(1, 9)]
     assert recent.samples()[-1] == Sample(8, "nan", "-inf", None, None)
 

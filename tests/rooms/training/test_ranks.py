@@ -9,7 +9,7 @@ import pytest
 from support.rank_processes import run_ranks
 
 from ckptguard.errors import RanksError, StateError
-from ckptguard.training.ranks import GlooRanks, OneRank, ranks_of_training, together
+from ckptguard.training.ranks import GlooRanks, Ranks, ranks_of_training, together
 
 pytestmark = pytest.mark.torch
 
@@ -76,7 +76,7 @@ def test_a_rank_that_was_killed_is_an_error_and_no_hang():
 def test_one_process_needs_no_group():
     """A training of one process answers itself."""
     ranks = ranks_of_training()
-    assert isinstance(ranks, OneRank)
+    assert type(ranks) is Ranks
     assert (ranks.any(True), ranks.any(False), ranks.gather({"a": 1}), ranks.tell(7)) == (True, False, [{"a": 1}], 7)
     assert together(ranks, "it", lambda: 3) == [3]
     with pytest.raises(RanksError, match="it: ZeroDivisionError: division by zero"):

@@ -11,8 +11,14 @@ import torch
 from ckptguard.errors import SickTrainingError, StateError, StorageFullError
 from ckptguard.scan import scan_files
 from ckptguard.storage import open_storage
-from ckptguard.training.content.file_stream import FileStream
-from ckptguard.training.content.safetensors_file import fitting, plan_file, read_file, write_tensors
+from ckptguard.training.content.safetensors_file import (
+    FileStream,
+    NotAsSealed,
+    fitting,
+    plan_file,
+    read_file,
+    write_tensors,
+)
 from ckptguard.training.content.tensor_bytes import is_finite, view_of
 
 DTYPES = [
@@ -100,8 +106,7 @@ def test_loading_in_place(tmp_path):
     targets["turned"] = torch.zeros(6, 6).t()
     before = {n: t.data_ptr() for n, t in targets.items()}
     with open_storage(str(tmp_path)).open("a.safetensors") as reader:
-        loaded, wrong = read_file(reader, file, targets)
-    assert wrong is None
+        loaded = read_file(reader, file, targets)
     assert set(loaded) == set(values)
     assert {n: t.data_ptr() for n, t in targets.items()} == before
     for name, tensor in targets.items():
@@ -116,10 +121,11 @@ def test_damaged_bytes_are_not_loaded(tmp_path, place):
     data = bytearray(path.read_bytes())
     data[place] ^= 4
     path.write_bytes(data)
-    with open_storage(str(tmp_path)).open("a.safetensors") as reader:
-        loaded, wrong = read_file(reader, file, {})
-    assert wrong is not None
-    assert loaded == {}
+    with (
+        open_storage(str(tmp_path)).open("a.safetensors") as reader,
+        pytest.raises(NotAsSealed, match=r"a\.safetensors"),
+    ):
+        read_file(reader, file, {})
 
 
 def test_another_shape_is_refused_before_anything_is_touched(tmp_path):
@@ -186,8 +192,9 @@ def test_poison_is_neither_written_nor_loaded(tmp_path):
         return bool(tensor.isnan().any())
 
     with open_storage(str(tmp_path)).open("a.safetensors") as reader:
-        assert read_file(reader, file, {})[1] is None
-        assert read_file(reader, file, {}, sick=sick)[1] == "w in a.safetensors holds NaN or infinity"
+        assert set(read_file(reader, file, {})) == {"fine", "w"}
+        with pytest.raises(NotAsSealed, match=r"^w in a\.safetensors holds NaN or infinity$"):
+            read_file(reader, file, {}, sick=sick)
     with open(tmp_path / "b", "wb") as target:
         stream = FileStream(target.fileno(), key="b", where=str(tmp_path))
         with contextlib.closing(stream), pytest.raises(SickTrainingError, match="w holds NaN"):

@@ -2,7 +2,7 @@
 
 import torch
 
-from ckptguard.training.signals.scaler import loss_scale, raise_loss_scale
+from ckptguard.training.signals.device_signals import loss_scale, raise_loss_scale
 
 
 def settled(scale):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from ckptguard.formats.recognition import is_pointer as matches
 from ckptguard.formats.structure import Structure
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
-
-__all__ = ["matches", "read"]
 
 NAME = "pointer"
 _LONGEST = 1024

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from ckptguard.formats.suffixes import has_tensor_suffix, is_dcp_metadata, is_pickle_name, name_of
+from ckptguard.formats.suffixes import has_tensor_suffix, is_pickle_name, name_of
 
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 LARGEST_SAFETENSORS_HEADER = 100_000_000  # the limit of the reference implementation
 DISTCP_SUFFIX = ".distcp"
 _ZIP_MAGIC = b"PK\x03\x04"
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
-_POINTERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 _OWN_STATE = re.compile(r"(?:.*/)?step-\d{9,12}/state\.json")
 
-
-def is_npz(path: str, head: bytes) -> bool:
-    """By the suffix alone."""
-    return path.lower().endswith(".npz")
+Rule = Callable[[str, bytes], bool]  # of a path and the file's first bytes
 
 
-def is_npy(path: str, head: bytes) -> bool:
-    """By the suffix alone."""
-    return path.lower().endswith(".npy")
+def by_end(*ends: str) -> Rule:
+    """By the end of the name alone."""
+    return lambda path, head: name_of(path).endswith(ends)
 
 
-def is_metadata(path: str, head: bytes) -> bool:
+def by_name(*names: str) -> Rule:
     """By the name alone."""
-    return is_dcp_metadata(path)
+    return lambda path, head: name_of(path) in names
 
 
-def is_distcp(path: str, head: bytes) -> bool:
-    """By the suffix alone."""
-    return name_of(path).endswith(DISTCP_SUFFIX)
+is_pointer = by_name("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 
 
 def is_safetensors(path: str, head: bytes) -> bool:
@@ -61,41 +56,6 @@ def is_pickle(path: str, head: bytes) -> bool:
     return has_tensor_suffix(path) and len(head) > 2 and head[0] == 0x80 and head[1] <= 5
 
 
-def is_index(path: str, head: bytes) -> bool:
-    """By the end of the name."""
-    return name_of(path).endswith(".index.json")
-
-
-def is_trainer_state(path: str, head: bytes) -> bool:
-    """By the name."""
-    return name_of(path) == "trainer_state.json"
-
-
 def is_own_state(path: str, head: bytes) -> bool:
     """By the name, in a folder of our layout."""
     return _OWN_STATE.fullmatch(path) is not None
-
-
-def is_config(path: str, head: bytes) -> bool:
-    """By the end of the name."""
-    return name_of(path).endswith(("config.json", "model_index.json"))
-
-
-def is_pointer(path: str, head: bytes) -> bool:
-    """By the name."""
-    return name_of(path) in _POINTERS
-
-
-def is_yaml(path: str, head: bytes) -> bool:
-    """By the suffix."""
-    return name_of(path).endswith((".yaml", ".yml"))
-
-
-def is_unrecognised(path: str, head: bytes) -> bool:
-    """By a tensor suffix, after all others: the name promises tensors, but the bytes fit nothing."""
-    return has_tensor_suffix(path)
-
-
-def is_anything(path: str, head: bytes) -> bool:
-    """Always."""
-    return True

@@ -6,9 +6,33 @@ All values are msgspec structs, because they travel between the scanning process
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
+
+from ckptguard.storage.protocol import Entry
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a size or an offset that a file can have."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+class ReadProblem(ValueError):
+    """It is not what it should be; the message says why. `ends_early`: it stops in its middle."""
+
+    def __init__(self, message: str, *, ends_early: bool = False) -> None:
+        super().__init__(message)
+        self.ends_early = ends_early
+
+
+class Source(Protocol):
+    """What is needed of a file, or of a part of one, to read an archive in it: as of a `Reader`."""
+
+    @property
+    def entry(self) -> Entry: ...
+
+    def read(self, offset: int, length: int) -> bytes: ...
 
 
 class SpanPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -109,6 +133,12 @@ def broken(name: str, message: str, *, truncated: bool = False, names: frozenset
     return Structure(format=name, problems=problems, truncated=truncated, globals=tuple(sorted(names)))
 
 
+def shortened(problems: list[Problem], most: int, what: str = "problems") -> tuple[Problem, ...]:
+    """At most so many of them, and how many more there are."""
+    more = len(problems) - most
+    return (*problems[:most], *([Problem(message=f"and {more} more {what}")] if more > 0 else ()))
+
+
 Beside = Callable[[str], "Structure | None"]  # a file's name -> the structure of that file in the same folder, if any
 
 
@@ -116,9 +146,9 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table of formats.
 
     `matches(path, head)` looks at the file's name and first bytes. `module`, below `ckptguard.formats`, is imported for
-    the first file of the format. Its `read(reader, path)` returns a Structure for any bytes whatever, and raises only
-    what the reader raises. `explained_beside`: only another file beside it explains such a file, so the module's
-    `read_beside(reader, path, beside)` is called instead.
+    the first file of the format. Its function `read`, of (reader, path), returns a Structure for any bytes whatever,
+    and raises only what the reader raises. `explained_beside`: only another file beside it explains such a file, so
+    the function takes `beside` as well.
 
     `suffixes` are the ends of names that files of this format usually have, in lower case; several rows may share one.
     `holds` says what such a file is by its name alone: tensors of a checkpoint, arrays (often data beside one),
@@ -128,6 +158,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     matches: Callable[[str, bytes], bool]
     module: str
+    read: str = "read"
     explained_beside: bool = False
     suffixes: tuple[str, ...] = ()
     holds: Literal["tensors", "arrays", "objects", "pieces"] = "tensors"

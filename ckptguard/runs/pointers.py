@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ckptguard.errors import CouldNotTellError
 from ckptguard.formats import pointer_file, tensor_suffix
+from ckptguard.formats.recognition import is_pointer
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
@@ -35,7 +36,7 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
             continue
         if entry.kind == "link" and tensor_suffix(entry.key) and _dangles(run, entry):
             notes.append(f"{escape(entry.key)} is a link to nothing")
-        if entry.kind != "file" or not pointer_file.matches(entry.key, b""):
+        if entry.kind != "file" or not is_pointer(entry.key, b""):
             continue
         name = _named(run, entry)
         if name is None:
@@ -54,7 +55,7 @@ def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
     be read."""
     found = {}
     for entry in entries:
-        if entry.kind == "file" and pointer_file.matches(entry.key, b""):
+        if entry.kind == "file" and is_pointer(entry.key, b""):
             name = _read_name(run, entry)
             if name is not None:
                 found[f"{entry.key.rpartition('/')[0]}/{name}".lstrip("/")] = entry.key

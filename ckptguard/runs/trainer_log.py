@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from ckptguard.errors import CkptguardError, ObjectMissingError
+from ckptguard.formats.json_files import MAX_STATE
 from ckptguard.formats.strict_json import JsonProblem, read_object
-from ckptguard.formats.trainer_state import MAX_SIZE
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.engine_states import has_engine_states
 from ckptguard.records.kept import read_kept
@@ -51,7 +51,7 @@ def logged_samples(run: Run, id: CheckpointId, path: str) -> tuple[Sample, ...]:
     for storage, folder in _places(run, id, path):
         try:
             with storage.open(f"{folder}/{_FILE}".removeprefix("./")) as reader:
-                state = read_object(reader, MAX_SIZE, allow_nan=True)
+                state = read_object(reader, MAX_STATE, allow_nan=True)
         except (CkptguardError, JsonProblem):
             continue
         history = state.get("log_history")
@@ -65,7 +65,7 @@ def _gradient_norms(run: Run, checkpoint: Checkpoint) -> list[tuple[int, float]]
     parsed: that is for the checks."""
     try:
         with run.storage.open(checkpoint.key(_FILE)) as reader:
-            state = read_object(reader, MAX_SIZE, allow_nan=True)
+            state = read_object(reader, MAX_STATE, allow_nan=True)
     except (ObjectMissingError, JsonProblem):
         return []
     history = state.get("log_history")

@@ -22,12 +22,13 @@ from fuzz.disarmed import InC, InPython, Loaded, differs, may_take_much_memory
 from support.memory_reader import MemoryReader
 
 from ckptguard.errors import RecordsError, SettingsError
-from ckptguard.formats import hf_index, own_state, read_structure, trainer_state
+from ckptguard.formats import json_files, read_structure
 from ckptguard.formats import safetensors as own_safetensors
 from ckptguard.formats.dcp import metadata as dcp_metadata
 from ckptguard.formats.numpy import npy, npz
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import read_pickle
+from ckptguard.formats.recognition import LEGACY_MAGIC
 from ckptguard.formats.structure import Structure
 from ckptguard.formats.torch import bare_pickle, zip_file
 from ckptguard.formats.torch import legacy_file as torch_legacy
@@ -246,16 +247,16 @@ PLAIN = frozenset(
 
 def fuzz_legacy(data: bytes) -> None:
     """Any file of the old torch format ends in a structure."""
-    data = torch_legacy.MAGIC + data
+    data = LEGACY_MAGIC + data
     check_structure(torch_legacy.read(MemoryReader("f.pt", data), "f.pt"), len(data))
 
 
 def fuzz_json(data: bytes) -> None:
     """Any text ends in a structure, whichever of the JSON files it stands for."""
     for reads, name in (
-        (hf_index.read, "m.index.json"),
-        (trainer_state.read, "trainer_state.json"),
-        (own_state.read, "step-000000500/state.json"),
+        (json_files.read_index, "m.index.json"),
+        (json_files.read_trainer_state, "trainer_state.json"),
+        (json_files.read_own_state, "step-000000500/state.json"),
     ):
         structure = reads(MemoryReader(name, data), name)
         check_structure(structure, len(data))

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 
+from msgspec import structs
+
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
-from ckptguard.formats.structure import Leaf, Problem, Structure
+from ckptguard.formats.structure import Leaf, Problem, Structure, broken
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_NODES, MAX_UNREAD, walk
 from ckptguard.storage.protocol import Reader
 
 NAME = "pickle"
 _MAX_PICKLES = 10_000
-# gzip, bzip2, xz, zlib: compressed pickles are opaque files to us.
 
 
 def read(reader: Reader, path: str) -> Structure:
     """The numbers and names in a file of one or more pickles."""
     size = reader.entry.size
     if size > MAX_STREAM:
-        message = f"a pickle of {size} bytes is more than we would read"
-        return Structure(format=NAME, problems=(Problem(message=message),))
+        return broken(NAME, f"a pickle of {size} bytes is more than we would read")
     data = reader.read(0, size)
     problems: list[Problem] = []
     leaves: list[Leaf] = []
@@ -44,11 +44,10 @@ def read(reader: Reader, path: str) -> Structure:
         prefix = f"{count}." if count else ""
         room_for_finite = max(0, MAX_LEAVES // 2 - len(leaves))
         for leaf in found.leaves:
-            if not math.isfinite(leaf.value):
-                leaves.append(Leaf(prefix + leaf.name, leaf.value, leaf.of_array))
-            elif room_for_finite:
+            if math.isfinite(leaf.value):
                 room_for_finite -= 1
-                leaves.append(Leaf(prefix + leaf.name, leaf.value))
+            if not math.isfinite(leaf.value) or room_for_finite >= 0:
+                leaves.append(structs.replace(leaf, name=prefix + leaf.name))
         unread += [prefix + name for name in found.unread]
         containers = containers if count else found.containers
         budget -= pickled.cost

@@ -6,22 +6,18 @@ from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Sequence
 from ckptguard.formats.pickle.machine import MAX_STREAM, Pickled, read_pickle
-from ckptguard.formats.recognition import LEGACY_MAGIC
-from ckptguard.formats.structure import Problem, SpanPlace, Structure
-from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_storage, is_class_source
+from ckptguard.formats.structure import Problem, SpanPlace, Structure, broken
+from ckptguard.formats.torch.rebuild_calls import StorageSpan, TensorProblem, as_storage, place_tensors
 from ckptguard.formats.torch.state_tree import walk
-from ckptguard.formats.torch.tensor_places import StorageSpan, place_tensors
 from ckptguard.storage.protocol import Reader
 
 NAME = "torch_legacy"
-MAGIC = LEGACY_MAGIC
 _FIRST_READ = 1 << 20
 _MAX_PROBLEMS = 200
 
 
 def read(reader: Reader, path: str) -> Structure:
     """The structure of a legacy file; storages are spans, without a CRC, for the format has none."""
-    pickles: list[Pickled] | PickleProblem = PickleProblem("there is nothing in it")
     length = _FIRST_READ
     while True:
         # The pickles come first and are small beside the storages, but how long they are nobody says.
@@ -32,12 +28,7 @@ def read(reader: Reader, path: str) -> Structure:
             break
         length *= 8
     if isinstance(pickles, PickleProblem):
-        return Structure(
-            format=NAME,
-            problems=(Problem(message=str(pickles)),),
-            truncated=pickles.ends_early,
-            globals=tuple(sorted(pickles.globals)),
-        )
+        return broken(NAME, str(pickles), truncated=pickles.ends_early, names=pickles.globals)
     state, keys = pickles[3:]
     problems: list[Problem] = []
     spans, stored, truncated = _storages(reader, state, keys, problems)
@@ -76,8 +67,8 @@ def _storages(
     """Spans, storages by key, and whether the file ends too early."""
     items = {}  # key -> (bytes of one element, bytes in all)
     for reference in state.persistent:
-        if is_class_source(reference):
-            continue
+        if type(reference.value) is tuple and reference.value[:1] == ("module",):
+            continue  # a module's class, with its source
         try:
             storage, dtype = as_storage(reference)
         except TensorProblem as error:

@@ -10,19 +10,9 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ckptguard.formats.recognition import (
-    DISTCP_SUFFIX,
-    by_end,
-    by_name,
-    is_own_state,
-    is_pickle,
-    is_pointer,
-    is_safetensors,
-    is_torch_legacy,
-    is_torch_zip,
-)
+from ckptguard.formats import suffixes as names
 from ckptguard.formats.structure import Beside, Format, Leaf, Structure
-from ckptguard.formats.suffixes import has_tensor_suffix, is_dcp_metadata, tensor_suffix
+from ckptguard.formats.suffixes import tensor_suffix
 from ckptguard.storage.protocol import Reader
 
 __all__ = ["FORMATS", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
@@ -33,30 +23,25 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
 
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
-    Format(name="npz", matches=by_end(".npz"), module="numpy.npz", suffixes=(".npz",), holds="arrays"),
-    Format(name="npy", matches=by_end(".npy"), module="numpy.npy", suffixes=(".npy",), holds="arrays"),
-    Format(name="dcp_metadata", matches=lambda path, head: is_dcp_metadata(path), module="dcp.metadata"),
+    Format("npz", names.by_end(".npz"), "numpy.arrays", "read_npz", suffixes=(".npz",), holds="arrays"),
+    Format("npy", names.by_end(".npy"), "numpy.arrays", "read_npy", suffixes=(".npy",), holds="arrays"),
+    Format("dcp_metadata", lambda path, head: names.is_dcp_metadata(path), "dcp.metadata"),
     Format(
-        name="distcp",
-        matches=by_end(DISTCP_SUFFIX),
-        module="dcp.distcp",
-        explained_beside=True,
-        suffixes=(DISTCP_SUFFIX,),
-        holds="pieces",
+        "distcp", names.by_end(".distcp"), "dcp.distcp", explained_beside=True, suffixes=(".distcp",), holds="pieces"
     ),
-    Format(name="safetensors", matches=is_safetensors, module="safetensors", suffixes=(".safetensors",)),
-    Format(name="torch_zip", matches=is_torch_zip, module="torch.zip_file", suffixes=TORCH_SUFFIXES),
-    Format(name="torch_legacy", matches=is_torch_legacy, module="torch.legacy_file"),
-    Format(name="pickle", matches=is_pickle, module="torch.bare_pickle", suffixes=(".pkl", ".pickle"), holds="objects"),
-    Format(name="hf_index", matches=by_end(".index.json"), module="json_files", read="read_index"),
-    Format(name="trainer_state", matches=by_name("trainer_state.json"), module="json_files", read="read_trainer_state"),
-    Format(name="ckptguard_state", matches=is_own_state, module="json_files", read="read_own_state"),
-    Format(name="config_json", matches=by_end("config.json", "model_index.json"), module="json_files"),
-    Format(name="pointer", matches=is_pointer, module="pointer_file"),
-    Format(name="yaml", matches=by_end(".yaml", ".yml"), module="yaml_numbers"),
+    Format("safetensors", names.is_safetensors, "safetensors", suffixes=(".safetensors",)),
+    Format("torch_zip", names.is_torch_zip, "torch.zip_file", suffixes=TORCH_SUFFIXES),
+    Format("torch_legacy", names.is_torch_legacy, "torch.pickle_files", "read_legacy"),
+    Format("pickle", names.is_pickle, "torch.pickle_files", suffixes=(".pkl", ".pickle"), holds="objects"),
+    Format("hf_index", names.by_end(".index.json"), "json_files", "read_index"),
+    Format("trainer_state", names.by_name("trainer_state.json"), "json_files", "read_trainer_state"),
+    Format("ckptguard_state", names.is_own_state, "json_files", "read_own_state"),
+    Format("config_json", names.by_end("config.json", "model_index.json"), "json_files"),
+    Format("pointer", names.is_pointer, "text_files", "read_pointer"),
+    Format("yaml", names.by_end(".yaml", ".yml"), "text_files", "read_yaml"),
     # The name promises tensors, but the bytes fit nothing.
-    Format(name="unrecognised", matches=lambda path, head: has_tensor_suffix(path), module="opaque"),
-    Format(name="opaque", matches=lambda path, head: True, module="opaque"),
+    Format("unrecognised", lambda path, head: names.has_tensor_suffix(path), "opaque"),
+    Format("opaque", lambda path, head: True, "opaque"),
 )
 
 
@@ -66,10 +51,8 @@ def format_of(path: str, head: bytes) -> Format:
 
 
 def read_structure(reader: Reader, path: str, beside: Beside = lambda name: None) -> Structure:
-    """The structure of one file, whatever its bytes; raises only what the readers raise.
-
-    `beside(name)` gives the structure of the file of that name in the same folder, None where there is none.
-    """
+    """The structure of one file, whatever its bytes; raises only what the readers raise. `beside(name)` gives the
+    structure of the file of that name in the same folder, None where there is none."""
     head = reader.read(0, min(reader.entry.size, HEAD))
     row = format_of(path, head)
     # Most commands meet one or two formats: the readers of the others are not loaded.

@@ -112,22 +112,17 @@ SAFETENSORS_DTYPES: dict[str, tuple[str, int]] = {
 }
 
 STORAGE_DTYPES: dict[str, str] = {
+    **{f"{name}Storage": name.lower() for name in ("BFloat16", "Bool", "QInt8", "QInt32")},
+    **{f"{name}Storage": name.lower() for name in ("QUInt8", "QUInt4x2", "QUInt2x4")},
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
     "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
     "LongStorage": "int64",
     "IntStorage": "int32",
     "ShortStorage": "int16",
     "CharStorage": "int8",
     "ByteStorage": "uint8",
-    "BoolStorage": "bool",
     "ComplexDoubleStorage": "complex128",
     "ComplexFloatStorage": "complex64",
-    "QInt8Storage": "qint8",
-    "QInt32Storage": "qint32",
-    "QUInt8Storage": "quint8",
-    "QUInt4x2Storage": "quint4x2",
-    "QUInt2x4Storage": "quint2x4",
     "UntypedStorage": "uint8",
 }

@@ -25,10 +25,8 @@ _COMMENT = re.compile(r"^[ \t]*(?://|/\*|#)", re.MULTILINE)
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """Whether a configuration is JSON at all: nothing loads when a killed writer left half of one.
-
-    Duplicate keys and bare NaN are no fault here: Python writes and reads them.
-    """
+    """Whether a configuration is JSON at all: nothing loads when a killed writer left half of one. Duplicate keys and
+    bare NaN are no fault here: Python writes and reads them."""
     size = reader.entry.size
     if size > _MAX_CONFIG:
         return Structure(format=NAME)
@@ -96,7 +94,7 @@ def read_own_state(reader: Reader, path: str) -> Structure:
             if len(leaves) < _MAX_LEAVES:
                 leaves.append(Leaf(name, _FLOATS[str(value["$float"])]))
             else:
-                problems = (Problem(message="more numbers that are not finite than we would list"),)
+                problems = (Problem("more numbers that are not finite than we would list"),)
         elif isinstance(value, dict):
             waiting += [(f"{name}.{printable(key)}", value[key]) for key in reversed(value)]
         elif isinstance(value, list):

@@ -7,9 +7,9 @@ import math
 import operator
 
 from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
-from ckptguard.formats.recognition import LARGEST_SAFETENSORS_HEADER
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
 from ckptguard.formats.structure import Problem, SpanPlace, Structure, TensorPlace, broken
+from ckptguard.formats.suffixes import LARGEST_SAFETENSORS_HEADER
 from ckptguard.storage.protocol import Reader
 
 NAME = "safetensors"
@@ -44,7 +44,7 @@ def _from_header(header: dict[str, object], start: int, size: int) -> Structure:
     for name, described in header.items():
         place = _place(described)
         if isinstance(place, str):
-            problems.append(Problem(message=f"tensor {printable(name)!r}: {place}", tensor=printable(name)))
+            problems.append(Problem(f"tensor {printable(name)!r}: {place}", tensor=printable(name)))
         else:
             found.append((*place, name))
     found.sort(key=lambda f: (f[0], f[1]))
@@ -54,7 +54,7 @@ def _from_header(header: dict[str, object], start: int, size: int) -> Structure:
     for begin, stop, dtype, shape, name in found:
         if begin != end:
             what = "overlaps the one before it" if begin < end else f"leaves a hole of {begin - end} bytes before it"
-            problems.append(Problem(message=f"tensor {name!r} {what}", tensor=name))
+            problems.append(Problem(f"tensor {name!r} {what}", tensor=name))
         end = max(end, stop)
         span = None
         if stop > begin >= (spans[-1].offset + spans[-1].length - start if spans else 0) and start + stop <= size:
@@ -64,9 +64,7 @@ def _from_header(header: dict[str, object], start: int, size: int) -> Structure:
     truncated = start + end > size
     if start + end != size:
         what = "bytes are missing at the end" if truncated else "bytes follow the last tensor"
-        problems.append(
-            Problem(message=f"{abs(start + end - size)} {what}", expected=str(start + end), found=str(size))
-        )
+        problems.append(Problem(f"{abs(start + end - size)} {what}", expected=str(start + end), found=str(size)))
     return Structure(
         format=NAME,
         spans=tuple(spans),
@@ -106,5 +104,5 @@ def _metadata(value: object, problems: list[Problem]) -> dict[str, str]:
         return {}
     if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
         return dict(value)
-    problems.append(Problem(message="__metadata__ does not map text to text"))
+    problems.append(Problem("__metadata__ does not map text to text"))
     return {}

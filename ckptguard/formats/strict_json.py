@@ -14,10 +14,8 @@ class JsonProblem(ReadProblem):
 
 
 def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
-    """The JSON object in `text`; JsonProblem for anything else, for duplicate keys and for invalid Unicode.
-
-    `allow_nan` accepts the bare words NaN and Infinity, which Python's own writer produces.
-    """
+    """The JSON object in `text`; JsonProblem for anything else, for duplicate keys and for invalid Unicode. `allow_nan`
+    accepts the bare words NaN and Infinity, which Python's own writer produces."""
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Collection
 
 from ckptguard.errors import ObjectMissingError
-from ckptguard.formats import pointer_file
+from ckptguard.formats.text_files import read_pointer
 from ckptguard.records.run import Run
 from ckptguard.storage.failures import translated
 from ckptguard.values.ids import series_of
@@ -42,7 +42,7 @@ def _stated(run: Run, key: str) -> str | None:
         if run.storage.stat(key).kind != "file":
             return None
         with run.storage.open(key) as reader:
-            return pointer_file.read(reader, key).metadata.get("points_to")
+            return read_pointer(reader, key).metadata.get("points_to")
     except ObjectMissingError:
         return None
 

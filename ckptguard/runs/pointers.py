@@ -9,8 +9,9 @@ import os
 from collections.abc import Mapping, Sequence
 
 from ckptguard.errors import CouldNotTellError
-from ckptguard.formats import pointer_file, tensor_suffix
-from ckptguard.formats.recognition import is_pointer
+from ckptguard.formats import tensor_suffix
+from ckptguard.formats.suffixes import is_pointer
+from ckptguard.formats.text_files import read_pointer
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
@@ -75,7 +76,7 @@ def _named(run: Run, entry: Entry) -> str | None:
 
 def _read_name(run: Run, entry: Entry) -> str | None:
     with run.storage.open(entry.key) as reader:
-        name = pointer_file.read(reader, entry.key).metadata.get("points_to")
+        name = read_pointer(reader, entry.key).metadata.get("points_to")
     if name is not None and entry.name == _TRACKER and name.isdigit():
         return f"iter_{int(name):07d}"
     return name

@@ -19,7 +19,7 @@ from msgspec import structs
 from ckptguard.formats.dcp import switch
 from ckptguard.formats.dcp.chunks import chunk_name
 from ckptguard.formats.pickle.machine import BUDGET
-from ckptguard.formats.structure import Beside, ChunkPlace, Leaf, Problem, SpanPlace, Structure, TensorPlace, broken
+from ckptguard.formats.structure import Beside, ChunkPlace, Found, Problem, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.torch import zip_file
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD, below
 from ckptguard.formats.zip.crc import crc32_function
@@ -30,7 +30,6 @@ NAME = "distcp"
 _RANK = re.compile(r"__(\d{1,9})_\d+\.distcp")
 _ROOM_EACH = 1 << 14  # of a pickle's budget: about five times what a plain tensor's takes
 _WRAPPERS = ("torch._utils._rebuild_wrapper_subclass", "torch._tensor._rebuild_from_type_v2")
-_MAX_PROBLEMS = 200
 _KEY = 256  # bytes: nearly always they hold the pickle, which says what tensors there are
 _MOST = 1024  # kinds of archives, each of at most _LARGEST bytes beside tensors
 _LARGEST = 1 << 14
@@ -41,11 +40,8 @@ _EDGE = 1 << 13
 
 
 def read(reader: Reader, path: str, beside: Beside) -> Structure:
-    """The tensors and numbers in the ranges that ``.metadata`` states for this file.
-
-    What disagrees with ``.metadata`` is a problem that names the tensor; so are bytes behind the last range. Bytes
-    between ranges are not.
-    """
+    """The tensors and numbers in the ranges that ``.metadata`` states for this file. What disagrees with ``.metadata``
+    is a problem that names the tensor; so are bytes behind the last range. Bytes between ranges are not."""
     name = path.rpartition("/")[2]
     rank = _RANK.fullmatch(name)
     metadata = beside(".metadata") or (beside(f"__{rank[1]}.metadata") if rank else None)
@@ -58,7 +54,8 @@ def read(reader: Reader, path: str, beside: Beside) -> Structure:
         return broken(NAME, "the .metadata beside it does not say that it holds anything")
     reading = _Reading(len(chunks))
     reading.take(reader, chunks)
-    return reading.structure(metadata.containers)
+    reading.found.containers = metadata.containers
+    return reading.found.structure(NAME)
 
 
 class _Reading:
@@ -67,23 +64,16 @@ class _Reading:
     def __init__(self, count: int) -> None:
         self.room = zip_file.ReadingBudget(BUDGET + count * _ROOM_EACH)
         self.room.nodes += count * 100
-        self.spans: list[SpanPlace] = []
-        self.tensors: list[TensorPlace] = []
-        self.leaves: list[Leaf] = []
-        self.problems: list[Problem] = []
-        self.globals: set[str] = set()
-        self.unread: list[str] = []
-        self.unlisted = 0
-        self.truncated = False
+        self.found = Found()
 
     def take(self, reader: Reader, chunks: tuple[ChunkPlace, ...]) -> None:
         windows, alike, size = Subranges(reader), IdenticalHeaders(self.room), reader.entry.size
         for chunk in chunks:
             name = chunk_name(chunk)
             if chunk.offset + chunk.length > size:
-                self.truncated = True
+                self.found.truncated = True
                 expected, message = str(chunks[-1].offset + chunks[-1].length), "the file ends before it does"
-                self.add_problem(Problem(message=message, tensor=name, expected=expected, found=str(size)))
+                self.found.add(Problem(message, tensor=name, expected=expected, found=str(size)))
                 return
             if chunk.packed:
                 self.packed(chunk, name)
@@ -91,29 +81,29 @@ class _Reading:
                 self.blob(chunk, name, alike.read(windows.window(chunk.offset, chunk.length)))
         rest = size - chunks[-1].offset - chunks[-1].length
         if rest:
-            self.add_problem(Problem(message=f"{rest} bytes follow the last range that .metadata states"))
+            self.found.add(Problem(f"{rest} bytes follow the last range that .metadata states"))
 
     def packed(self, chunk: ChunkPlace, name: str) -> None:
         """Bytes that only some compressor could read: their digest is all there is to know."""
         if chunk.dtype:
-            self.tensors.append(TensorPlace(name, f"packed {chunk.dtype}", chunk.shape, len(self.spans)))
-        self.spans.append(SpanPlace(chunk.offset, chunk.length))
+            self.found.tensors.append(TensorPlace(name, f"packed {chunk.dtype}", chunk.shape, len(self.found.spans)))
+        self.found.spans.append(SpanPlace(chunk.offset, chunk.length))
         self.add_unread(name)
 
     def blob(self, chunk: ChunkPlace, name: str, blob: Structure) -> None:
-        first = len(self.spans)
-        self.spans += [SpanPlace(chunk.offset + s.offset, s.length, s.crc32) for s in blob.spans]
+        first = len(self.found.spans)
+        self.found.spans += [SpanPlace(chunk.offset + s.offset, s.length, s.crc32) for s in blob.spans]
         for tensor in blob.tensors:
             span = None if tensor.span is None else first + tensor.span
-            self.tensors.append(structs.replace(tensor, name=below(name, tensor.name), span=span))
+            self.found.tensors.append(structs.replace(tensor, name=below(name, tensor.name), span=span))
         for problem in blob.problems:
-            self.add_problem(structs.replace(problem, tensor=name))
+            self.found.add(structs.replace(problem, tensor=name))
         for leaf in blob.leaves:
-            if len(self.leaves) < (MAX_LEAVES // 2 if math.isfinite(leaf.value) else MAX_LEAVES):
-                self.leaves.append(structs.replace(leaf, name=below(name, leaf.name)))
+            if len(self.found.leaves) < (MAX_LEAVES // 2 if math.isfinite(leaf.value) else MAX_LEAVES):
+                self.found.leaves.append(structs.replace(leaf, name=below(name, leaf.name)))
             elif not math.isfinite(leaf.value):
-                self.add_problem(Problem(message="more numbers that are not finite than we would list", tensor=name))
-        self.globals.update(blob.globals)
+                self.found.add(Problem("more numbers that are not finite than we would list", tensor=name))
+        self.found.names.update(blob.globals)
         for inner in blob.unread:
             self.add_unread(below(name, inner))
         if chunk.dtype and not blob.problems:
@@ -126,33 +116,13 @@ class _Reading:
             if (found.dtype, found.shape) != (chunk.dtype, chunk.shape):
                 message = "it is not what .metadata states: one of the two files is stale or foreign"
                 expected, shown = (f"{kind.dtype} {list(kind.shape)}" for kind in (chunk, found))
-                self.add_problem(Problem(message=message, tensor=name, expected=expected, found=shown))
+                self.found.add(Problem(message, tensor=name, expected=expected, found=shown))
         elif not any(wrapper in blob.globals for wrapper in _WRAPPERS):  # one made of several tensors
-            self.add_problem(Problem(message="there is no tensor where .metadata states one", tensor=name))
-
-    def add_problem(self, problem: Problem) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
-        else:
-            self.unlisted += 1
+            self.found.add(Problem("there is no tensor where .metadata states one", tensor=name))
 
     def add_unread(self, name: str) -> None:
-        if len(self.unread) < MAX_UNREAD:
-            self.unread.append(name)
-
-    def structure(self, containers: tuple[str, ...]) -> Structure:
-        more = [Problem(message=f"and {self.unlisted} more problems")] if self.unlisted else []
-        return Structure(
-            format=NAME,
-            spans=tuple(self.spans),
-            tensors=tuple(self.tensors),
-            problems=(*self.problems, *more),
-            truncated=self.truncated,
-            globals=tuple(sorted(self.globals)),
-            leaves=tuple(self.leaves),
-            containers=containers,
-            unread=tuple(self.unread),
-        )
+        if len(self.found.unread) < MAX_UNREAD:
+            self.found.unread.append(name)
 
 
 class Subranges:

@@ -175,9 +175,7 @@ _FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
 
 def _literal(text: str) -> object:
     """A Python literal of dicts, lists, tuples, texts without escapes, integers, True, False and None.
-
-    `ast.literal_eval` would compile what the file says, and of a key that is there twice it would take one.
-    """
+    `ast.literal_eval` would compile what the file says, and of a key that is there twice it would take one."""
     tokens: list[str] = []
     text, position = text.rstrip(" \n\t"), 0
     while position < len(text):

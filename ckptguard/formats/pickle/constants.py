@@ -1,10 +1,11 @@
-"""The pickle opcodes that push one constant: numbers, texts, bytes."""
+"""The pickle opcodes that push one thing that depends on nothing before it: numbers, texts, bytes, empty containers."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
 
+from ckptguard.formats.pickle.inert_values import Mapping, PersistentId, Sequence, SetOf
 from ckptguard.formats.structure import ReadProblem
 
 MAX_LONG_BYTES = 4096
@@ -16,10 +17,8 @@ UINT64 = struct.Struct("<Q").unpack_from
 
 
 class PickleProblem(ReadProblem):
-    """The stream is no pickle that we would read.
-
-    `globals` are the names that it mentions up to the trouble, because damage must not hide what is armed.
-    """
+    """The stream is no pickle that we would read. `globals` are the names that it mentions up to the trouble, because
+    damage must not hide what is armed."""
 
     globals: frozenset[str] = frozenset()
 
@@ -27,11 +26,19 @@ class PickleProblem(ReadProblem):
 Opcode = Callable[["Constants", int], int]
 
 
-def constant(value: object) -> Opcode:
+def _constant(value: object) -> Opcode:
     """What pushes always the same."""
 
     def step(self: Constants, p: int) -> int:
         self.stack.append(value)
+        return p
+
+    return step
+
+
+def _empty(kind: type[Sequence | Mapping | SetOf]) -> Opcode:
+    def step(self: Constants, p: int) -> int:
+        self.stack.append(kind([]))
         return p
 
     return step
@@ -58,12 +65,17 @@ def _sized(width: int, value_of: Callable[[bytes], object] = bytes) -> Opcode:
     return step
 
 
-def line_of(value_of: Callable[[bytes], object]) -> Opcode:
+def _line_of(value_of: Callable[[bytes], object], what: str = "an integer") -> Opcode:
     """What pushes the value of the text up to the end of the line."""
 
     def step(self: Constants, p: int) -> int:
         text, p = self.line(p)
-        self.stack.append(value_of(text))
+        try:
+            self.stack.append(value_of(text))
+        except PickleProblem:
+            raise
+        except ValueError as error:
+            raise PickleProblem(f"{what} cannot be read") from error
         return p
 
     return step
@@ -73,8 +85,7 @@ def _signed(raw: bytes) -> int:
     return int.from_bytes(raw, "little", signed=True)
 
 
-def latin1(raw: bytes) -> str:
-    """Any bytes as text."""
+def _latin1(raw: bytes) -> str:
     return raw.decode("latin-1")
 
 
@@ -96,25 +107,11 @@ def _long(text: bytes) -> int:
     return parse_int(text.removesuffix(b"L"))
 
 
-def _float(text: bytes) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise PickleProblem("a float cannot be read") from error
-
-
-def _unicode(text: bytes) -> str:
-    try:
-        return text.decode("raw-unicode-escape")
-    except UnicodeDecodeError as error:
-        raise PickleProblem("a text cannot be read") from error
-
-
 def _string(text: bytes) -> str:
     text = text.strip()
     if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in (b'"', b"'"):
         raise PickleProblem("a string is not quoted")
-    return latin1(text[1:-1])  # escapes are left as they are: such strings name nothing that we look at
+    return _latin1(text[1:-1])  # escapes are left as they are: such strings name nothing that we look at
 
 
 class Constants:
@@ -127,12 +124,14 @@ class Constants:
         self.stack: list[object] = []
         self.wide = 0
 
-    none, true, false, empty_tuple = constant(None), constant(True), constant(False), constant(())
+    none, true, false, empty_tuple = _constant(None), _constant(True), _constant(False), _constant(())
+    empty_list, empty_dict, empty_set = _empty(Sequence), _empty(Mapping), _empty(SetOf)
     binint, binint2, binfloat = _number("<i"), _number("<H"), _number(">d")
-    text_int, text_long, text_float = line_of(_flag_or_int), line_of(_long), line_of(_float)
-    text_unicode, text_string = line_of(_unicode), line_of(_string)
+    text_int, text_long, text_float = _line_of(_flag_or_int), _line_of(_long), _line_of(float, "a float")
+    text_unicode = _line_of(lambda text: text.decode("raw-unicode-escape"), "a text")
+    text_string, text_persistent = _line_of(_string), _line_of(lambda text: PersistentId(_latin1(text)))
     short_bytes, bytes4, bytes8 = _sized(1), _sized(4), _sized(8)
-    long1, short_string, string4 = _sized(1, _signed), _sized(1, latin1), _sized(4, latin1)
+    long1, short_string, string4 = _sized(1, _signed), _sized(1, _latin1), _sized(4, _latin1)
 
     def take(self, p: int, length: int) -> bytes:
         chunk = self.data[p : p + length]

@@ -10,26 +10,17 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ckptguard.formats.pickle.constants import (
-    UINT32,
-    UINT64,
-    Constants,
-    Opcode,
-    PickleProblem,
-    latin1,
-    line_of,
-    parse_int,
-)
+from ckptguard.formats.pickle.constants import UINT32, UINT64, Constants, PickleProblem, parse_int
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
 
 MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
 BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
 _FRAME_COST = 32
 _NO_FRAME = 1 << 64
-# Which method each opcode is; the other bytes are none.
 _STOP = 0x2E
 _FRAME = 0x95
 
+# Which method each opcode is; the other bytes are none.
 # 81 is NEWOBJ, the same as REDUCE to us; 82 to 84 are EXT1, EXT2 and EXT4; 97 and 98 NEXT_BUFFER and READONLY_BUFFER.
 _TABLE = """
     ( mark           0 pop            1 drop_mark      2 duplicate      F text_float     I text_int
@@ -67,10 +58,8 @@ COSTS: tuple[int, ...] = tuple(
 
 
 class Pickled(NamedTuple):
-    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is.
-
-    `cost` is what it took of the budget.
-    """
+    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is. `cost` is
+    what it took of the budget."""
 
     value: object
     globals: frozenset[str]
@@ -103,14 +92,6 @@ def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
     finally:
         machine.steps.clear()  # they refer back to the machine, which would keep everything until a collection
     return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents), cost)
-
-
-def _empty(kind: type[Sequence | Mapping | SetOf]) -> Opcode:
-    def step(self: Constants, p: int) -> int:
-        self.stack.append(kind([]))
-        return p
-
-    return step
 
 
 class Machine(Constants):
@@ -188,8 +169,6 @@ class Machine(Constants):
         raise PickleProblem("the pickle uses the extension registry or out-of-band buffers, which are never followed")
 
     # -- containers
-
-    empty_list, empty_dict, empty_set = _empty(Sequence), _empty(Mapping), _empty(SetOf)
 
     def mark(self, p: int) -> int:
         self.marks.append(self.stack)
@@ -386,8 +365,6 @@ class Machine(Constants):
         reference = self.stack[-1] = PersistentId(self.stack[-1])
         self.persistents.append(reference)
         return p
-
-    text_persistent = line_of(lambda text: PersistentId(latin1(text)))
 
 
 def _memo_index(text: bytes) -> int:

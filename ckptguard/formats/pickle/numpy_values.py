@@ -19,10 +19,8 @@ _WITHOUT_FLOATS = ("S", "U", "a", "M", "m", "i", "u", "b", "?")
 
 
 class NumpyContent(NamedTuple):
-    """What is in an array or scalar: `numbers` to look at, `items` that are values of their own.
-
-    `unread`: it may hold floats, in a form that we do not read.
-    """
+    """What is in an array or scalar: `numbers` to look at, `items` that are values of their own. `unread`: it may hold
+    floats, in a form that we do not read."""
 
     numbers: Iterable[float | int] = ()
     items: tuple[object, ...] = ()

@@ -37,10 +37,8 @@ _LIMIT = 2**63
 
 
 class StorageRef(NamedTuple):
-    """A storage that a pickle refers to: its key and how many bytes it should have.
-
-    Files of the oldest torch refer to `room` bytes of it from `first` on; else that is all of it.
-    """
+    """A storage that a pickle refers to: its key and how many bytes it should have. Files of the oldest torch refer to
+    `room` bytes of it from `first` on; else that is all of it."""
 
     key: str
     length: int
@@ -49,10 +47,8 @@ class StorageRef(NamedTuple):
 
 
 class TensorRef(NamedTuple):
-    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes).
-
-    `strides` are stated only where its elements do not lie in row-major order without gaps.
-    """
+    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes). `strides` are
+    stated only where its elements do not lie in row-major order without gaps."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -304,7 +300,7 @@ def place_tensors(
         except TensorProblem as error:
             expected, length = error.sizes
             message = f"tensor {name!r}: {error}"
-            problems.append(Problem(message=message, tensor=name, expected=expected, found=length))
+            problems.append(Problem(message, tensor=name, expected=expected, found=length))
             continue
         placed.append(TensorPlace(name, ref.dtype, ref.shape, span, ref.start, ref.stop, "", byte_order, ref.strides))
     return placed

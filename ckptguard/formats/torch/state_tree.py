@@ -41,10 +41,8 @@ _ELEMENTS = "_local_tensor"  # where a distributed tensor keeps its elements
 
 
 class TreeContents(NamedTuple):
-    """What a tree holds: tensors as what rebuilds them, in the order of the file.
-
-    `containers` and `unread` are those of a Structure; `visited` is how many values were looked at.
-    """
+    """What a tree holds: tensors as what rebuilds them, in the order of the file. `containers` and `unread` are those
+    of a Structure; `visited` is how many values were looked at."""
 
     tensors: list[tuple[str, Call | PersistentId]]
     leaves: tuple[Leaf, ...]
@@ -52,9 +50,6 @@ class TreeContents(NamedTuple):
     containers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     visited: int = 0
-
-
-NOTHING = TreeContents([], (), ())
 
 
 def walk(root: object, room: int = MAX_NODES) -> TreeContents:
@@ -216,7 +211,7 @@ class _Walk:
             self.unread[name or "value"] = None
 
     def problem(self, message: str) -> None:
-        self.problems.setdefault(message, Problem(message=message))
+        self.problems.setdefault(message, Problem(message))
 
 
 _CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))

@@ -52,13 +52,11 @@ class Archive(NamedTuple):
 
 
 def read_archive(reader: Source, *, of_numpy: bool = False) -> Archive:
-    """The archive's records; whatever is wrong is among the problems, and such records are left out.
-
-    torch's archives have one root folder and no compression; numpy's (`of_numpy`) have no root and may be deflated.
-    """
+    """The archive's records; whatever is wrong is among the problems, and such records are left out. torch's archives
+    have one root folder and no compression; numpy's (`of_numpy`) have no root and may be deflated."""
     tail = find_tail(reader)
     if tail.problem is not None:
-        return Archive("", {}, (Problem(message=tail.problem),), tail.truncated)
+        return Archive("", {}, (Problem(tail.problem),), tail.truncated)
     problems: list[Problem] = []
     entries = read_directory(reader, tail, problems, of_numpy=of_numpy)
     root = "" if of_numpy else _one_root(entries, problems)
@@ -76,7 +74,7 @@ def read_archive(reader: Source, *, of_numpy: bool = False) -> Archive:
 
 
 def _wrong(name: str, what: str) -> Problem:
-    return Problem(message=f"record {printable(name)!r} {what}")
+    return Problem(f"record {printable(name)!r} {what}")
 
 
 def _one_root(entries: list[DirectoryEntry], problems: list[Problem]) -> str:
@@ -116,7 +114,7 @@ def _place_records(reader: Source, tail: Tail, entries: list[DirectoryEntry], pr
             raw = raw[gap:]
         placed = _read_local(reader, tail, entry, raw)
         if isinstance(placed, str):
-            problems.append(Problem(message=f"record {printable(entry.name)!r}: {placed}"))
+            problems.append(Problem(f"record {printable(entry.name)!r}: {placed}"))
             # Where its data ends is not known, so the next record cannot be held against it.
             end, descriptor = start, b""
             continue
@@ -136,7 +134,7 @@ def wrong_sum(reader: Source, record: Record, name: str, tensor: str | None = No
     if found == record.crc32:
         return ()
     message = f"record {name!r} has a wrong CRC-32"
-    return (Problem(message=message, tensor=tensor, expected=f"{record.crc32:08x}", found=f"{found:08x}"),)
+    return (Problem(message, tensor=tensor, expected=f"{record.crc32:08x}", found=f"{found:08x}"),)
 
 
 class _ReadAhead:
@@ -163,7 +161,7 @@ class _ReadAhead:
 def _note_gap(end: int, start: int, descriptor: bytes, problems: list[Problem]) -> None:
     if len(problems) <= _MAX_PROBLEMS:
         what = "the data descriptor is not as the directory says" if descriptor else "bytes belong to no record"
-        problems.append(Problem(message=f"between byte {end} and {start}: {what}"))
+        problems.append(Problem(f"between byte {end} and {start}: {what}"))
 
 
 def _read_local(reader: Source, tail: Tail, entry: DirectoryEntry, raw: bytes) -> tuple[int, bytes] | str:

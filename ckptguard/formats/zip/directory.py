@@ -114,35 +114,33 @@ def _without_end(reader: Source, size: int) -> Tail:
 
 
 def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_numpy: bool) -> list[DirectoryEntry]:
-    """The directory's entries that make sense; the others are problems.
-
-    `of_numpy`: records may be deflated, and names are keys of a dict, of which only equal ones make trouble.
-    """
+    """The directory's entries that make sense; the others are problems. `of_numpy`: records may be deflated, and names
+    are keys of a dict, of which only equal ones make trouble."""
     raw = reader.read(tail.directory_offset, tail.directory_size)
     entries: list[DirectoryEntry] = []
     position = 0
     while position < len(raw):
         if position + _ENTRY.size > len(raw):
-            problems.append(Problem(message="the archive's directory ends in the middle of an entry"))
+            problems.append(Problem("the archive's directory ends in the middle of an entry"))
             return entries
         fields = _ENTRY.unpack_from(raw, position)
         name_length, extra_length, comment_length = fields[10:13]
         place, begin = position, position + _ENTRY.size
         position = begin + name_length + extra_length + comment_length
         if fields[0] != _ENTRY_SIGNATURE or position > len(raw):
-            problems.append(Problem(message=f"entry {len(entries)} of the archive's directory is damaged"))
+            problems.append(Problem(f"entry {len(entries)} of the archive's directory is damaged"))
             return entries
         raw_name = raw[begin : begin + name_length]
         extra = raw[begin + name_length : begin + name_length + extra_length]
         entry = _entry(fields, raw_name, extra, tail.directory_offset + place, of_numpy)
         if isinstance(entry, str):
             shown = printable(raw_name.decode("utf-8", "replace"))
-            problems.append(Problem(message=f"record {shown!r}: {entry}"))
+            problems.append(Problem(f"record {shown!r}: {entry}"))
         else:
             entries.append(entry)
     if len(entries) != tail.entries and not problems:
         message = "the archive's directory has another number of records than its end record says"
-        problems.append(Problem(message=message, expected=str(tail.entries), found=str(len(entries))))
+        problems.append(Problem(message, expected=str(tail.entries), found=str(len(entries))))
     return entries
 
 

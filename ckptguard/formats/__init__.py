@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ckptguard.formats import suffixes as names
 from ckptguard.formats.structure import Beside, Format, Leaf, Structure
@@ -18,7 +16,6 @@ from ckptguard.storage.protocol import Reader
 __all__ = ["FORMATS", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
 
 HEAD = 64
-
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
 
 # The first row that matches reads the file.
@@ -57,19 +54,12 @@ def read_structure(reader: Reader, path: str, beside: Beside = lambda name: None
     row = format_of(path, head)
     # Most commands meet one or two formats: the readers of the others are not loaded.
     read = getattr(importlib.import_module(f"ckptguard.formats.{row.module}"), row.read)
-    with _collection_paused():
-        found: Structure = read(reader, path, beside) if row.explained_beside else read(reader, path)
-    return found
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """No automatic collection inside. What readers build has no cycles to find, but looking for them again and again
-    takes as long as the reading itself. A collector that was off stays off."""
     running = gc.isenabled()
+    # What readers build has no cycles to find, but a collector that looks for them takes as long as the reading itself.
     gc.disable()
     try:
-        yield
+        found: Structure = read(reader, path, beside) if row.explained_beside else read(reader, path)
     finally:
         if running:
             gc.enable()
+    return found

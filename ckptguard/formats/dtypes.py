@@ -61,10 +61,6 @@ def _ieee(size: int, exponent_bits: int) -> FloatLayout:
     return FloatLayout(size, exponent_bits, mantissa_bits, bias, bad=infinity, infinity=infinity)
 
 
-def _fp8(exponent_bits: int, bias: int, bad: int, *, negative_zero_is_nan: bool = False) -> FloatLayout:
-    return FloatLayout(1, exponent_bits, 7 - exponent_bits, bias, bad, None, negative_zero_is_nan)
-
-
 _F64, _F32, _F16, _BF16 = _ieee(8, 11), _ieee(4, 8), _ieee(2, 5), _ieee(2, 8)
 
 _FLOATS = {
@@ -73,9 +69,9 @@ _FLOATS = {
     "float16": _F16,
     "bfloat16": _BF16,
     "float8_e5m2": _ieee(1, 5),
-    "float8_e4m3fn": _fp8(4, 7, 0x7F),
-    "float8_e4m3fnuz": _fp8(4, 8, 0x80, negative_zero_is_nan=True),
-    "float8_e5m2fnuz": _fp8(5, 16, 0x80, negative_zero_is_nan=True),
+    "float8_e4m3fn": FloatLayout(1, 4, 3, bias=7, bad=0x7F, infinity=None),
+    "float8_e4m3fnuz": FloatLayout(1, 4, 3, bias=8, bad=0x80, infinity=None, negative_zero_is_nan=True),
+    "float8_e5m2fnuz": FloatLayout(1, 5, 2, bias=16, bad=0x80, infinity=None, negative_zero_is_nan=True),
     "float8_e8m0fnu": FloatLayout(1, 8, 0, bias=127, bad=0xFF, infinity=None, signed=False),
 }
 _COMPLEX = {"complex128": _F64, "complex64": _F32, "complex32": _F16}

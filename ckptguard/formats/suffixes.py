@@ -28,8 +28,6 @@ _STATE_WORDS = re.compile(
 _NUMPY_STATE = re.compile(
     r"model|optim|adapter|weight|checkpoint|ckpt|lora|params|(?:^|[^a-z])(?:ema(?![a-z])|(?:step|iter|epoch)[-_=.]?\d)"
 )
-
-
 Rule = Callable[[str, bytes], bool]  # of a path and the file's first bytes
 
 

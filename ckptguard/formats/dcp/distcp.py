@@ -14,6 +14,7 @@ import re
 import struct
 from typing import NamedTuple
 
+import msgspec
 from msgspec import structs
 
 from ckptguard.formats.dcp import switch
@@ -145,36 +146,34 @@ class Subranges:
         return Subrange(self.reader, offset, length, self.block[begin : begin + length], b"")
 
 
-class Subrange:
+class Subrange(msgspec.Struct):
     """A `Source` of `length` bytes from `offset`; its first and last bytes are in memory already."""
 
-    def __init__(self, reader: Reader, offset: int, length: int, head: bytes, tail: bytes) -> None:
-        self._reader = reader
-        self._offset = offset
-        self._head = head
-        self._tail = tail
-        self._tail_start = length - len(tail)
-        self._length = length
+    reader: Reader
+    offset: int
+    length: int
+    head: bytes
+    tail: bytes
 
     @property
     def entry(self) -> Entry:
         """The file's entry with the window's size."""
-        entry = self._reader.entry
-        return Entry(key=entry.key, kind="file", size=self._length, mtime_ns=entry.mtime_ns)
+        entry = self.reader.entry
+        return Entry(key=entry.key, kind="file", size=self.length, mtime_ns=entry.mtime_ns)
 
     @property
     def whole(self) -> bytes | None:
         """All of its bytes, if they are in memory."""
-        return self._head if len(self._head) == self._length else None
+        return self.head if len(self.head) == self.length else None
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes of the window."""
-        if offset + length <= len(self._head):
-            return self._head[offset : offset + length]
-        if offset >= self._tail_start:
-            begin = offset - self._tail_start
-            return self._tail[begin : begin + length]
-        return self._reader.read(self._offset + offset, length)
+        if offset + length <= len(self.head):
+            return self.head[offset : offset + length]
+        begin = offset + len(self.tail) - self.length
+        if begin >= 0:
+            return self.tail[begin : begin + length]
+        return self.reader.read(self.offset + offset, length)
 
 
 class _Kind(NamedTuple):

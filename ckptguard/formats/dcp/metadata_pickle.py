@@ -70,18 +70,14 @@ class StoredRange(NamedTuple):
 
 class Repeat(NamedTuple):
     """Bytes of the pickle and the value that they make. `memos` are the values put into the memo meanwhile, in order;
-    Unresolved for those that something may still change."""
+    UNRESOLVED for those that something may still change."""
 
     raw: bytes
     value: object
     memos: tuple[object, ...]
 
 
-class Unresolved:
-    """Stands for what came before and may still change: whatever looks into it finds nothing."""
-
-
-UNRESOLVED = Unresolved()
+UNRESOLVED = object()  # stands for what came before and may still change: whatever looks into it finds nothing
 
 
 class EarlierMemo(dict[int, object]):

@@ -25,6 +25,7 @@ class NumpyContent(NamedTuple):
     numbers: Iterable[float | int] = ()
     items: tuple[object, ...] = ()
     unread: bool = False
+    of_array: bool = False
 
 
 _UNREAD = NumpyContent(unread=True)
@@ -34,11 +35,6 @@ def is_numpy(call: Call) -> bool:
     """Whether loading this call would make a numpy array or scalar."""
     func = call.func
     return type(func) is Global and func.name in _NAMES and func.module in _MODULES
-
-
-def is_array(call: Call) -> bool:
-    """Whether it would be an array, as opposed to a scalar."""
-    return type(call.func) is Global and call.func.name != "scalar"
 
 
 def numpy_content(call: Call) -> NumpyContent:
@@ -94,7 +90,7 @@ def _bad_element(dtype: object, data: object) -> NumpyContent:
     if not raw or len(raw) % SIZES[known]:
         return NumpyContent() if _is_empty(data) else _UNREAD
     bad = bad_number(raw, known, "big" if order == ">" else "little")
-    return NumpyContent() if bad is None else NumpyContent((bad,))
+    return NumpyContent() if bad is None else NumpyContent((bad,), of_array=True)
 
 
 def _element(dtype: object) -> tuple[str, str]:

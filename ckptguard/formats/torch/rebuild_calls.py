@@ -36,6 +36,9 @@ _MAX_DIMENSIONS = 64
 _LIMIT = 2**63
 
 
+Described = Call | PersistentId  # what a pickle has in place of a tensor
+
+
 class StorageRef(NamedTuple):
     """A storage that a pickle refers to: its key and how many bytes it should have. Files of the oldest torch refer to
     `room` bytes of it from `first` on; else that is all of it."""
@@ -78,7 +81,7 @@ class Composite(NamedTuple):
     states: tuple[object, ...]
 
 
-def is_tensor(value: Call | PersistentId) -> bool:
+def is_tensor(value: Described) -> bool:
     """Whether loading this would make a tensor of stored elements, or a bare storage of them."""
     if type(value) is PersistentId:
         return type(value.value) is tuple and len(value.value) >= 5 and value.value[0] == "storage"
@@ -86,7 +89,7 @@ def is_tensor(value: Call | PersistentId) -> bool:
     return type(func) is Global and func.dotted in _TENSORS
 
 
-def is_untyped(value: Call | PersistentId) -> bool:
+def is_untyped(value: Described) -> bool:
     """Whether it is a bare storage that does not say what its bytes are."""
     if type(value) is not PersistentId or not is_tensor(value):
         return False
@@ -108,7 +111,7 @@ def tensor_attributes(call: Call) -> list[object]:
     return states
 
 
-def as_tensor(value: Call | PersistentId) -> TensorRef:
+def as_tensor(value: Described) -> TensorRef:
     """The description; TensorProblem where it contradicts itself or reaches out of its storage."""
     if type(value) is PersistentId:
         whole, kind = as_storage(value)
@@ -286,10 +289,7 @@ def _parts(dotted: str, args: tuple[object, ...]) -> tuple[tuple[str, object], .
 
 
 def place_tensors(
-    found: Iterable[tuple[str, Call | PersistentId]],
-    stored: Mapping[str, StorageSpan],
-    byte_order: str,
-    problems: list[Problem],
+    found: Iterable[tuple[str, Described]], stored: Mapping[str, StorageSpan], byte_order: str, problems: list[Problem]
 ) -> list[TensorPlace]:
     """The tensors whose elements are where they should be; for each of the others a problem that names it."""
     placed = []

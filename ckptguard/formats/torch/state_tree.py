@@ -11,10 +11,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.numpy_values import hides_floats, is_array, is_numpy, numpy_content
+from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Leaf, Problem
-from ckptguard.formats.torch.rebuild_calls import as_composite, is_tensor, is_untyped, quantiser, tensor_attributes
+from ckptguard.formats.torch.rebuild_calls import (
+    Described,
+    as_composite,
+    is_tensor,
+    is_untyped,
+    quantiser,
+    tensor_attributes,
+)
 
 MAX_DEPTH = 200
 MAX_NODES = 3_000_000
@@ -44,7 +51,7 @@ class TreeContents(NamedTuple):
     """What a tree holds: tensors as what rebuilds them, in the order of the file. `containers` and `unread` are those
     of a Structure; `visited` is how many values were looked at."""
 
-    tensors: list[tuple[str, Call | PersistentId]]
+    tensors: list[tuple[str, Described]]
     leaves: tuple[Leaf, ...]
     problems: tuple[Problem, ...]
     containers: tuple[str, ...] = ()
@@ -64,7 +71,7 @@ def below(name: str, inner: str) -> str:
 
 class _Walk:
     def __init__(self) -> None:
-        self.tensors: list[tuple[str, Call | PersistentId]] = []
+        self.tensors: list[tuple[str, Described]] = []
         self.leaves: list[Leaf] = []
         self.problems: dict[str, Problem] = {}
         self.alike: dict[tuple[str, str, bool, bool], int] = {}
@@ -97,7 +104,7 @@ class _Walk:
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
         return TreeContents(self.tensors, leaves, problems, _containers(root), tuple(self.unread), most - room)
 
-    def tensor(self, name: str, value: Call | PersistentId) -> list[tuple[str, object]]:
+    def tensor(self, name: str, value: Described) -> list[tuple[str, object]]:
         """Note a tensor; what is set on it besides its elements."""
         self.tensors.append((name, value))
         if is_untyped(value):
@@ -141,7 +148,7 @@ class _Walk:
         if is_numpy(call):
             content = numpy_content(call)
             for number in content.numbers:
-                self.number(name, number, of_array=is_array(call))
+                self.number(name, number, of_array=content.of_array)
             if content.unread:
                 self.not_read(name)
             yield from self.series(prefix, content.items)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.inert_values import Call, PersistentId
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure, broken
-from ckptguard.formats.torch.rebuild_calls import StorageSpan, place_tensors
+from ckptguard.formats.torch.rebuild_calls import Described, StorageSpan, place_tensors
 from ckptguard.formats.torch.state_tree import MAX_NODES, walk
 from ckptguard.formats.zip.archive import Archive, Record, read_archive, wrong_sum
 from ckptguard.storage.protocol import Reader
@@ -17,14 +18,13 @@ _ROOM_EACH = 1700
 _MOST_ROOM = 500_000
 
 
-class ReadingBudget:
+class ReadingBudget(msgspec.Struct):
     """What reading pickles may still cost, over all archives that are read with it; `each` more for each storage that
     is really there, because tensors of their own storages take about as much."""
 
-    def __init__(self, budget: int = BUDGET, each: int = 0) -> None:
-        self.budget = budget
-        self.each = each
-        self.nodes = MAX_NODES
+    budget: int = BUDGET
+    each: int = 0
+    nodes: int = MAX_NODES
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -59,9 +59,7 @@ def read_within(reader: Source, room: ReadingBudget) -> Structure:
     return found.structure(NAME, MAX_PROBLEMS)
 
 
-def _read_state(
-    reader: Source, archive: Archive, room: ReadingBudget, found: Found
-) -> list[tuple[str, Call | PersistentId]]:
+def _read_state(reader: Source, archive: Archive, room: ReadingBudget, found: Found) -> list[tuple[str, Described]]:
     """Note what data.pkl holds, but for the tensors, which are returned."""
     record = archive.records.get("data.pkl")
     if record is None:

@@ -13,7 +13,7 @@ import msgspec
 FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
 
 
-class FloatLayout(msgspec.Struct, frozen=True, kw_only=True):
+class FloatLayout(msgspec.Struct, frozen=True):
     """How to read one float from its bits.
 
     Bits without the sign, compared as an integer, order as magnitudes do. Those from `bad` up are not finite, and
@@ -58,21 +58,7 @@ def _ieee(size: int, exponent_bits: int) -> FloatLayout:
     mantissa_bits = 8 * size - 1 - exponent_bits
     infinity = ((1 << exponent_bits) - 1) << mantissa_bits
     bias = (1 << (exponent_bits - 1)) - 1
-    return FloatLayout(
-        size=size, exponent_bits=exponent_bits, mantissa_bits=mantissa_bits, bias=bias, bad=infinity, infinity=infinity
-    )
-
-
-def _fp8(exponent_bits: int, bias: int, bad: int, *, negative_zero_is_nan: bool = False) -> FloatLayout:
-    return FloatLayout(
-        size=1,
-        exponent_bits=exponent_bits,
-        mantissa_bits=7 - exponent_bits,
-        bias=bias,
-        bad=bad,
-        infinity=None,
-        negative_zero_is_nan=negative_zero_is_nan,
-    )
+    return FloatLayout(size, exponent_bits, mantissa_bits, bias, bad=infinity, infinity=infinity)
 
 
 _F64, _F32, _F16, _BF16 = _ieee(8, 11), _ieee(4, 8), _ieee(2, 5), _ieee(2, 8)
@@ -83,12 +69,10 @@ _FLOATS = {
     "float16": _F16,
     "bfloat16": _BF16,
     "float8_e5m2": _ieee(1, 5),
-    "float8_e4m3fn": _fp8(4, 7, 0x7F),
-    "float8_e4m3fnuz": _fp8(4, 8, 0x80, negative_zero_is_nan=True),
-    "float8_e5m2fnuz": _fp8(5, 16, 0x80, negative_zero_is_nan=True),
-    "float8_e8m0fnu": FloatLayout(
-        size=1, exponent_bits=8, mantissa_bits=0, bias=127, bad=0xFF, infinity=None, signed=False
-    ),
+    "float8_e4m3fn": FloatLayout(1, 4, 3, bias=7, bad=0x7F, infinity=None),
+    "float8_e4m3fnuz": FloatLayout(1, 4, 3, bias=8, bad=0x80, infinity=None, negative_zero_is_nan=True),
+    "float8_e5m2fnuz": FloatLayout(1, 5, 2, bias=16, bad=0x80, infinity=None, negative_zero_is_nan=True),
+    "float8_e8m0fnu": FloatLayout(1, 8, 0, bias=127, bad=0xFF, infinity=None, signed=False),
 }
 _COMPLEX = {"complex128": _F64, "complex64": _F32, "complex32": _F16}
 _OTHERS = {
@@ -111,47 +95,30 @@ ELEMENTS_PER_BYTE = {"quint4x2": 2, "quint2x4": 4}
 
 # safetensors' words -> (our name, bits of one element). The sub-byte types are opaque bytes to us.
 SAFETENSORS_DTYPES: dict[str, tuple[str, int]] = {
-    "F64": ("float64", 64),
-    "F32": ("float32", 32),
-    "F16": ("float16", 16),
-    "BF16": ("bfloat16", 16),
+    **{f"I{bits}": (f"int{bits}", bits) for bits in (64, 32, 16, 8)},
+    **{f"U{bits}": (f"uint{bits}", bits) for bits in (64, 32, 16, 8)},
+    **{f"F{bits}": (f"float{bits}", bits) for bits in (64, 32, 16)},
+    **{f"F8_{kind}": (f"float8_{kind.lower()}", 8) for kind in ("E4M3FNUZ", "E5M2", "E5M2FNUZ")},
+    **{name: (name, bits) for name, bits in (("F6_E2M3", 6), ("F6_E3M2", 6), ("F4", 4))},
     "F8_E4M3": ("float8_e4m3fn", 8),
-    "F8_E5M2": ("float8_e5m2", 8),
-    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8),
-    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8),
     "F8_E8M0": ("float8_e8m0fnu", 8),
-    "F6_E2M3": ("F6_E2M3", 6),
-    "F6_E3M2": ("F6_E3M2", 6),
-    "F4": ("F4", 4),
-    "I64": ("int64", 64),
-    "I32": ("int32", 32),
-    "I16": ("int16", 16),
-    "I8": ("int8", 8),
-    "U64": ("uint64", 64),
-    "U32": ("uint32", 32),
-    "U16": ("uint16", 16),
-    "U8": ("uint8", 8),
+    "BF16": ("bfloat16", 16),
     "BOOL": ("bool", 8),
     "C64": ("complex64", 64),
 }
 
 STORAGE_DTYPES: dict[str, str] = {
+    **{f"{name}Storage": name.lower() for name in ("BFloat16", "Bool", "QInt8", "QInt32")},
+    **{f"{name}Storage": name.lower() for name in ("QUInt8", "QUInt4x2", "QUInt2x4")},
     "DoubleStorage": "float64",
     "FloatStorage": "float32",
     "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
     "LongStorage": "int64",
     "IntStorage": "int32",
     "ShortStorage": "int16",
     "CharStorage": "int8",
     "ByteStorage": "uint8",
-    "BoolStorage": "bool",
     "ComplexDoubleStorage": "complex128",
     "ComplexFloatStorage": "complex64",
-    "QInt8Storage": "qint8",
-    "QInt32Storage": "qint32",
-    "QUInt8Storage": "quint8",
-    "QUInt4x2Storage": "quint4x2",
-    "QUInt2x4Storage": "quint2x4",
     "UntypedStorage": "uint8",
 }

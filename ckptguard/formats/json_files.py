@@ -1,24 +1,34 @@
-"""``config.json``, ``adapter_config.json`` and their like: nothing loads when a killed writer left half of one."""
+"""The JSON files of a checkpoint: configurations, Hugging Face's index and trainer state, and our own state."""
 
 from __future__ import annotations
 
 import json
 import re
+from typing import TypeGuard
 
-from ckptguard.formats.structure import Structure, broken
+from ckptguard.formats.strict_json import JsonProblem, printable, read_object
+from ckptguard.formats.structure import Leaf, Problem, Structure, broken
 from ckptguard.storage.protocol import Reader
+from ckptguard.values.ids import is_safe_path
 
 NAME = "config_json"
-MAX_SIZE = 16 << 20
+_OWN = "ckptguard_state"
+MAX_STATE = 256 << 20
+_MAX_CONFIG = 16 << 20
+_MAX_INDEX = 64 << 20
+_MAX_LEAVES = 20_000
+_MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
+_NUMBERS_OF = ("optimizer", "scheduler", "scaler")
+_FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 # Settings that people write by hand may have comments, which only their own reader knows.
 _COMMENT = re.compile(r"^[ \t]*(?://|/\*|#)", re.MULTILINE)
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """Nothing but whether it is JSON at all. Duplicate keys and bare NaN are no fault here: Python writes and reads
-    them."""
+    """Whether a configuration is JSON at all: nothing loads when a killed writer left half of one. Duplicate keys and
+    bare NaN are no fault here: Python writes and reads them."""
     size = reader.entry.size
-    if size > MAX_SIZE:
+    if size > _MAX_CONFIG:
         return Structure(format=NAME)
     try:
         text = reader.read(0, size).decode("utf-8")
@@ -34,3 +44,66 @@ def read(reader: Reader, path: str) -> Structure:
         if "\0" in text or not _COMMENT.search(text):
             return broken(NAME, f"it is no JSON: {str(error)[:200]}")
     return Structure(format=NAME)
+
+
+def read_index(reader: Reader, path: str) -> Structure:
+    """Which shard holds which tensor; anything else than a map from tensors to plain file names is a problem."""
+    try:
+        index = read_object(reader, _MAX_INDEX)
+    except JsonProblem as error:
+        return broken("hf_index", f"the index cannot be read: {error}", truncated=error.ends_early)
+    weights = index.get("weight_map")
+    if not isinstance(weights, dict):
+        return broken("hf_index", "the index has no weight_map")
+    unsafe = [name for name in weights.values() if not isinstance(name, str) or not is_safe_path(name)]
+    if unsafe:
+        return broken("hf_index", f"the index names {printable(str(unsafe[0]))!r}, which is no plain file name")
+    return Structure(format="hf_index", weight_map=weights)
+
+
+def read_trainer_state(reader: Reader, path: str) -> Structure:
+    """Leaves ``global_step`` and the numbers of the last log entry; the Trainer writes NaN as a bare word."""
+    try:
+        state = read_object(reader, MAX_STATE, allow_nan=True)
+    except JsonProblem as error:
+        return broken("trainer_state", f"it cannot be read: {error}", truncated=error.ends_early)
+    numbers = [(key, state.get(key)) for key in ("global_step", "epoch")]
+    history = state.get("log_history")
+    last = history[-1] if isinstance(history, list) and history else None
+    if isinstance(last, dict):
+        numbers += [(f"log_history.-1.{printable(key)}", value) for key, value in last.items()]
+    return Structure(
+        format="trainer_state", leaves=tuple(Leaf(name, value) for name, value in numbers if _is_number(value))
+    )
+
+
+def read_own_state(reader: Reader, path: str) -> Structure:
+    """Leaves: the numbers of optimizer, scheduler and scaler, those that are not finite too."""
+    try:
+        state = read_object(reader, MAX_STATE)
+    except JsonProblem as error:
+        return broken(_OWN, f"it cannot be read: {error}", truncated=error.ends_early)
+    if state.get("ckptguard_state") != 1:
+        return broken(_OWN, "it is no state of a format that this version reads")
+    leaves: list[Leaf] = []
+    problems: tuple[Problem, ...] = ()
+    waiting: list[tuple[str, object]] = [(key, state[key]) for key in reversed(_NUMBERS_OF) if key in state]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict) and set(value) == {"$float"} and str(value["$float"]) in _FLOATS:
+            if len(leaves) < _MAX_LEAVES:
+                leaves.append(Leaf(name, _FLOATS[str(value["$float"])]))
+            else:
+                problems = (Problem("more numbers that are not finite than we would list"),)
+        elif isinstance(value, dict):
+            waiting += [(f"{name}.{printable(key)}", value[key]) for key in reversed(value)]
+        elif isinstance(value, list):
+            waiting += [(f"{name}.{index}", value[index]) for index in reversed(range(len(value)))]
+        elif _is_number(value) and len(leaves) < _MAX_FINITE_LEAVES:
+            leaves.append(Leaf(name, value))
+    containers = tuple(key for key in _NUMBERS_OF if isinstance(state.get(key), dict | list))
+    return Structure(format=_OWN, leaves=tuple(leaves), problems=problems, containers=containers)
+
+
+def _is_number(value: object) -> TypeGuard[float | int]:
+    return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)

@@ -6,10 +6,12 @@ import itertools
 import math
 import operator
 
+from msgspec import structs
+
 from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
-from ckptguard.formats.recognition import LARGEST_SAFETENSORS_HEADER
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
-from ckptguard.formats.structure import Problem, SpanPlace, Structure, TensorPlace, broken
+from ckptguard.formats.structure import Found, Problem, SpanPlace, Structure, TensorPlace, broken
+from ckptguard.formats.suffixes import LARGEST_SAFETENSORS_HEADER
 from ckptguard.storage.protocol import Reader
 
 NAME = "safetensors"
@@ -38,43 +40,33 @@ def read(reader: Reader, path: str) -> Structure:
 
 
 def _from_header(header: dict[str, object], start: int, size: int) -> Structure:
-    problems: list[Problem] = []
-    metadata = _metadata(header.pop("__metadata__", None), problems)
-    found = []
+    found = Found()
+    metadata = _metadata(header.pop("__metadata__", None), found.problems)
+    places = []
     for name, described in header.items():
         place = _place(described)
         if isinstance(place, str):
-            problems.append(Problem(message=f"tensor {printable(name)!r}: {place}", tensor=printable(name)))
+            found.problems.append(Problem(f"tensor {printable(name)!r}: {place}", tensor=printable(name)))
         else:
-            found.append((*place, name))
-    found.sort(key=lambda f: (f[0], f[1]))
-    spans: list[SpanPlace] = []
-    tensors: list[TensorPlace] = []
-    end = 0
-    for begin, stop, dtype, shape, name in found:
+            places.append((*place, name))
+    places.sort(key=lambda f: (f[0], f[1]))
+    end = filled = 0  # the second: of the tensors that have a span
+    for begin, stop, dtype, shape, name in places:
         if begin != end:
             what = "overlaps the one before it" if begin < end else f"leaves a hole of {begin - end} bytes before it"
-            problems.append(Problem(message=f"tensor {name!r} {what}", tensor=name))
+            found.problems.append(Problem(f"tensor {name!r} {what}", tensor=name))
         end = max(end, stop)
         span = None
-        if stop > begin >= (spans[-1].offset + spans[-1].length - start if spans else 0) and start + stop <= size:
-            span = len(spans)
-            spans.append(SpanPlace(start + begin, stop - begin))
-        tensors.append(TensorPlace(name, dtype, shape, span, 0, math.prod(shape) if span is not None else 0))
-    truncated = start + end > size
-    if start + end != size:
-        what = "bytes are missing at the end" if truncated else "bytes follow the last tensor"
-        problems.append(
-            Problem(message=f"{abs(start + end - size)} {what}", expected=str(start + end), found=str(size))
-        )
-    return Structure(
-        format=NAME,
-        spans=tuple(spans),
-        tensors=tuple(tensors),
-        problems=tuple(problems),
-        truncated=truncated,
-        metadata=metadata,
-    )
+        if stop > begin >= filled and start + stop <= size:
+            span, filled = len(found.spans), stop
+            found.spans.append(SpanPlace(start + begin, stop - begin))
+        found.tensors.append(TensorPlace(name, dtype, shape, span, 0, math.prod(shape) if span is not None else 0))
+    whole = start + end
+    found.truncated = whole > size
+    if whole != size:
+        what = "bytes are missing at the end" if whole > size else "bytes follow the last tensor"
+        found.problems.append(Problem(f"{abs(whole - size)} {what}", expected=str(whole), found=str(size)))
+    return structs.replace(found.structure(NAME), metadata=metadata)
 
 
 def _place(described: object) -> tuple[int, int, str, tuple[int, ...]] | str:
@@ -106,5 +98,5 @@ def _metadata(value: object, problems: list[Problem]) -> dict[str, str]:
         return {}
     if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
         return dict(value)
-    problems.append(Problem(message="__metadata__ does not map text to text"))
+    problems.append(Problem("__metadata__ does not map text to text"))
     return {}

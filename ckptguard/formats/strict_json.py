@@ -5,35 +5,32 @@ from __future__ import annotations
 import json
 from typing import NoReturn
 
+from ckptguard.formats.structure import ReadProblem
 from ckptguard.storage.protocol import Reader
 
 
-class JsonProblem(ValueError):
-    """The text is not the JSON that it should be; the message says why. `ends_early`: it stops in the middle."""
-
-    def __init__(self, message: str, *, ends_early: bool = False) -> None:
-        super().__init__(message)
-        self.ends_early = ends_early
+class JsonProblem(ReadProblem):
+    """The text is not the JSON that it should be."""
 
 
 def parse_object(text: bytes, *, allow_nan: bool = False) -> dict[str, object]:
-    """The JSON object in `text`; JsonProblem for anything else, for duplicate keys and for invalid Unicode.
-
-    `allow_nan` accepts the bare words NaN and Infinity, which Python's own writer produces.
-    """
+    """The JSON object in `text`; JsonProblem for anything else, for duplicate keys and for invalid Unicode. `allow_nan`
+    accepts the bare words NaN and Infinity, which Python's own writer produces."""
     try:
         decoded = text.decode("utf-8")
     except UnicodeDecodeError as error:
         raise JsonProblem("it is not UTF-8") from error
-    if "\\u" in decoded and _has_lone_surrogate(decoded):
-        raise JsonProblem("it holds a lone surrogate")
     try:
         integers = _integer if "-0" in decoded else None  # only then, because a hook of our own takes time
         value = json.loads(
             decoded, object_pairs_hook=_unique, parse_constant=None if allow_nan else _refuse, parse_int=integers
         )
+        if "\\ud" in decoded or "\\uD" in decoded:  # perhaps one that stands without its other half
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except JsonProblem:
         raise
+    except UnicodeEncodeError as error:
+        raise JsonProblem("it holds a lone surrogate") from error
     except RecursionError as error:
         raise JsonProblem("it is nested too deeply") from error
     except json.JSONDecodeError as error:
@@ -79,19 +76,6 @@ def _integer(text: str) -> int:
     if text == "-0":
         raise JsonProblem("-0 is a float to some parsers and an integer to others")
     return int(text)
-
-
-def _has_lone_surrogate(text: str) -> bool:
-    """Whether an escape such as \\ud800 stands without its other half."""
-    if "\\ud" not in text and "\\uD" not in text:
-        return False
-    try:
-        json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    except (ValueError, RecursionError):
-        return False  # the parse that follows says why
-    return False
 
 
 def printable(text: str, limit: int = 200) -> str:

@@ -6,9 +6,36 @@ All values are msgspec structs, because they travel between the scanning process
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
+
+from ckptguard.storage.protocol import Entry
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a size or an offset that a file can have."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+class ReadProblem(ValueError):
+    """It is not what it should be; the message says why. `ends_early`: it stops in its middle."""
+
+    def __init__(self, message: str, *, ends_early: bool = False) -> None:
+        super().__init__(message)
+        self.ends_early = ends_early
+
+
+class Source(Protocol):
+    """What is needed of a file, or of a part of one, to read an archive in it: as of a `Reader`."""
+
+    @property
+    def entry(self) -> Entry: ...
+
+    def read(self, offset: int, length: int) -> bytes: ...
+
+
+MAX_PROBLEMS = 200  # that are listed of one file
 
 
 class SpanPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -39,7 +66,7 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     strides: tuple[int, ...] = ()
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class Problem(msgspec.Struct, frozen=True):
     """Something wrong with the file's structure, in one sentence."""
 
     message: str
@@ -49,10 +76,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path.
-
-    `of_array`: it is an element that is not finite, of a numpy array that the pickle itself holds.
-    """
+    """One number outside tensors (a learning rate, a loss scale, a step counter), by its dotted path. `of_array`: it is
+    an element that is not finite, of a numpy array that the pickle itself holds."""
 
     name: str
     value: float | int | bool
@@ -105,20 +130,62 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
 def broken(name: str, message: str, *, truncated: bool = False, names: frozenset[str] = frozenset()) -> Structure:
     """The structure of a file of the format `name` of which nothing can be used, and why not."""
-    problems = (Problem(message=message),)
+    problems = (Problem(message),)
     return Structure(format=name, problems=problems, truncated=truncated, globals=tuple(sorted(names)))
+
+
+def shortened(problems: list[Problem], most: int, what: str = "problems") -> tuple[Problem, ...]:
+    """At most so many of them, and how many more there are."""
+    more = len(problems) - most
+    return (*problems[:most], *([Problem(f"and {more} more {what}")] if more > 0 else ()))
+
+
+class Found(msgspec.Struct):
+    """What a reader has found of a file so far."""
+
+    spans: list[SpanPlace] = []
+    tensors: list[TensorPlace] = []
+    problems: list[Problem] = []
+    leaves: list[Leaf] = []
+    names: set[str] = set()  # the globals
+    unread: list[str] = []
+    containers: tuple[str, ...] = ()
+    truncated: bool = False
+    unlisted: int = 0  # problems
+
+    def add(self, problem: Problem) -> None:
+        """Note a problem; of very many only that they are there."""
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+        else:
+            self.unlisted += 1
+
+    def structure(self, name: str, most: int | None = None) -> Structure:
+        """All of it, for a file of the format `name`, with at most so many problems."""
+        more = (Problem(f"and {self.unlisted} more problems"),) if self.unlisted else ()
+        return Structure(
+            format=name,
+            spans=tuple(self.spans),
+            tensors=tuple(self.tensors),
+            problems=(*self.problems, *more) if most is None else shortened(self.problems, most),
+            truncated=self.truncated,
+            globals=tuple(sorted(self.names)),
+            leaves=tuple(self.leaves),
+            containers=self.containers,
+            unread=tuple(self.unread),
+        )
 
 
 Beside = Callable[[str], "Structure | None"]  # a file's name -> the structure of that file in the same folder, if any
 
 
-class Format(msgspec.Struct, frozen=True, kw_only=True):
+class Format(msgspec.Struct, frozen=True):
     """One row of the table of formats.
 
     `matches(path, head)` looks at the file's name and first bytes. `module`, below `ckptguard.formats`, is imported for
-    the first file of the format. Its `read(reader, path)` returns a Structure for any bytes whatever, and raises only
-    what the reader raises. `explained_beside`: only another file beside it explains such a file, so the module's
-    `read_beside(reader, path, beside)` is called instead.
+    the first file of the format. Its function `read`, of (reader, path), returns a Structure for any bytes whatever,
+    and raises only what the reader raises. `explained_beside`: only another file beside it explains such a file, so
+    the function takes `beside` as well.
 
     `suffixes` are the ends of names that files of this format usually have, in lower case; several rows may share one.
     `holds` says what such a file is by its name alone: tensors of a checkpoint, arrays (often data beside one),
@@ -128,6 +195,7 @@ class Format(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     matches: Callable[[str, bytes], bool]
     module: str
+    read: str = "read"
     explained_beside: bool = False
     suffixes: tuple[str, ...] = ()
     holds: Literal["tensors", "arrays", "objects", "pieces"] = "tensors"

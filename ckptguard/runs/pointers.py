@@ -12,7 +12,9 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
-from ckptguard.formats import pointer_file, tensor_suffix
+from ckptguard.formats import tensor_suffix
+from ckptguard.formats.suffixes import is_pointer
+from ckptguard.formats.text_files import read_pointer
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
@@ -40,7 +42,7 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
             continue
         if entry.kind == "link" and tensor_suffix(entry.key) and _dangles(run, entry):
             notes.append(f"{escape(entry.key)} is a link to nothing")
-        if entry.kind != "file" or not pointer_file.matches(entry.key, b""):
+        if entry.kind != "file" or not is_pointer(entry.key, b""):
             continue
         name = None
         with contextlib.suppress(CouldNotTellError):
@@ -60,7 +62,7 @@ def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
     """The paths that pointers of a listing name, and which pointer does. CouldNotTellError if one is unreadable."""
     found = {}
     for entry in entries:
-        if entry.kind == "file" and pointer_file.matches(entry.key, b""):
+        if entry.kind == "file" and is_pointer(entry.key, b""):
             name = _read_name(run, entry.key)
             if name is not None:
                 found[f"{entry.key.rpartition('/')[0]}/{name}".lstrip("/")] = entry.key
@@ -91,7 +93,7 @@ def _dangles(run: Run, entry: Entry) -> bool:
 def _read_name(run: Run, key: str) -> str | None:
     """The name that a pointer says; None if that could be none."""
     with run.storage.open(key) as reader:
-        name = pointer_file.read(reader, key).metadata.get("points_to")
+        name = read_pointer(reader, key).metadata.get("points_to")
     if name is not None and key.rpartition("/")[2] == _TRACKER and name.isdecimal():
         return f"iter_{int(name):07d}"
     return name

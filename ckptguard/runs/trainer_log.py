@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from ckptguard.errors import CkptguardError, ObjectMissingError
+from ckptguard.formats.json_files import MAX_STATE
 from ckptguard.formats.strict_json import JsonProblem, read_object
-from ckptguard.formats.trainer_state import MAX_SIZE
 from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.engine_states import has_engine_states
 from ckptguard.records.kept import read_kept
@@ -65,7 +65,7 @@ def _gradient_norms(run: Run, checkpoint: Checkpoint) -> list[tuple[int, float]]
 def _logged(storage: Storage, key: str, most: int = 0) -> list[tuple[int, dict[str, object]]]:
     """The last `most` (0: all) entries of a log, of those that have a step, with it."""
     with storage.open(key) as reader:
-        history = read_object(reader, MAX_SIZE, allow_nan=True).get("log_history")
+        history = read_object(reader, MAX_STATE, allow_nan=True).get("log_history")
     entries = history[-most:] if isinstance(history, list) else []
     found = ((entry.get("step"), entry) for entry in entries if isinstance(entry, dict))
     return [(step, entry) for step, entry in found if type(step) is int and 0 <= step <= MAX_STEP]

@@ -100,6 +100,7 @@ def test_nothing_runs_and_the_global_is_listed(tmp_path: Path, canary: Path, kin
     data, expected = armed(canary)[kind]
     if name != "model.pt" or data[0] == 0x80:
         structure_of(tmp_path, "warm.pt", torch_bytes({"w": 1}))  # our own lazy imports are not what is watched
+        structure_of(tmp_path, "warm.pkl", b"N.")
         data = torch_archive(data) if name == "inside.pt" else data
         _EVENTS.clear()
         (tmp_path / name).write_bytes(data)

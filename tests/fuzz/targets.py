@@ -22,15 +22,15 @@ from fuzz.disarmed import InC, InPython, Loaded, differs, may_take_much_memory
 from support.memory_reader import MemoryReader
 
 from ckptguard.errors import RecordsError, SettingsError
-from ckptguard.formats import hf_index, own_state, read_structure, trainer_state
+from ckptguard.formats import json_files, read_structure
 from ckptguard.formats import safetensors as own_safetensors
 from ckptguard.formats.dcp import metadata as dcp_metadata
-from ckptguard.formats.numpy import npy, npz
+from ckptguard.formats.numpy.arrays import read_npy, read_npz
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure
-from ckptguard.formats.torch import bare_pickle, zip_file
-from ckptguard.formats.torch import legacy_file as torch_legacy
+from ckptguard.formats.suffixes import LEGACY_MAGIC
+from ckptguard.formats.torch import pickle_files, zip_file
 from ckptguard.formats.zip.archive import read_archive
 from ckptguard.formats.zip.crc import crc32_of
 from ckptguard.records.incidents import Incident
@@ -59,7 +59,7 @@ def check_structure(structure: Structure, size: int) -> None:
 
 def fuzz_pickle(data: bytes) -> None:
     """Any stream ends in a value or a problem; one that we accept names all that real unpicklers look up."""
-    check_structure(bare_pickle.read(MemoryReader("f.pkl", data), "f.pkl"), len(data))
+    check_structure(pickle_files.read(MemoryReader("f.pkl", data), "f.pkl"), len(data))
     try:
         ours = read_pickle(data)
     except PickleProblem:
@@ -196,7 +196,7 @@ def fuzz_dcp(data: bytes) -> None:
 
 def fuzz_npy(data: bytes) -> None:
     """Any array file ends in a structure; one that we accept, numpy reads the same way."""
-    structure = npy.read(MemoryReader("f.npy", data), "f.npy")
+    structure = read_npy(MemoryReader("f.npy", data), "f.npy")
     check_structure(structure, len(data))
     if structure.problems or not structure.tensors:
         return
@@ -218,7 +218,7 @@ def fuzz_npy(data: bytes) -> None:
 def fuzz_npz(data: bytes) -> None:
     """Any archive of arrays ends in a structure; one that we accept, numpy finds the same arrays in."""
     reader = MemoryReader("f.npz", data)
-    structure = npz.read(reader, "f.npz")
+    structure = read_npz(reader, "f.npz")
     check_structure(structure, len(data))
     if structure.problems or structure.globals or any(t.dtype not in PLAIN for t in structure.tensors):
         return
@@ -246,16 +246,16 @@ PLAIN = frozenset(
 
 def fuzz_legacy(data: bytes) -> None:
     """Any file of the old torch format ends in a structure."""
-    data = torch_legacy.MAGIC + data
-    check_structure(torch_legacy.read(MemoryReader("f.pt", data), "f.pt"), len(data))
+    data = LEGACY_MAGIC + data
+    check_structure(pickle_files.read_legacy(MemoryReader("f.pt", data), "f.pt"), len(data))
 
 
 def fuzz_json(data: bytes) -> None:
     """Any text ends in a structure, whichever of the JSON files it stands for."""
     for reads, name in (
-        (hf_index.read, "m.index.json"),
-        (trainer_state.read, "trainer_state.json"),
-        (own_state.read, "step-000000500/state.json"),
+        (json_files.read_index, "m.index.json"),
+        (json_files.read_trainer_state, "trainer_state.json"),
+        (json_files.read_own_state, "step-000000500/state.json"),
     ):
         structure = reads(MemoryReader(name, data), name)
         check_structure(structure, len(data))

@@ -25,10 +25,8 @@ def chunk_name(chunk: ChunkPlace) -> str:
 
 
 def flaw_in_cover(size: tuple[int, ...], boxes: Sequence[Box]) -> str | None:
-    """Why pieces do not make up a tensor of this size, each element once; None if they do.
-
-    How many pieces are compared with each other is bounded: overlaps in a large grid may stay unseen.
-    """
+    """Why pieces do not make up a tensor of this size, each element once; None if they do. How many pieces are compared
+    with each other is bounded: overlaps in a large grid may stay unseen."""
     for offsets, shape in boxes:
         if len(offsets) != len(size) or len(shape) != len(size):
             return "a piece of it has another number of dimensions"

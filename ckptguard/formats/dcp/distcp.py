@@ -2,51 +2,47 @@
 
 Only the ``.metadata`` beside it says where each one lies and what it is. Names of tensors are those of the state
 dict, with a piece's place behind it: ``model.w[0:4, 8:16]``.
+
+There may be a hundred thousand small archives, of a dozen shapes, that differ in nothing but their tensors' bytes. Of
+these, only the first is read in full.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import struct
+from typing import NamedTuple
 
+import msgspec
 from msgspec import structs
 
+from ckptguard.formats.dcp import switch
 from ckptguard.formats.dcp.chunks import chunk_name
-from ckptguard.formats.dcp.identical_headers import IdenticalHeaders
 from ckptguard.formats.pickle.machine import BUDGET
-from ckptguard.formats.structure import (
-    Beside,
-    ChunkPlace,
-    Leaf,
-    Problem,
-    SpanPlace,
-    Structure,
-    TensorPlace,
-)
+from ckptguard.formats.structure import Beside, ChunkPlace, Found, Problem, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.torch import zip_file
-from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD
-from ckptguard.formats.zip.subrange import Subranges
-from ckptguard.storage.protocol import Reader
+from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD, below
+from ckptguard.formats.zip.crc import crc32_function
+from ckptguard.formats.zip.directory import CRC_IN_ENTRY, CRC_IN_HEADER, HAS_DESCRIPTOR, find_tail, read_directory
+from ckptguard.storage.protocol import Entry, Reader
 
 NAME = "distcp"
 _RANK = re.compile(r"__(\d{1,9})_\d+\.distcp")
 _ROOM_EACH = 1 << 14  # of a pickle's budget: about five times what a plain tensor's takes
-_VALUE = "value"  # what a value that stands alone is called
 _WRAPPERS = ("torch._utils._rebuild_wrapper_subclass", "torch._tensor._rebuild_from_type_v2")
-_MAX_PROBLEMS = 200
+_KEY = 256  # bytes: nearly always they hold the pickle, which says what tensors there are
+_MOST = 1024  # kinds of archives, each of at most _LARGEST bytes beside tensors
+_LARGEST = 1 << 14
+_SERIAL_NAME = "/.data/serialization_id"  # follows from the tensors' bytes, and nobody looks at it
+_SERIAL = -1
+_AHEAD = 1 << 18
+_EDGE = 1 << 13
 
 
-def read(reader: Reader, path: str) -> Structure:
-    """Without what lies beside it nothing can be said about the file."""
-    return read_beside(reader, path, lambda name: None)
-
-
-def read_beside(reader: Reader, path: str, beside: Beside) -> Structure:
-    """The tensors and numbers in the ranges that ``.metadata`` states for this file.
-
-    What disagrees with ``.metadata`` is a problem that names the tensor; so are bytes behind the last range. Bytes
-    between ranges are not.
-    """
+def read(reader: Reader, path: str, beside: Beside) -> Structure:
+    """The tensors and numbers in the ranges that ``.metadata`` states for this file. What disagrees with ``.metadata``
+    is a problem that names the tensor; so are bytes behind the last range. Bytes between ranges are not."""
     name = path.rpartition("/")[2]
     rank = _RANK.fullmatch(name)
     metadata = beside(".metadata") or (beside(f"__{rank[1]}.metadata") if rank else None)
@@ -56,11 +52,11 @@ def read_beside(reader: Reader, path: str, beside: Beside) -> Structure:
     if not chunks:
         if not reader.entry.size and not metadata.problems:
             return Structure(format=NAME)  # a rank or thread that had nothing to write
-        problem = Problem(message="the .metadata beside it does not say that it holds anything")
-        return Structure(format=NAME, problems=(problem,))
+        return broken(NAME, "the .metadata beside it does not say that it holds anything")
     reading = _Reading(len(chunks))
     reading.take(reader, chunks)
-    return reading.structure(metadata.containers)
+    reading.found.containers = metadata.containers
+    return reading.found.structure(NAME)
 
 
 class _Reading:
@@ -69,97 +65,213 @@ class _Reading:
     def __init__(self, count: int) -> None:
         self.room = zip_file.ReadingBudget(BUDGET + count * _ROOM_EACH)
         self.room.nodes += count * 100
-        self.spans: list[SpanPlace] = []
-        self.tensors: list[TensorPlace] = []
-        self.leaves: list[Leaf] = []
-        self.problems: list[Problem] = []
-        self.globals: set[str] = set()
-        self.unread: list[str] = []
-        self.unlisted = 0
-        self.truncated = False
+        self.found = Found()
 
     def take(self, reader: Reader, chunks: tuple[ChunkPlace, ...]) -> None:
         windows, alike, size = Subranges(reader), IdenticalHeaders(self.room), reader.entry.size
         for chunk in chunks:
             name = chunk_name(chunk)
             if chunk.offset + chunk.length > size:
-                self.truncated = True
-                expected, found = str(chunks[-1].offset + chunks[-1].length), str(size)
-                self.add_problem(
-                    Problem(message="the file ends before it does", tensor=name, expected=expected, found=found)
-                )
+                self.found.truncated = True
+                expected, message = str(chunks[-1].offset + chunks[-1].length), "the file ends before it does"
+                self.found.add(Problem(message, tensor=name, expected=expected, found=str(size)))
                 return
             if chunk.packed:
                 self.packed(chunk, name)
-                continue
-            self.blob(chunk, name, alike.read(windows.window(chunk.offset, chunk.length)))
+            else:
+                self.blob(chunk, name, alike.read(windows.window(chunk.offset, chunk.length)))
         rest = size - chunks[-1].offset - chunks[-1].length
         if rest:
-            self.add_problem(Problem(message=f"{rest} bytes follow the last range that .metadata states"))
+            self.found.add(Problem(f"{rest} bytes follow the last range that .metadata states"))
 
     def packed(self, chunk: ChunkPlace, name: str) -> None:
         """Bytes that only some compressor could read: their digest is all there is to know."""
         if chunk.dtype:
-            self.tensors.append(TensorPlace(name, f"packed {chunk.dtype}", chunk.shape, len(self.spans)))
-        self.spans.append(SpanPlace(chunk.offset, chunk.length))
+            self.found.tensors.append(TensorPlace(name, f"packed {chunk.dtype}", chunk.shape, len(self.found.spans)))
+        self.found.spans.append(SpanPlace(chunk.offset, chunk.length))
         self.add_unread(name)
 
     def blob(self, chunk: ChunkPlace, name: str, blob: Structure) -> None:
-        first = len(self.spans)
-        self.spans += [SpanPlace(chunk.offset + s.offset, s.length, s.crc32) for s in blob.spans]
+        first = len(self.found.spans)
+        self.found.spans += [SpanPlace(chunk.offset + s.offset, s.length, s.crc32) for s in blob.spans]
         for tensor in blob.tensors:
             span = None if tensor.span is None else first + tensor.span
-            self.tensors.append(structs.replace(tensor, name=_below(name, tensor.name), span=span))
+            self.found.tensors.append(structs.replace(tensor, name=below(name, tensor.name), span=span))
         for problem in blob.problems:
-            self.add_problem(structs.replace(problem, tensor=name))
+            self.found.add(structs.replace(problem, tensor=name))
         for leaf in blob.leaves:
-            if len(self.leaves) < (MAX_LEAVES // 2 if math.isfinite(leaf.value) else MAX_LEAVES):
-                self.leaves.append(structs.replace(leaf, name=_below(name, leaf.name)))
+            if len(self.found.leaves) < (MAX_LEAVES // 2 if math.isfinite(leaf.value) else MAX_LEAVES):
+                self.found.leaves.append(structs.replace(leaf, name=below(name, leaf.name)))
             elif not math.isfinite(leaf.value):
-                self.add_problem(Problem(message="more numbers that are not finite than we would list", tensor=name))
-        self.globals.update(blob.globals)
+                self.found.add(Problem("more numbers that are not finite than we would list", tensor=name))
+        self.found.names.update(blob.globals)
         for inner in blob.unread:
-            self.add_unread(_below(name, inner))
+            self.add_unread(below(name, inner))
         if chunk.dtype and not blob.problems:
             self.compare(chunk, name, blob)
 
     def compare(self, chunk: ChunkPlace, name: str, blob: Structure) -> None:
         """A piece of a tensor is one tensor, of the type and shape that ``.metadata`` states."""
-        if len(blob.tensors) == 1 and blob.tensors[0].name == _VALUE:
+        if len(blob.tensors) == 1 and blob.tensors[0].name == "value":
             found = blob.tensors[0]
             if (found.dtype, found.shape) != (chunk.dtype, chunk.shape):
-                expected = f"{chunk.dtype} {list(chunk.shape)}"
                 message = "it is not what .metadata states: one of the two files is stale or foreign"
-                self.add_problem(
-                    Problem(message=message, tensor=name, expected=expected, found=f"{found.dtype} {list(found.shape)}")
-                )
+                expected, shown = (f"{kind.dtype} {list(kind.shape)}" for kind in (chunk, found))
+                self.found.add(Problem(message, tensor=name, expected=expected, found=shown))
         elif not any(wrapper in blob.globals for wrapper in _WRAPPERS):  # one made of several tensors
-            self.add_problem(Problem(message="there is no tensor where .metadata states one", tensor=name))
-
-    def add_problem(self, problem: Problem) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(problem)
-        else:
-            self.unlisted += 1
+            self.found.add(Problem("there is no tensor where .metadata states one", tensor=name))
 
     def add_unread(self, name: str) -> None:
-        if len(self.unread) < MAX_UNREAD:
-            self.unread.append(name)
-
-    def structure(self, containers: tuple[str, ...]) -> Structure:
-        more = [Problem(message=f"and {self.unlisted} more problems")] if self.unlisted else []
-        return Structure(
-            format=NAME,
-            spans=tuple(self.spans),
-            tensors=tuple(self.tensors),
-            problems=(*self.problems, *more),
-            truncated=self.truncated,
-            globals=tuple(sorted(self.globals)),
-            leaves=tuple(self.leaves),
-            containers=containers,
-            unread=tuple(self.unread),
-        )
+        if len(self.found.unread) < MAX_UNREAD:
+            self.found.unread.append(name)
 
 
-def _below(name: str, inner: str) -> str:
-    return name if inner == _VALUE else f"{name}.{inner}"
+class Subranges:
+    """Hands out windows in the order of the file; small neighbours are fetched together."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self.start = 0
+        self.block = b""
+
+    def window(self, offset: int, length: int) -> Subrange:
+        """The range as a reader; it must lie inside the file."""
+        if length > _AHEAD:
+            head = self.reader.read(offset, _EDGE)
+            return Subrange(self.reader, offset, length, head, self.reader.read(offset + length - _EDGE, _EDGE))
+        if not self.start <= offset <= offset + length <= self.start + len(self.block):
+            self.start = offset
+            self.block = self.reader.read(offset, min(_AHEAD, self.reader.entry.size - offset))
+        begin = offset - self.start
+        return Subrange(self.reader, offset, length, self.block[begin : begin + length], b"")
+
+
+class Subrange(msgspec.Struct):
+    """A `Source` of `length` bytes from `offset`; its first and last bytes are in memory already."""
+
+    reader: Reader
+    offset: int
+    length: int
+    head: bytes
+    tail: bytes
+
+    @property
+    def entry(self) -> Entry:
+        """The file's entry with the window's size."""
+        entry = self.reader.entry
+        return Entry(key=entry.key, kind="file", size=self.length, mtime_ns=entry.mtime_ns)
+
+    @property
+    def whole(self) -> bytes | None:
+        """All of its bytes, if they are in memory."""
+        return self.head if len(self.head) == self.length else None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of the window."""
+        if offset + length <= len(self.head):
+            return self.head[offset : offset + length]
+        begin = offset + len(self.tail) - self.length
+        if begin >= 0:
+            return self.tail[begin : begin + length]
+        return self.reader.read(self.offset + offset, length)
+
+
+class _Kind(NamedTuple):
+    """What archives of one kind have in common.
+
+    `layout` takes an archive apart into `common` pieces and, between them, those that differ. Of these, `sums` are
+    where the CRC-32 of each span is stated, once and again; `serial` is likewise for the serialization id, after the
+    id itself. `cost` and `nodes` are what reading one takes of the room.
+    """
+
+    layout: struct.Struct
+    common: tuple[bytes, ...]
+    sums: tuple[tuple[int, ...], ...]
+    serial: tuple[int, ...]
+    structure: Structure
+    cost: int
+    nodes: int
+
+
+class IdenticalHeaders:
+    """Reads archives one after the other, within one room."""
+
+    def __init__(self, room: zip_file.ReadingBudget) -> None:
+        self._room = room
+        self._kinds: dict[tuple[int, bytes], _Kind] = {}
+        self._crc32 = crc32_function()
+
+    def read(self, window: Subrange) -> Structure:
+        """What `torch_zip.read_within` finds in the archive, in all cases."""
+        raw = window.whole
+        if raw is None or not switch.BY_HEART:
+            return zip_file.read_within(window, self._room)
+        key = (len(raw), raw[:_KEY])
+        kind = self._kinds.get(key)
+        if kind is not None:
+            structure = self._like(kind, raw)
+            if structure is not None:
+                return structure
+        budget, nodes = self._room.budget, self._room.nodes
+        structure = zip_file.read_within(window, self._room)
+        if not structure.problems and kind is None and len(self._kinds) < _MOST:
+            kind = _kind_of(window, raw, structure, budget - self._room.budget, nodes - self._room.nodes)
+            if kind is not None:
+                self._kinds[key] = kind
+        return structure
+
+    def _like(self, kind: _Kind, raw: bytes) -> Structure | None:
+        """The structure if it is one of this kind, whole and within the room."""
+        room = self._room
+        pieces = kind.layout.unpack(raw)
+        if pieces[::2] != kind.common or room.budget <= kind.cost or room.nodes <= kind.nodes:
+            return None
+        crcs = []
+        for first, *others in kind.sums:
+            crcs.append(int.from_bytes(pieces[first], "little"))
+            if any(pieces[n] != pieces[first] for n in others):
+                return None
+        if kind.serial:
+            serial, *stated = kind.serial
+            crc = self._crc32(pieces[serial], 0).to_bytes(4, "little")
+            if any(pieces[n] != crc for n in stated):
+                return None
+        room.budget -= kind.cost
+        room.nodes -= kind.nodes
+        structure = kind.structure
+        spans = tuple(SpanPlace(s.offset, s.length, crc) for s, crc in zip(structure.spans, crcs, strict=True))
+        return structs.replace(structure, spans=spans)
+
+
+def _kind_of(window: Subrange, raw: bytes, structure: Structure, cost: int, nodes: int) -> _Kind | None:
+    """The kind of an archive that was read without any problem; None where too much of it is no tensor."""
+    tail = find_tail(window)
+    spans = {span.offset: number for number, span in enumerate(structure.spans)}
+    holes: list[tuple[int, int, int]] = []  # begin, end, number of the span (_SERIAL: none)
+    for entry in read_directory(window, tail, [], of_numpy=False):
+        crc = entry.header_offset + CRC_IN_HEADER
+        names, extras = struct.unpack_from("<HH", raw, crc + 12)
+        begin = crc + 16 + names + extras
+        end = begin + entry.packed
+        number = spans.get(begin, _SERIAL) if entry.packed else _SERIAL
+        if number == _SERIAL and not entry.name.endswith(_SERIAL_NAME):
+            continue
+        holes += [(begin, end, number), (entry.place + CRC_IN_ENTRY, entry.place + CRC_IN_ENTRY + 4, number)]
+        if entry.flags & HAS_DESCRIPTOR:
+            holes.append((end + 4, end + 8, number))
+        if not entry.flags & HAS_DESCRIPTOR or any(raw[crc : crc + 4]):
+            holes.append((crc, crc + 4, number))
+    layout, position = "<", 0
+    places: dict[int, list[int]] = {number: [] for number in (*range(len(spans)), _SERIAL)}
+    for index, (begin, end, number) in enumerate(sorted(holes)):
+        elements = number != _SERIAL and begin == structure.spans[number].offset
+        layout += f"{begin - position}s" + (f"{end - begin}x0s" if elements else f"{end - begin}s")
+        position = end
+        if not elements:
+            places[number].append(2 * index + 1)
+    shape = struct.Struct(f"{layout}{len(raw) - position}s")
+    common = shape.unpack(raw)[::2]
+    if sum(map(len, common)) > _LARGEST:
+        return None
+    serial = places.pop(_SERIAL)
+    return _Kind(shape, common, tuple(map(tuple, places.values())), tuple(serial), structure, cost, nodes)

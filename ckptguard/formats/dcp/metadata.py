@@ -15,26 +15,22 @@ from ckptguard.formats.dcp.metadata_pickle import (
 )
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping
-from ckptguard.formats.recognition import DISTCP_SUFFIX
 from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import ChunkPlace, Problem, Structure, TensorPlace, broken
-from ckptguard.formats.suffixes import name_of
+from ckptguard.formats.structure import ChunkPlace, Found, Problem, Structure, TensorPlace, broken
+from ckptguard.formats.suffixes import DISTCP_SUFFIX, name_of
 from ckptguard.storage.protocol import Reader
 from ckptguard.values.ids import is_safe_path
 
 NAME = "dcp_metadata"
 MAX_METADATA = 256 << 20
-_MAX_PROBLEMS = 200
 _MAX_NAME = 500
 
 _Stored = dict[tuple[str, tuple[int, ...] | None], StoredRange]
 
 
 def read(reader: Reader, path: str) -> Structure:
-    """All tensors with their full shapes, without spans; `chunks` say what lies where in the files beside it.
-
-    Ranges that could be in no file, that overlap, or that belong to nothing are problems and left out.
-    """
+    """All tensors with their full shapes, without spans; `chunks` say what lies where in the files beside it. Ranges
+    that could be in no file, that overlap, or that belong to nothing are problems and left out."""
     size = reader.entry.size
     if size > MAX_METADATA:
         return broken(NAME, f"it has {size} bytes, which is more than we would read")
@@ -48,14 +44,8 @@ def read(reader: Reader, path: str) -> Structure:
         reading.problem(f"{len(data) - pickled.end} bytes follow the pickle")
     reading.take(attributes(pickled.value))
     chunks = reading.sorted_chunks()
-    return Structure(
-        format=NAME,
-        tensors=tuple(reading.tensors),
-        problems=reading.listed_problems(),
-        globals=tuple(sorted(pickled.globals)),
-        containers=tuple(reading.containers),
-        chunks=chunks,
-    )
+    reading.found.names.update(pickled.globals)
+    return structs.replace(reading.found.structure(NAME), chunks=chunks)
 
 
 class _Reading:
@@ -63,11 +53,8 @@ class _Reading:
 
     def __init__(self, *, alone: bool) -> None:
         self.alone = alone
-        self.tensors: list[TensorPlace] = []
-        self.containers: dict[str, None] = {}
+        self.found = Found()
         self.chunks: dict[str, list[ChunkPlace]] = {}
-        self.problems: list[Problem] = []
-        self.unlisted = 0
 
     def take(self, fields: dict[str, object]) -> None:
         entries, storage = fields.get("state_dict_metadata"), fields.get("storage_data")
@@ -91,9 +78,8 @@ class _Reading:
             self.problem(f"a place is stated for {what} that it does not list", fqn)
         paths = fields.get("planner_data")
         if type(paths) is Mapping:
-            for path in paths.flat[1::2]:
-                if type(path) is tuple and len(path) > 1 and type(path[0]) is str:
-                    self.containers[_shown(path[0])] = None
+            nested = [p for p in paths.flat[1::2] if type(p) is tuple and len(p) > 1 and type(p[0]) is str]
+            self.found.containers = tuple(dict.fromkeys(_shown(path[0]) for path in nested))
 
     def stored_ranges(self, storage: Mapping) -> _Stored:
         stored: _Stored = {}
@@ -111,7 +97,7 @@ class _Reading:
 
     def tensor(self, fqn: str, entry: TensorEntry, stored: _Stored) -> None:
         name = _shown(fqn)
-        self.tensors.append(TensorPlace(name, entry.dtype, entry.size, None))
+        self.found.tensors.append(TensorPlace(name, entry.dtype, entry.size, None))
         pieces = [piece for piece in entry.pieces if piece is not None]
         flaw = "one of its pieces cannot be understood" if len(pieces) < len(entry.pieces) else None
         if not flaw and not self.alone:
@@ -147,14 +133,7 @@ class _Reading:
         return result
 
     def problem(self, message: str, fqn: str | None = None) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(Problem(message=message, tensor=None if fqn is None else _shown(fqn)))
-        else:
-            self.unlisted += 1
-
-    def listed_problems(self) -> tuple[Problem, ...]:
-        more = (Problem(message=f"and {self.unlisted} more problems"),) if self.unlisted else ()
-        return (*self.problems, *more)
+        self.found.add(Problem(message, tensor=None if fqn is None else _shown(fqn)))
 
 
 def _shown(fqn: str) -> str:

@@ -2,6 +2,9 @@
 
 As soon as an object's state is set, it is folded to a plain tuple, and the memo keeps only what is fetched again.
 Objects are told by the names of their attributes, because subclasses of them are in use.
+
+Many tensors are described with the same bytes. The first time, such bytes are also read alone. That shows that they
+need and change nothing but the value that they leave behind. Where the same bytes come again, that value is put there.
 """
 
 from __future__ import annotations
@@ -12,20 +15,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ckptguard.formats.dcp import switch
-from ckptguard.formats.dcp.repeated_entries import (
-    KEY,
-    LONGEST,
-    MAX_HITS,
-    MOST,
-    UNRESOLVED,
-    EarlierMemo,
-    Repeat,
-    immutable,
-)
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence
-from ckptguard.formats.pickle.machine import Machine, Pickled, read_pickle, run_machine
-from ckptguard.formats.pickle.opcodes import COSTS
+from ckptguard.formats.pickle.machine import COSTS, Machine, Pickled, read_pickle, run_machine
 
 BUDGET = 768 << 20
 # Each is less than the cheapest of what is folded costs.
@@ -39,6 +31,10 @@ _MAX_DIMENSIONS = 64
 _LIMIT = 2**63
 _MEMOIZE = 0x94
 _ROOM_ALONE = 1 << 20
+KEY = 64  # bytes that descriptions are told apart by at first: nearly always the tensor's shape is among them
+LONGEST = 1 << 12
+MOST = 4096  # descriptions that are kept
+MAX_HITS = 1_000_000
 
 
 class Piece(NamedTuple):
@@ -72,6 +68,41 @@ class StoredRange(NamedTuple):
     packed: bool
 
 
+class Repeat(NamedTuple):
+    """Bytes of the pickle and the value that they make. `memos` are the values put into the memo meanwhile, in order;
+    UNRESOLVED for those that something may still change."""
+
+    raw: bytes
+    value: object
+    memos: tuple[object, ...]
+
+
+UNRESOLVED = object()  # stands for what came before and may still change: whatever looks into it finds nothing
+
+
+class EarlierMemo(dict[int, object]):
+    """The memo as it was before the bytes, for reading them alone."""
+
+    def __init__(self, memo: dict[int, object], end: int) -> None:
+        super().__init__()
+        self._memo = memo
+        self._end = end
+
+    def __missing__(self, index: int) -> object:
+        # Their own values come under other numbers the next time, and those under these numbers are then others' own.
+        return immutable(self._memo[index]) if index < self._end else UNRESOLVED
+
+
+def immutable(value: object) -> object:
+    """The value if nothing can change it any more."""
+    kind = type(value)
+    if kind is str or kind is int or kind is Global or value is None:
+        return value
+    if isinstance(value, tuple) and len(value) <= _MAX_DIMENSIONS and all(type(n) is int for n in value):
+        return value
+    return UNRESOLVED
+
+
 def read_metadata_pickle(data: bytes) -> Pickled:
     """The pickle with its objects folded; PickleProblem like `read_pickle`."""
     try:
@@ -85,15 +116,8 @@ def fold(value: object) -> object:
     if type(value) is not Call:
         return value
     fields = attributes(value)
-    if "sizes" in fields:
-        return _piece(fields) or value
-    if "chunks" in fields:
-        return _tensor(fields) or value
-    if "relative_path" in fields:
-        return _range(fields) or value
-    if "fqn" in fields:
-        return _item(fields) or value
-    return value
+    folds = next((folds for name, folds in _KINDS.items() if name in fields), None)
+    return value if folds is None else folds(fields) or value
 
 
 def attributes(value: object) -> dict[str, object]:
@@ -148,6 +172,14 @@ def _dtype(properties: object) -> str | None:
     state = properties.state if type(properties) is Call else None
     dtype = state[0] if type(state) is tuple and state else attributes(properties).get("dtype")
     return dtype.name if type(dtype) is Global and dtype.module == "torch" else None
+
+
+_KINDS: dict[str, Callable[[dict[str, object]], object]] = {
+    "sizes": _piece,
+    "chunks": _tensor,
+    "relative_path": _range,
+    "fqn": _item,
+}
 
 
 def _fetched(data: bytes) -> set[int]:

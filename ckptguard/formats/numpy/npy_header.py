@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
+
+from ckptguard.formats.structure import ReadProblem, is_count
 
 MAX_HEADER = 1 << 16
 MAX_DIMENSIONS = 64
@@ -13,19 +14,18 @@ MAX_FIELDS = 1000
 MAGIC = b"\x93NUMPY"
 _MAX_NESTING = 20
 _TOKEN = re.compile(
-    r"[ \t\f\r\n]*(?:(True|False|None)\b|(-?(?:0+|[1-9][0-9]{0,19}))L?\b|'([^'\\\n]*)'|\"([^\"\\\n]*)\"|([\[\](){},:]))"
+    r"[ \t\f\r\n]*((?:True|False|None)\b|-?(?:0+|[1-9][0-9]{0,19})L?\b|'[^'\\\n]*'|\"[^\"\\\n]*\"|[\[\](){},:])"
 )
+_WORDS: dict[str, object] = {"True": True, "False": False, "None": None}
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+_END = "end"
 _DESCR = re.compile(r"([<>|=]?)([?A-Za-z])(\d{0,9})(?:\[\w+\])?")
 _FLOATS = {"f8": "float64", "f4": "float32", "f2": "float16", "c16": "complex128", "c8": "complex64"}
 _INTEGERS = {**{f"{k}{s}": f"{w}{8 * s}" for k, w in (("i", "int"), ("u", "uint")) for s in (1, 2, 4, 8)}, "b1": "bool"}
 
 
-class HeaderProblem(ValueError):
-    """The header cannot be read; the message says why. `ends_early`: the file stops in its middle."""
-
-    def __init__(self, message: str, *, ends_early: bool = False) -> None:
-        super().__init__(message)
-        self.ends_early = ends_early
+class HeaderProblem(ReadProblem):
+    """The header cannot be read."""
 
 
 class Field(NamedTuple):
@@ -66,20 +66,17 @@ def read_header(head: bytes) -> Header:
         raise HeaderProblem("it does not begin as numpy's files do")
     if len(head) < 10:
         raise HeaderProblem("the file ends in its header", ends_early=True)
-    version = (head[6], head[7])
-    if version not in ((1, 0), (2, 0), (3, 0)):
-        raise HeaderProblem(f"version {version[0]}.{version[1]} of the format is not known")
-    wide = version[0] > 1
-    if wide and len(head) < 12:
-        raise HeaderProblem("the file ends in its header", ends_early=True)
-    begin = 12 if wide else 10
-    (length,) = struct.unpack_from("<I" if wide else "<H", head, 8)
-    if length > MAX_HEADER:
+    major, minor = head[6:8]
+    if major not in (1, 2, 3) or minor:
+        raise HeaderProblem(f"version {major}.{minor} of the format is not known")
+    begin = 12 if major > 1 else 10
+    length = int.from_bytes(head[8:begin], "little")
+    if begin <= len(head) and length > MAX_HEADER:
         raise HeaderProblem(f"a header of {length} bytes is more than we would read")
     if begin + length > len(head):
         raise HeaderProblem("the file ends in its header", ends_early=True)
     try:
-        text = head[begin : begin + length].decode("utf-8" if version[0] == 3 else "latin-1")
+        text = head[begin : begin + length].decode("utf-8" if major == 3 else "latin-1")
     except UnicodeDecodeError as error:
         raise HeaderProblem("its header is not UTF-8") from error
     return _header(_literal(text), begin + length)
@@ -101,20 +98,17 @@ def _header(value: object, length: int) -> Header:
     return Header(length, tuple(fields), size, shape, by_columns, pickled)
 
 
-def _is_shape(value: object) -> bool:
-    if not isinstance(value, tuple) or len(value) > MAX_DIMENSIONS:
-        return False
-    return all(type(n) is int and 0 <= n < 2**63 for n in value)
+def _is_shape(value: object) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(value, tuple) and len(value) <= MAX_DIMENSIONS and all(map(is_count, value))
 
 
 def _flatten(name: str, descr: object, offset: int, fields: list[Field], depth: int, count: int = 1) -> int:
     """Add the fields of one type, `count` times; returns its size."""
     if isinstance(descr, str):
-        field = _plain(name, descr, offset, count)
-        fields.append(field)
+        fields.append(_plain(name, descr, offset, count))
         if len(fields) > MAX_FIELDS:
             raise HeaderProblem("it has more fields than we would read")
-        return field.size * count
+        return fields[-1].size * count
     if not isinstance(descr, list) or depth >= _MAX_NESTING:
         raise HeaderProblem("its type cannot be read")
     begin = offset
@@ -180,58 +174,54 @@ _FLOAT_NAMES = frozenset((*_FLOATS.values(), "bfloat16"))
 
 
 def _literal(text: str) -> object:
-    """A Python literal of dicts, lists, tuples, texts without escapes, integers, True, False and None."""
-    tokens: list[tuple[str, object]] = []
+    """A Python literal of dicts, lists, tuples, texts without escapes, integers, True, False and None.
+    `ast.literal_eval` would compile what the file says, and of a key that is there twice it would take one."""
+    tokens: list[str] = []
     text, position = text.rstrip(" \n\t"), 0
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
             raise HeaderProblem("its header is no plain literal")
+        tokens.append(found[1])
         position = found.end()
-        word, number, single, double, mark = found.groups()
-        if mark:
-            tokens.append((mark, None))
-        elif word:
-            tokens.append(("value", {"True": True, "False": False, "None": None}[word]))
-        else:
-            tokens.append(("value", int(number) if number else single if single is not None else double))
-    value, end = _value(tokens, 0, 0)
-    if end != len(tokens):
+    tokens = [_END, *reversed(tokens)]
+    value = _take_value(tokens, 0)
+    if tokens != [_END]:
         raise HeaderProblem("something follows the literal in its header")
     return value
 
 
-def _value(tokens: list[tuple[str, object]], at: int, depth: int) -> tuple[object, int]:
-    mark, value = tokens[at] if at < len(tokens) else ("end", None)
-    if mark == "value":
-        return value, at + 1
-    if mark not in _CLOSING or depth > _MAX_NESTING + 5:
+def _take_value(tokens: list[str], depth: int) -> object:
+    """The value whose tokens are the last ones, which are taken off."""
+    token = tokens.pop()
+    if token in _WORDS:
+        return _WORDS[token]
+    if token[0] in "'\"":
+        return token[1:-1]
+    if token[0] in "-0123456789":
+        return int(token.removesuffix("L"))
+    if token not in _CLOSING or depth > _MAX_NESTING + 5:
         raise HeaderProblem("its header is no plain literal")
-    closing = _CLOSING[mark]
     items: list[object] = []
-    keys: list[object] = []
-    at += 1
+    keys: list[str] = []
     comma = True
-    while at < len(tokens) and tokens[at][0] != closing:
+    while tokens[-1] != _CLOSING[token]:
         if not comma:
             raise HeaderProblem("its header is no plain literal")
-        if mark == "{":
-            key, at = _value(tokens, at, depth + 1)
-            if not isinstance(key, str) or key in keys or len(keys) > 8 or at >= len(tokens) or tokens[at][0] != ":":
+        item = _take_value(tokens, depth + 1)
+        if token == "{":
+            if not isinstance(item, str) or item in keys or len(keys) > 8 or tokens[-1] != ":":
                 raise HeaderProblem("its header is no plain literal")
-            keys.append(key)
-            at += 1
-        item, at = _value(tokens, at, depth + 1)
+            keys.append(item)
+            tokens.pop()
+            item = _take_value(tokens, depth + 1)
         items.append(item)
-        comma = at < len(tokens) and tokens[at][0] == ","
-        at += comma
-    if at >= len(tokens):
-        raise HeaderProblem("its header is no plain literal")
-    if mark == "{":
-        return dict(zip(keys, items, strict=True)), at + 1
-    if mark == "[":
-        return items, at + 1
-    return (items[0] if len(items) == 1 and not comma else tuple(items)), at + 1
-
-
-_CLOSING = {"{": "}", "[": "]", "(": ")"}
+        comma = tokens[-1] == ","
+        if comma:
+            tokens.pop()
+    tokens.pop()
+    if token == "{":
+        return dict(zip(keys, items, strict=True))
+    if token == "[":
+        return items
+    return items[0] if len(items) == 1 and not comma else tuple(items)

@@ -1,25 +1,117 @@
-"""The pickle opcodes that push one constant: numbers, texts, bytes."""
+"""The pickle opcodes that push one thing that depends on nothing before it: numbers, texts, bytes, empty containers."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+
+from ckptguard.formats.pickle.inert_values import Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.structure import ReadProblem
 
 MAX_LONG_BYTES = 4096
 MAX_LINE = 16_384
 MAX_WIDE_TEXT = 128 << 20
+_SHORT_TEXT = 64
+UINT32 = struct.Struct("<I").unpack_from
+UINT64 = struct.Struct("<Q").unpack_from
 
 
-class PickleProblem(ValueError):
-    """The stream is no pickle that we would read; the message says why.
+class PickleProblem(ReadProblem):
+    """The stream is no pickle that we would read. `globals` are the names that it mentions up to the trouble, because
+    damage must not hide what is armed."""
 
-    `ends_early`: it stops in the middle. `globals` are the names that it mentions up to the trouble, because damage
-    must not hide what is armed.
-    """
+    globals: frozenset[str] = frozenset()
 
-    def __init__(self, message: str, *, ends_early: bool = False) -> None:
-        super().__init__(message)
-        self.ends_early = ends_early
-        self.globals: frozenset[str] = frozenset()
+
+Opcode = Callable[["Constants", int], int]
+
+
+def _constant(value: object) -> Opcode:
+    """What pushes always the same."""
+
+    def step(self: Constants, p: int) -> int:
+        self.stack.append(value)
+        return p
+
+    return step
+
+
+def _empty(kind: type[Sequence | Mapping | SetOf]) -> Opcode:
+    def step(self: Constants, p: int) -> int:
+        self.stack.append(kind([]))
+        return p
+
+    return step
+
+
+def _number(form: str) -> Opcode:
+    unpack, size = struct.Struct(form).unpack_from, struct.calcsize(form)
+
+    def step(self: Constants, p: int) -> int:
+        self.stack.append(unpack(self.data, p)[0])
+        return p + size
+
+    return step
+
+
+def _sized(width: int, value_of: Callable[[bytes], object] = bytes) -> Opcode:
+    """What pushes the value of as many bytes as their length, of `width` bytes, says."""
+
+    def step(self: Constants, p: int) -> int:
+        length = int.from_bytes(self.take(p, width), "little")
+        self.stack.append(value_of(self.take(p + width, length)))
+        return p + width + length
+
+    return step
+
+
+def _line_of(value_of: Callable[[bytes], object], what: str = "an integer") -> Opcode:
+    """What pushes the value of the text up to the end of the line."""
+
+    def step(self: Constants, p: int) -> int:
+        text, p = self.line(p)
+        try:
+            self.stack.append(value_of(text))
+        except PickleProblem:
+            raise
+        except ValueError as error:
+            raise PickleProblem(f"{what} cannot be read") from error
+        return p
+
+    return step
+
+
+def _signed(raw: bytes) -> int:
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def _latin1(raw: bytes) -> str:
+    return raw.decode("latin-1")
+
+
+def parse_int(text: bytes) -> int:
+    """A decimal integer of bearable length."""
+    if len(text) > 1000:
+        raise PickleProblem("an integer is absurdly long")
+    try:
+        return int(text)
+    except ValueError as error:
+        raise PickleProblem("an integer cannot be read") from error
+
+
+def _flag_or_int(text: bytes) -> int:
+    return text == b"01" if text in (b"00", b"01") else parse_int(text)
+
+
+def _long(text: bytes) -> int:
+    return parse_int(text.removesuffix(b"L"))
+
+
+def _string(text: bytes) -> str:
+    text = text.strip()
+    if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in (b'"', b"'"):
+        raise PickleProblem("a string is not quoted")
+    return _latin1(text[1:-1])  # escapes are left as they are: such strings name nothing that we look at
 
 
 class Constants:
@@ -31,6 +123,15 @@ class Constants:
         self.data = data
         self.stack: list[object] = []
         self.wide = 0
+
+    none, true, false, empty_tuple = _constant(None), _constant(True), _constant(False), _constant(())
+    empty_list, empty_dict, empty_set = _empty(Sequence), _empty(Mapping), _empty(SetOf)
+    binint, binint2, binfloat = _number("<i"), _number("<H"), _number(">d")
+    text_int, text_long, text_float = _line_of(_flag_or_int), _line_of(_long), _line_of(float, "a float")
+    text_unicode = _line_of(lambda text: text.decode("raw-unicode-escape"), "a text")
+    text_string, text_persistent = _line_of(_string), _line_of(lambda text: PersistentId(_latin1(text)))
+    short_bytes, bytes4, bytes8 = _sized(1), _sized(4), _sized(8)
+    long1, short_string, string4 = _sized(1, _signed), _sized(1, _latin1), _sized(4, _latin1)
 
     def take(self, p: int, length: int) -> bytes:
         chunk = self.data[p : p + length]
@@ -54,70 +155,19 @@ class Constants:
         self.take(p, 8)  # the machine itself minds where it ends
         return p + 8
 
-    def none(self, p: int) -> int:
-        self.stack.append(None)
-        return p
-
-    def true(self, p: int) -> int:
-        self.stack.append(True)
-        return p
-
-    def false(self, p: int) -> int:
-        self.stack.append(False)
-        return p
-
-    def binint(self, p: int) -> int:
-        self.stack.append(_INT32(self.data, p)[0])
-        return p + 4
-
     def binint1(self, p: int) -> int:
         self.stack.append(self.data[p])
         return p + 1
 
-    def binint2(self, p: int) -> int:
-        self.stack.append(_UINT16(self.data, p)[0])
-        return p + 2
-
-    def binfloat(self, p: int) -> int:
-        self.stack.append(_DOUBLE(self.data, p)[0])
-        return p + 8
-
-    def text_int(self, p: int) -> int:
-        text, p = self.line(p)
-        if text in (b"00", b"01"):
-            self.stack.append(text == b"01")
-        else:
-            self.stack.append(parse_int(text))
-        return p
-
-    def text_long(self, p: int) -> int:
-        text, p = self.line(p)
-        self.stack.append(parse_int(text.removesuffix(b"L")))
-        return p
-
-    def text_float(self, p: int) -> int:
-        text, p = self.line(p)
-        try:
-            self.stack.append(float(text))
-        except ValueError as error:
-            raise PickleProblem("a float cannot be read") from error
-        return p
-
-    def long1(self, p: int) -> int:
-        length = self.data[p]
-        self.stack.append(int.from_bytes(self.take(p + 1, length), "little", signed=True))
-        return p + 1 + length
-
     def long4(self, p: int) -> int:
-        length: int = _INT32(self.data, p)[0]
+        length = _signed(self.take(p, 4))
         if not 0 <= length <= MAX_LONG_BYTES:
             raise PickleProblem(f"an integer of {length} bytes is refused")
-        self.stack.append(int.from_bytes(self.take(p + 4, length), "little", signed=True))
+        self.stack.append(_signed(self.take(p + 4, length)))
         return p + 4 + length
 
     def short_unicode(self, p: int) -> int:
-        end = p + 1 + self.data[p]
-        return self.push_text(p + 1, end)
+        return self.push_text(p + 1, p + 1 + self.data[p])
 
     def unicode(self, p: int) -> int:
         return self.push_text(p + 4, p + 4 + UINT32(self.data, p)[0])
@@ -142,63 +192,3 @@ class Constants:
             if self.wide > MAX_WIDE_TEXT:
                 raise PickleProblem("its texts are more than we would read")
         return end
-
-    def text_unicode(self, p: int) -> int:
-        text, p = self.line(p)
-        try:
-            self.stack.append(text.decode("raw-unicode-escape"))
-        except UnicodeDecodeError as error:
-            raise PickleProblem("a text cannot be read") from error
-        return p
-
-    def text_string(self, p: int) -> int:
-        text, p = self.line(p)
-        text = text.strip()
-        if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in (b'"', b"'"):
-            raise PickleProblem("a string is not quoted")
-        # Escapes are left as they are: such strings name nothing that we look at.
-        self.stack.append(text[1:-1].decode("latin-1"))
-        return p
-
-    def short_bytes(self, p: int) -> int:
-        length = self.data[p]
-        self.stack.append(self.take(p + 1, length))
-        return p + 1 + length
-
-    def bytes4(self, p: int) -> int:
-        length: int = UINT32(self.data, p)[0]
-        self.stack.append(self.take(p + 4, length))
-        return p + 4 + length
-
-    def bytes8(self, p: int) -> int:
-        length: int = UINT64(self.data, p)[0]
-        self.stack.append(self.take(p + 8, length))
-        return p + 8 + length
-
-    def short_string(self, p: int) -> int:
-        length = self.data[p]
-        self.stack.append(self.take(p + 1, length).decode("latin-1"))
-        return p + 1 + length
-
-    def string4(self, p: int) -> int:
-        length: int = UINT32(self.data, p)[0]
-        self.stack.append(self.take(p + 4, length).decode("latin-1"))
-        return p + 4 + length
-
-
-def parse_int(text: bytes) -> int:
-    """A decimal integer of bearable length."""
-    if len(text) > 1000:
-        raise PickleProblem("an integer is absurdly long")
-    try:
-        return int(text)
-    except ValueError as error:
-        raise PickleProblem("an integer cannot be read") from error
-
-
-_SHORT_TEXT = 64
-_INT32 = struct.Struct("<i").unpack_from
-_UINT16 = struct.Struct("<H").unpack_from
-UINT32 = struct.Struct("<I").unpack_from
-UINT64 = struct.Struct("<Q").unpack_from
-_DOUBLE = struct.Struct(">d").unpack_from

@@ -6,69 +6,57 @@ plain lists of what was put in, so that nothing from a file is ever hashed or co
 
 from __future__ import annotations
 
+import msgspec
 
-class Global:
+
+class _Inert(msgspec.Struct, eq=False):
+    __repr__ = object.__repr__  # values from a file may be nested without end, and in themselves
+
+
+class Global(_Inert, eq=False):
     """A name that the file mentions. Nothing was imported for it."""
 
-    __slots__ = ("dotted", "module", "name")
+    module: str
+    name: str
+    dotted: str = ""
 
-    def __init__(self, module: str, name: str) -> None:
-        self.module = module
-        self.name = name
-        self.dotted = f"{module}.{name}"
+    def __post_init__(self) -> None:
+        self.dotted = f"{self.module}.{self.name}"
 
 
-class Sequence:
+class Sequence(_Inert, eq=False):
     """A list (or bytearray, as the bytes it was made from)."""
 
-    __slots__ = ("items",)
-
-    def __init__(self, items: list[object]) -> None:
-        self.items = items
+    items: list[object]
 
 
-class Mapping:
+class Mapping(_Inert, eq=False):
     """A dict: `flat` holds key, value, key, value ... in the order they were set."""
 
-    __slots__ = ("flat",)
-
-    def __init__(self, flat: list[object]) -> None:
-        self.flat = flat
+    flat: list[object]
 
 
-class SetOf:
+class SetOf(_Inert, eq=False):
     """A set or frozenset."""
 
-    __slots__ = ("items",)
-
-    def __init__(self, items: list[object]) -> None:
-        self.items = items
+    items: list[object]
 
 
-class PersistentId:
+class PersistentId(_Inert, eq=False):
     """A reference to something outside the pickle (torch: a storage)."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
+    value: object
 
 
-class Call:
-    """What loading would have called.
+class Call(_Inert, eq=False):
+    """What loading would have called; `flat` and `items` are what it would have put in, `state` what it would set."""
 
-    `flat` and `items` are what it would have put in, `state` what it would have set.
-    """
-
-    __slots__ = ("args", "flat", "func", "items", "kwargs", "state")
-
-    def __init__(self, func: object, args: object, kwargs: object = None) -> None:
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.state: object = None
-        self.flat: list[object] | None = None
-        self.items: list[object] | None = None
+    func: object
+    args: object
+    kwargs: object = None
+    state: object = None
+    flat: list[object] | None = None
+    items: list[object] | None = None
 
     def calls(self, *dotted: str) -> bool:
         """Whether the thing called is one of these globals."""

@@ -1,7 +1,7 @@
 """Our own pickle machine. It moves inert values about and never imports, calls or looks up anything that a file names.
 
 Limits come first: what they refuse is a problem of the file. Deep nesting costs no recursion, because the machine
-has none and its values (`pickle_values`) are never hashed, compared or printed.
+has none and its values (`inert_values`) are never hashed, compared or printed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,54 @@ from typing import NamedTuple
 
 from ckptguard.formats.pickle.constants import UINT32, UINT64, Constants, PickleProblem, parse_int
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.opcodes import COSTS, OPCODES, STOP
 
 MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
 BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
 _FRAME_COST = 32
 _NO_FRAME = 1 << 64
+_STOP = 0x2E
+_FRAME = 0x95
+
+# Which method each opcode is; the other bytes are none.
+# 81 is NEWOBJ, the same as REDUCE to us; 82 to 84 are EXT1, EXT2 and EXT4; 97 and 98 NEXT_BUFFER and READONLY_BUFFER.
+_TABLE = """
+    ( mark           0 pop            1 drop_mark      2 duplicate      F text_float     I text_int
+    J binint         K binint1        L text_long      M binint2        N none           P text_persistent
+    Q persistent     R reduce         S text_string    T string4        U short_string   V text_unicode
+    X unicode        a append         b build          c text_global    d dict_of_mark   } empty_dict
+    e appends        g text_get       h binget         i text_instance  j long_binget    l list_of_mark
+    ] empty_list     o object_of_mark p text_put       q binput         r long_binput    s set_item
+    t tuple_of_mark  ) empty_tuple    u set_items      G binfloat       B bytes4         C short_bytes
+    80 proto         81 reduce        82 refused       83 refused       84 refused       85 tuple1
+    86 tuple2        87 tuple3        88 true          89 false         8A long1         8B long4
+    8C short_unicode 8D unicode8      8E bytes8        8F empty_set     90 appends       91 frozen_set
+    92 new_object_ex 93 stack_global  94 memoize       95 frame         96 bytes8        97 refused
+    98 refused
+"""
+_WORDS = _TABLE.split()
+_OPCODES: dict[int, str] = {
+    int(code, 16) if len(code) == 2 else ord(code): name for code, name in zip(_WORDS[::2], _WORDS[1::2], strict=True)
+}
+
+# About how many bytes each leaves behind, at least what its time is worth.
+_DEAR = {
+    "]}\x8fl\x91d": 176,  # a list and what wraps it
+    "pqr\x94": 128,  # an entry of the memo
+    "RioQP\x81\x92": 128,  # objects
+    "(t\x85\x86\x87": 88,  # a list or tuple
+    "bcXVUTBCSL\x8a\x8b\x8c\x8d\x8e\x96\x93": 80,  # texts, bytes, states
+    "GFJMI": 48,  # numbers
+}
+# Only STOP and FRAME cost nothing: the machine tells by this that it must look up.
+COSTS: tuple[int, ...] = tuple(
+    0 if code in (_STOP, _FRAME) else next((cost for codes, cost in _DEAR.items() if chr(code) in codes), 32)
+    for code in range(256)
+)
 
 
 class Pickled(NamedTuple):
-    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is.
-
-    `cost` is what it took of the budget.
-    """
+    """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is. `cost` is
+    what it took of the budget."""
 
     value: object
     globals: frozenset[str]
@@ -34,7 +69,7 @@ class Pickled(NamedTuple):
 
 
 def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled:
-    """Read the pickle that begins at `start`; PickleProblem for anything that is not one."""
+    """The pickle that begins at `start`; PickleProblem for anything that is not one."""
     return run_machine(Machine(data, start), start, budget)
 
 
@@ -49,21 +84,14 @@ def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
         error.globals = frozenset(machine.names)
         raise
     except (IndexError, struct.error) as error:
-        problem = _damaged(machine, data)
+        early = machine.position >= len(data) - 8
+        message = "the pickle ends early" if early else f"the pickle is damaged near byte {machine.position}"
+        problem = PickleProblem(message, ends_early=early)
         problem.globals = frozenset(machine.names)
         raise problem from error
     finally:
         machine.steps.clear()  # they refer back to the machine, which would keep everything until a collection
     return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents), cost)
-
-
-def _damaged(machine: Machine, data: bytes) -> PickleProblem:
-    if machine.position >= len(data) - 8:
-        return PickleProblem("the pickle ends early", ends_early=True)
-    return PickleProblem(f"the pickle is damaged near byte {machine.position}")
-
-
-_Step = Callable[[int], int]
 
 
 class Machine(Constants):
@@ -77,9 +105,8 @@ class Machine(Constants):
         self.known: dict[tuple[str, str], Global] = {}
         self.value: object = None
         self.persistents: list[PersistentId] = []
-        self.steps: list[_Step] = [self.unknown] * 256
-        for code, name in OPCODES.items():
-            self.steps[code] = getattr(self, name)  # our own table of our own methods
+        # Our own table of our own methods.
+        self.steps: list[Callable[[int], int]] = [getattr(self, _OPCODES.get(code, "unknown")) for code in range(256)]
         self.costs: tuple[int, ...] = COSTS
         self.returned = 0  # of the budget: what a kind of machine does not keep after all
         self.position = start
@@ -97,7 +124,7 @@ class Machine(Constants):
                     code = data[position]
                     cost = costs[code]
                     if not cost:
-                        if code == STOP:
+                        if code == _STOP:
                             if self.marks or len(self.stack) != 1:
                                 raise PickleProblem("the pickle stops with an unfinished value")
                             if frame not in (_NO_FRAME, position + 1):
@@ -129,6 +156,12 @@ class Machine(Constants):
         self.stack = self.marks.pop()
         return items
 
+    def pop_pairs(self) -> list[object]:
+        items = self.pop_mark()
+        if len(items) % 2:
+            raise PickleProblem("a dict has a key without a value")
+        return items
+
     def unknown(self, p: int) -> int:
         raise PickleProblem(f"byte {p - 1} is no opcode (0x{self.data[p - 1]:02x})")
 
@@ -140,10 +173,6 @@ class Machine(Constants):
     def mark(self, p: int) -> int:
         self.marks.append(self.stack)
         self.stack = []
-        return p
-
-    def empty_tuple(self, p: int) -> int:
-        self.stack.append(())
         return p
 
     def tuple1(self, p: int) -> int:
@@ -161,13 +190,8 @@ class Machine(Constants):
         return p
 
     def tuple_of_mark(self, p: int) -> int:
-        items = self.stack
-        self.stack = self.marks.pop()
+        items = self.pop_mark()
         self.stack.append(tuple(items))
-        return p
-
-    def empty_list(self, p: int) -> int:
-        self.stack.append(Sequence([]))
         return p
 
     def list_of_mark(self, p: int) -> int:
@@ -175,19 +199,9 @@ class Machine(Constants):
         self.stack.append(Sequence(items))
         return p
 
-    def empty_dict(self, p: int) -> int:
-        self.stack.append(Mapping([]))
-        return p
-
     def dict_of_mark(self, p: int) -> int:
-        items = self.pop_mark()
-        if len(items) % 2:
-            raise PickleProblem("a dict has a key without a value")
+        items = self.pop_pairs()
         self.stack.append(Mapping(items))
-        return p
-
-    def empty_set(self, p: int) -> int:
-        self.stack.append(SetOf([]))
         return p
 
     def frozen_set(self, p: int) -> int:
@@ -196,17 +210,12 @@ class Machine(Constants):
         return p
 
     def append(self, p: int) -> int:
-        value = self.stack.pop()
-        self.extend([value])
+        self.extend([self.stack.pop()])
         return p
 
     def appends(self, p: int) -> int:
-        items = self.pop_mark()
-        self.extend(items)
+        self.extend(self.pop_mark())
         return p
-
-    def add_items(self, p: int) -> int:
-        return self.appends(p)
 
     def extend(self, values: list[object]) -> None:
         target = self.stack[-1]
@@ -225,10 +234,7 @@ class Machine(Constants):
         return p
 
     def set_items(self, p: int) -> int:
-        items = self.pop_mark()
-        if len(items) % 2:
-            raise PickleProblem("a dict has a key without a value")
-        self.put(items)
+        self.put(self.pop_pairs())
         return p
 
     def put(self, flat: list[object]) -> None:
@@ -296,9 +302,8 @@ class Machine(Constants):
     # -- names and what would be called
 
     def text_global(self, p: int) -> int:
-        module, p = self.line(p)
-        name, p = self.line(p)
-        self.stack.append(self.named(module, name))
+        named, p = self.text_name(p)
+        self.stack.append(named)
         return p
 
     def stack_global(self, p: int) -> int:
@@ -308,9 +313,11 @@ class Machine(Constants):
         self.stack.append(self.known_global(module, name))
         return p
 
-    def named(self, module: bytes, name: bytes) -> Global:
+    def text_name(self, p: int) -> tuple[Global, int]:
+        module, p = self.line(p)
+        name, p = self.line(p)
         try:
-            return self.known_global(module.decode("utf-8"), name.decode("utf-8"))
+            return self.known_global(module.decode("utf-8"), name.decode("utf-8")), p
         except UnicodeDecodeError as error:
             raise PickleProblem("a global's name is not UTF-8") from error
 
@@ -344,10 +351,9 @@ class Machine(Constants):
         return p
 
     def text_instance(self, p: int) -> int:
-        module, p = self.line(p)
-        name, p = self.line(p)
+        named, p = self.text_name(p)
         args = self.pop_mark()
-        self.stack.append(Call(self.named(module, name), tuple(args)))
+        self.stack.append(Call(named, tuple(args)))
         return p
 
     def object_of_mark(self, p: int) -> int:
@@ -358,11 +364,6 @@ class Machine(Constants):
     def persistent(self, p: int) -> int:
         reference = self.stack[-1] = PersistentId(self.stack[-1])
         self.persistents.append(reference)
-        return p
-
-    def text_persistent(self, p: int) -> int:
-        text, p = self.line(p)
-        self.stack.append(PersistentId(text.decode("latin-1")))
         return p
 
 

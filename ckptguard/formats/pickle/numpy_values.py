@@ -11,7 +11,7 @@ from ckptguard.formats.pickle.inert_values import Call, Global, Sequence
 
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _NAMES = ("_reconstruct", "scalar", "_frombuffer")
-_DTYPES = ("numpy.dtype",)
+_DTYPE = "numpy.dtype"
 _CODES = {"f8": "d", "f4": "f", "c16": "d", "c8": "f", "f2": "e", "c4": "e"}
 _FLOATS = {"f8": "float64", "f4": "float32", "c16": "complex128", "c8": "complex64", "f2": "float16"}
 _INTEGERS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
@@ -19,14 +19,13 @@ _WITHOUT_FLOATS = ("S", "U", "a", "M", "m", "i", "u", "b", "?")
 
 
 class NumpyContent(NamedTuple):
-    """What is in an array or scalar: `numbers` to look at, `items` that are values of their own.
-
-    `unread`: it may hold floats, in a form that we do not read.
-    """
+    """What is in an array or scalar: `numbers` to look at, `items` that are values of their own. `unread`: it may hold
+    floats, in a form that we do not read."""
 
     numbers: Iterable[float | int] = ()
     items: tuple[object, ...] = ()
     unread: bool = False
+    of_array: bool = False
 
 
 _UNREAD = NumpyContent(unread=True)
@@ -36,11 +35,6 @@ def is_numpy(call: Call) -> bool:
     """Whether loading this call would make a numpy array or scalar."""
     func = call.func
     return type(func) is Global and func.name in _NAMES and func.module in _MODULES
-
-
-def is_array(call: Call) -> bool:
-    """Whether it would be an array, as opposed to a scalar."""
-    return type(call.func) is Global and call.func.name != "scalar"
 
 
 def numpy_content(call: Call) -> NumpyContent:
@@ -64,10 +58,10 @@ def numpy_content(call: Call) -> NumpyContent:
 
 def hides_floats(parts: object) -> bool:
     """Whether these parts of an object nobody knows are a numpy type of floats beside raw bytes."""
-    if type(parts) is not tuple or not any(type(p) is Call and p.calls(*_DTYPES) for p in parts):
+    if type(parts) is not tuple:
         return False
-    typed = any(type(p) is Call and p.calls(*_DTYPES) and not _without_floats(p) for p in parts)
-    return typed and any(_raw(p) for p in parts)
+    dtypes = [p for p in parts if type(p) is Call and p.calls(_DTYPE)]
+    return not all(map(_without_floats, dtypes)) and any(map(_raw, parts))
 
 
 def _without_floats(dtype: object) -> bool:
@@ -96,12 +90,12 @@ def _bad_element(dtype: object, data: object) -> NumpyContent:
     if not raw or len(raw) % SIZES[known]:
         return NumpyContent() if _is_empty(data) else _UNREAD
     bad = bad_number(raw, known, "big" if order == ">" else "little")
-    return NumpyContent() if bad is None else NumpyContent((bad,))
+    return NumpyContent() if bad is None else NumpyContent((bad,), of_array=True)
 
 
 def _element(dtype: object) -> tuple[str, str]:
     """(kind such as "f8", byte order "<" or ">") of a pickled numpy dtype; an empty kind where it cannot be told."""
-    if type(dtype) is not Call or not dtype.calls(*_DTYPES):
+    if type(dtype) is not Call or not dtype.calls(_DTYPE):
         return "", "<"
     args, state = dtype.args, dtype.state
     kind = args[0] if type(args) is tuple and args and type(args[0]) is str else ""

@@ -1,32 +1,47 @@
-"""How torch's pickles describe tensors: storages by persistent id, and calls that view them."""
+"""How torch's pickles describe tensors: storages by persistent id, and calls that view them.
+
+Some tensors are made of others: sparse, nested, quantised, distributed ones, and subclasses that wrap some.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES
 from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId
+from ckptguard.formats.structure import Problem, TensorPlace
 
 _QUANTISED = "torch._utils._rebuild_qtensor"
 _VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", _QUANTISED)
 _NEVER_QUANTISED = frozenset(_VIEWS[:2])
 _TYPED_VIEW = "torch._utils._rebuild_tensor_v3"
 _META = "torch._utils._rebuild_meta_tensor_no_storage"
-PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
-FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
-_WITH_STATE = frozenset((PARAMETERS[1], *FROM_TYPE))
+_PARAMETERS = ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state")
+_FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_WITH_STATE = frozenset((_PARAMETERS[1], *_FROM_TYPE))
 _TENSORS_THEMSELVES = frozenset((*_VIEWS, _TYPED_VIEW, _META))
-_TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *PARAMETERS))
+_TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *_PARAMETERS))
+_SPARSE = ("torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_sparse_csr_tensor")
+_NESTED = "torch._utils._rebuild_nested_tensor"
+_WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+_OF_DEVICES = (
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor",
+    "torch._utils._rebuild_device_tensor_from_numpy",
+    "torch._utils._rebuild_xla_tensor",
+)
+_BY_COLUMNS = (("torch.sparse_csc",), ("torch.sparse_bsc",))
 _MAX_WRAPPERS = 16
 _MAX_DIMENSIONS = 64
 _LIMIT = 2**63
 
 
-class StorageRef(NamedTuple):
-    """A storage that a pickle refers to: its key and how many bytes it should have.
+Described = Call | PersistentId  # what a pickle has in place of a tensor
 
-    Files of the oldest torch refer to `room` bytes of it from `first` on; else that is all of it.
-    """
+
+class StorageRef(NamedTuple):
+    """A storage that a pickle refers to: its key and how many bytes it should have. Files of the oldest torch refer to
+    `room` bytes of it from `first` on; else that is all of it."""
 
     key: str
     length: int
@@ -35,10 +50,8 @@ class StorageRef(NamedTuple):
 
 
 class TensorRef(NamedTuple):
-    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes).
-
-    `strides` are stated only where its elements do not lie in row-major order without gaps.
-    """
+    """A tensor as its pickle describes it: elements `start`..`stop` of a storage (None: no stored bytes). `strides` are
+    stated only where its elements do not lie in row-major order without gaps."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,11 +61,27 @@ class TensorRef(NamedTuple):
     strides: tuple[int, ...] = ()
 
 
+class StorageSpan(NamedTuple):
+    """A storage that the file holds: its span (None: it is empty) and its length in bytes."""
+
+    span: int | None
+    length: int
+
+
 class TensorProblem(ValueError):
-    """A description that cannot be true; the message says why."""
+    """A description that cannot be true; the message says why. `sizes`: expected and found, where these are at odds."""
+
+    sizes: tuple[str | None, str | None] = (None, None)
 
 
-def is_tensor(value: Call | PersistentId) -> bool:
+class Composite(NamedTuple):
+    """`parts` by their names within the tensor ("" for the tensor itself), and the `states` set on it."""
+
+    parts: tuple[tuple[str, object], ...]
+    states: tuple[object, ...]
+
+
+def is_tensor(value: Described) -> bool:
     """Whether loading this would make a tensor of stored elements, or a bare storage of them."""
     if type(value) is PersistentId:
         return type(value.value) is tuple and len(value.value) >= 5 and value.value[0] == "storage"
@@ -60,7 +89,7 @@ def is_tensor(value: Call | PersistentId) -> bool:
     return type(func) is Global and func.dotted in _TENSORS
 
 
-def is_untyped(value: Call | PersistentId) -> bool:
+def is_untyped(value: Described) -> bool:
     """Whether it is a bare storage that does not say what its bytes are."""
     if type(value) is not PersistentId or not is_tensor(value):
         return False
@@ -73,32 +102,28 @@ def tensor_attributes(call: Call) -> list[object]:
     if call.state is None and type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
         return []
     states: list[object] = []
-    for _ in range(_MAX_WRAPPERS):
-        func, args = call.func, call.args
-        if call.state is not None:
-            states.append(call.state)
+    for layer in _layers(call):
+        func, args = layer.func, layer.args
+        if layer.state is not None:
+            states.append(layer.state)
         if type(func) is Global and func.dotted in _WITH_STATE and type(args) is tuple and len(args) > 3:
             states.append(args[3])
-        inner = _inside(call)
-        if inner is None:
-            break
-        call = inner
     return states
 
 
-def as_tensor(value: Call | PersistentId) -> TensorRef:
+def as_tensor(value: Described) -> TensorRef:
     """The description; TensorProblem where it contradicts itself or reaches out of its storage."""
     if type(value) is PersistentId:
         whole, kind = as_storage(value)
         size = DTYPES[kind].size
         first, count = whole.first // size, whole.room // size
-        return TensorRef(kind, (count,), whole if count else None, first, first + count)
+        return TensorRef(kind, (count,), whole, first, first + count) if count else TensorRef(kind, (0,), None, 0, 0)
     assert type(value) is Call
     call = _unwrap(value)
     args = call.args
     if type(args) is not tuple or type(call.func) is not Global:
         raise TensorProblem("it has no arguments")
-    if call.func.dotted in PARAMETERS:
+    if call.func.dotted in _PARAMETERS:
         raise TensorProblem("it is a parameter of nothing")
     if call.func.dotted == _META:
         if len(args) < 2:
@@ -136,11 +161,6 @@ def as_storage(value: object) -> tuple[StorageRef, str]:
     return StorageRef(key, count * size, first * size, room * size), dtype
 
 
-def is_class_source(value: PersistentId) -> bool:
-    """Whether a legacy file refers to a module's class, with its source, instead of a storage."""
-    return type(value.value) is tuple and value.value[:1] == ("module",)
-
-
 def quantiser(value: Call) -> tuple[object, object] | None:
     """(scale, zero point) of a quantised tensor, or (scales, zero points) as tensors."""
     if type(value.func) is Global and value.func.dotted in _NEVER_QUANTISED:
@@ -154,14 +174,21 @@ def quantiser(value: Call) -> tuple[object, object] | None:
 
 def _unwrap(call: Call) -> Call:
     """The call that views a storage, out of parameters and tensor subclasses."""
+    if type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
+        return call
+    *_, innermost = _layers(call)
+    return innermost
+
+
+def _layers(call: Call) -> Iterator[Call]:
+    """The call, and those that parameters and tensor subclasses wrap in each other."""
+    yield call
     for _ in range(_MAX_WRAPPERS):
-        if type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
-            break
         inner = _inside(call)
         if inner is None:
             break
         call = inner
-    return call
+        yield call
 
 
 def _inside(call: Call) -> Call | None:
@@ -170,9 +197,9 @@ def _inside(call: Call) -> Call | None:
     if type(func) is not Global or type(args) is not tuple or not args:
         return None
     inner = args[0]
-    if func.dotted in PARAMETERS and type(inner) is Call:
+    if func.dotted in _PARAMETERS and type(inner) is Call:
         return inner
-    if func.dotted in FROM_TYPE and type(inner) is Global and len(args) > 2:
+    if func.dotted in _FROM_TYPE and type(inner) is Global and len(args) > 2:
         return Call(inner, args[2])
     return None
 
@@ -184,9 +211,7 @@ def _view(
         raise TensorProblem("its offset or strides are impossible")
     if 0 in shape:
         return TensorRef(dtype, shape, None, 0, 0)
-    stop = offset + 1
-    for size, step in zip(shape, stride, strict=True):
-        stop += (size - 1) * step
+    stop = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     known = DTYPES.get(dtype)
     if known is None:
         return TensorRef(dtype, shape, storage, 0, 0)
@@ -194,10 +219,9 @@ def _view(
         offset, stop = offset // ELEMENTS_PER_BYTE[dtype], -(-stop // ELEMENTS_PER_BYTE[dtype])
     if stop * known.size > storage.room:
         raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.room} bytes")
-    first = storage.first // known.size if storage.first else 0
-    return TensorRef(
-        dtype, shape, storage, first + offset, first + stop, () if _is_row_major(shape, stride) else stride
-    )
+    first = storage.first // known.size
+    strides = () if _is_row_major(shape, stride) else stride
+    return TensorRef(dtype, shape, storage, first + offset, first + stop, strides)
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -222,7 +246,72 @@ def _sizes(value: object) -> tuple[int, ...]:
         value = value.args[0]
     if type(value) is not tuple or len(value) > _MAX_DIMENSIONS:
         raise TensorProblem("its shape or strides cannot be told")
-    for number in value:
-        if type(number) is not int or not 0 <= number < _LIMIT:
-            raise TensorProblem("its shape or strides are impossible")
+    if any(type(number) is not int or not 0 <= number < _LIMIT for number in value):
+        raise TensorProblem("its shape or strides are impossible")
     return value
+
+
+def as_composite(call: Call) -> Composite | None:
+    """What the tensor that this call would make consists of; None if it would make none, or a plain one."""
+    func, args = call.func, call.args
+    if type(func) is not Global or type(args) is not tuple or is_tensor(call):
+        return None
+    states: tuple[object, ...] = () if call.state is None else (call.state,)
+    if func.dotted in _FROM_TYPE and len(args) > 2:
+        states += args[3:4]
+        func, args = args[0], args[2]
+        if type(func) is not Global or type(args) is not tuple:
+            return None
+        if func.dotted == _WRAPPER:  # it only makes the shell that the state goes into
+            return Composite((), states)
+        return Composite(_parts(func.dotted, args) or (("", args),), states)
+    if func.dotted == _PARAMETERS[1]:
+        states += args[3:4]
+    parts = _parts(func.dotted, args)
+    return None if parts is None else Composite(parts, states)
+
+
+def _parts(dotted: str, args: tuple[object, ...]) -> tuple[tuple[str, object], ...] | None:
+    if not args:
+        return None
+    if dotted in _PARAMETERS or dotted in _OF_DEVICES:
+        return (("", args[0]),)
+    if dotted == _NESTED and len(args) == 4:
+        return tuple(zip(("values", "sizes", "strides", "offsets"), args, strict=True))
+    if dotted in _SPARSE and len(args) == 2 and type(args[1]) is tuple:
+        layout, data = args[0], args[1]
+        if len(data) >= 3 and type(data[2]) is Call and is_tensor(data[2]):
+            by_columns = type(layout) is Call and type(layout.args) is tuple and layout.args[:1] in _BY_COLUMNS
+            names = ("ccol_indices", "row_indices") if by_columns else ("crow_indices", "col_indices")
+            return tuple(zip((*names, "values"), data, strict=False))
+        return tuple(zip(("indices", "values"), data, strict=False))
+    return None
+
+
+def place_tensors(
+    found: Iterable[tuple[str, Described]], stored: Mapping[str, StorageSpan], byte_order: str, problems: list[Problem]
+) -> list[TensorPlace]:
+    """The tensors whose elements are where they should be; for each of the others a problem that names it."""
+    placed = []
+    for name, call in found:
+        try:
+            ref = as_tensor(call)
+            span = None if ref.storage is None else _span_of(ref.storage, stored)
+        except TensorProblem as error:
+            expected, length = error.sizes
+            message = f"tensor {name!r}: {error}"
+            problems.append(Problem(message, tensor=name, expected=expected, found=length))
+            continue
+        placed.append(TensorPlace(name, ref.dtype, ref.shape, span, ref.start, ref.stop, "", byte_order, ref.strides))
+    return placed
+
+
+def _span_of(storage: StorageRef, stored: Mapping[str, StorageSpan]) -> int | None:
+    found = stored.get(storage.key)
+    if found is None:
+        raise TensorProblem("its storage is not in the file")
+    if found.length != storage.length:
+        problem = TensorProblem("its storage has another size than the pickle says")
+        problem.sizes = (str(storage.length), str(found.length))
+        raise problem
+    return found.span

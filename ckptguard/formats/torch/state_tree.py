@@ -11,11 +11,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.numpy_values import hides_floats, is_array, is_numpy, numpy_content
+from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Leaf, Problem
-from ckptguard.formats.torch.composites import as_composite
-from ckptguard.formats.torch.rebuild_calls import is_tensor, is_untyped, quantiser, tensor_attributes
+from ckptguard.formats.torch.rebuild_calls import (
+    Described,
+    as_composite,
+    is_tensor,
+    is_untyped,
+    quantiser,
+    tensor_attributes,
+)
 
 MAX_DEPTH = 200
 MAX_NODES = 3_000_000
@@ -42,12 +48,10 @@ _ELEMENTS = "_local_tensor"  # where a distributed tensor keeps its elements
 
 
 class TreeContents(NamedTuple):
-    """What a tree holds: tensors as what rebuilds them, in the order of the file.
+    """What a tree holds: tensors as what rebuilds them, in the order of the file. `containers` and `unread` are those
+    of a Structure; `visited` is how many values were looked at."""
 
-    `containers` and `unread` are those of a Structure; `visited` is how many values were looked at.
-    """
-
-    tensors: list[tuple[str, Call | PersistentId]]
+    tensors: list[tuple[str, Described]]
     leaves: tuple[Leaf, ...]
     problems: tuple[Problem, ...]
     containers: tuple[str, ...] = ()
@@ -55,25 +59,19 @@ class TreeContents(NamedTuple):
     visited: int = 0
 
 
-NOTHING = TreeContents([], (), ())
-
-
-class _Parents(NamedTuple):
-    """The containers above a value, nearest first."""
-
-    value: object
-    above: _Parents | None
-    depth: int
-
-
 def walk(root: object, room: int = MAX_NODES) -> TreeContents:
     """Everything that a pickle's value holds, by name. A value that stands alone is called "value"."""
     return _Walk().run(root, room)
 
 
+def below(name: str, inner: str) -> str:
+    """The full name of what is called `inner` within the value of this name."""
+    return name if inner == "value" else f"{name}.{inner}"
+
+
 class _Walk:
     def __init__(self) -> None:
-        self.tensors: list[tuple[str, Call | PersistentId]] = []
+        self.tensors: list[tuple[str, Described]] = []
         self.leaves: list[Leaf] = []
         self.problems: dict[str, Problem] = {}
         self.alike: dict[tuple[str, str, bool, bool], int] = {}
@@ -81,11 +79,11 @@ class _Walk:
         self.unread: dict[str, None] = {}
 
     def run(self, root: object, most: int) -> TreeContents:
-        waiting: list[tuple[Iterator[tuple[str, object]], _Parents | None]] = [(iter((("", root),)), None)]
+        # Containers, each with its children that are still to be looked at; the innermost is the last.
+        waiting: list[tuple[object, Iterator[tuple[str, object]]]] = [(None, iter((("", root),)))]
         room = most
         while waiting and room and len(self.tensors) <= MAX_TENSORS:
-            children, parents = waiting[-1]
-            name, value = next(children, _END)
+            name, value = next(waiting[-1][1], _END)
             kind = type(value)
             if value is _END[1]:
                 waiting.pop()
@@ -95,57 +93,43 @@ class _Walk:
                 self.number(name, value)  # type: ignore[arg-type]
             elif (kind is Call or kind is PersistentId) and is_tensor(value):  # type: ignore[arg-type]
                 attributes = self.tensor(name or "value", value)  # type: ignore[arg-type]
-                if attributes and self.enter(name, value, parents):
-                    waiting.append((iter(attributes), _Parents(value, parents, parents.depth + 1 if parents else 1)))
+                if attributes and self.enter(name, value, waiting):
+                    waiting.append((value, iter(attributes)))
             elif kind is bytes and _is_file(value):
                 self.not_read(name)
-            elif kind in _CONTAINERS and self.enter(name, value, parents):
-                below = _Parents(value, parents, parents.depth + 1 if parents else 1)
-                waiting.append((self.children(name, value), below))
+            elif kind in _CONTAINERS and self.enter(name, value, waiting):
+                waiting.append((value, self.children(name, value)))
         if waiting:
             self.problem("it holds more values than we would read")
-        problems = tuple(self.problems.values())
-        return TreeContents(
-            self.tensors, tuple(self.leaves), problems, _containers(root), tuple(self.unread), most - room
-        )
+        leaves, problems = tuple(self.leaves), tuple(self.problems.values())
+        return TreeContents(self.tensors, leaves, problems, _containers(root), tuple(self.unread), most - room)
 
-    def tensor(self, name: str, value: Call | PersistentId) -> list[tuple[str, object]]:
+    def tensor(self, name: str, value: Described) -> list[tuple[str, object]]:
         """Note a tensor; what is set on it besides its elements."""
         self.tensors.append((name, value))
         if is_untyped(value):
             self.not_read(name)
         if type(value) is not Call:
             return []
-        attributes = [pair for state in tensor_attributes(value) for pair in _of_state(name, f"{name}.", state)]
-        return attributes + self.quantised(name, value)
-
-    def quantised(self, name: str, value: Call) -> list[tuple[str, object]]:
-        """What a quantised tensor's integers are multiplied with: numbers here, or tensors."""
-        found = quantiser(value)
-        if found is None:
-            return []
-        parts = []
-        for part, of_all in zip(("scale", "zero_point"), found, strict=True):
+        parts = [pair for state in tensor_attributes(value) for pair in _of_state(name, f"{name}.", state)]
+        # What a quantised tensor's integers are multiplied with: numbers here, or tensors.
+        for part, of_all in zip(("scale", "zero_point"), quantiser(value) or (), strict=False):
             if type(of_all) is float and not math.isfinite(of_all):
                 self.number(f"{name}.{part}", of_all, of_array=True)
             elif type(of_all) in _CONTAINERS:
                 parts.append((f"{name}.{part}s", of_all))
         return parts
 
-    def enter(self, name: str, value: object, parents: _Parents | None) -> bool:
+    def enter(self, name: str, value: object, waiting: list[tuple[object, Iterator[tuple[str, object]]]]) -> bool:
         """Whether to look into a container: not into itself, not for ever deeper, not again and again."""
         visits = self.visits[id(value)] = self.visits.get(id(value), 0) + 1
         if visits > _MAX_VISITS and (visits > _MAX_FLAT_VISITS or not _is_flat(value)):
             self.not_read(name)
             return False
-        if parents is not None and parents.depth >= MAX_DEPTH:
+        if len(waiting) > MAX_DEPTH:
             self.problem(f"it is nested deeper than {MAX_DEPTH} levels")
             return False
-        while visits > 1 and parents is not None:
-            if parents.value is value:
-                return False
-            parents = parents.above
-        return True
+        return visits == 1 or all(value is not above for above, _ in waiting)
 
     def children(self, name: str, value: object) -> Iterator[tuple[str, object]]:
         prefix = f"{name}." if name else ""
@@ -164,7 +148,7 @@ class _Walk:
         if is_numpy(call):
             content = numpy_content(call)
             for number in content.numbers:
-                self.number(name, number, of_array=is_array(call))
+                self.number(name, number, of_array=content.of_array)
             if content.unread:
                 self.not_read(name)
             yield from self.series(prefix, content.items)
@@ -214,8 +198,7 @@ class _Walk:
     def number(self, name: str, value: float | int, *, of_array: bool = False) -> None:
         if type(value) is int and not -(2**63) <= value < 2**63:
             return
-        finite = type(value) is not float or math.isfinite(value)
-        if finite:
+        if type(value) is not float or math.isfinite(value):
             if len(self.leaves) < _MAX_FINITE_LEAVES:
                 self.leaves.append(Leaf(name or "value", value, of_array))
             return
@@ -235,7 +218,7 @@ class _Walk:
             self.unread[name or "value"] = None
 
     def problem(self, message: str) -> None:
-        self.problems.setdefault(message, Problem(message=message))
+        self.problems.setdefault(message, Problem(message))
 
 
 _CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
@@ -287,15 +270,15 @@ def _is_file(value: object) -> bool:
     return value.startswith(b"PK\3\4") or (value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1:] == b".")
 
 
-def _pairs(prefix: str, flat: list[object]) -> Iterator[tuple[str, object]]:
-    for index in range(0, len(flat) - 1, 2):
-        key, value = flat[index], flat[index + 1]
+def _pairs(prefix: str, pairs: list[object]) -> Iterator[tuple[str, object]]:
+    flat = iter(pairs)
+    for index, (key, value) in enumerate(zip(flat, flat, strict=False)):
         if type(key) is str and len(key) <= 500 and key.isascii():
             yield prefix + key, value
         else:
-            yield prefix + _key_text(key, index // 2), value
+            yield prefix + _key_text(key, index), value
             if type(key) is Call:
-                yield f"{prefix}key{index // 2}", key
+                yield f"{prefix}key{index}", key
 
 
 def _of_state(name: str, prefix: str, state: object) -> Iterator[tuple[str, object]]:
@@ -311,17 +294,15 @@ def _of_state(name: str, prefix: str, state: object) -> Iterator[tuple[str, obje
 
 def _attributes(name: str, prefix: str, state: Mapping) -> Iterator[tuple[str, object]]:
     """An object's attributes; a torch module's own tables are left out of the names of what they hold."""
-    for index in range(0, len(state.flat) - 1, 2):
-        key, value = state.flat[index], state.flat[index + 1]
-        yield (name if key in _MODULE_PARTS else prefix + _key_text(key, index // 2)), value
+    flat = iter(state.flat)
+    for index, (key, value) in enumerate(zip(flat, flat, strict=False)):
+        yield (name if key in _MODULE_PARTS else prefix + _key_text(key, index)), value
 
 
 def _key_text(key: object, index: int) -> str:
     if isinstance(key, str):
         return printable(key, 500) if len(key) <= 500 else f"{printable(key, 200)}#{index}"
-    if isinstance(key, int) and key.bit_length() <= 64:
-        return str(key)
-    if key is None or isinstance(key, float):
+    if key is None or isinstance(key, float) or (isinstance(key, int) and key.bit_length() <= 64):
         return str(key)
     if isinstance(key, bytes):
         return printable(repr(key[:100]))

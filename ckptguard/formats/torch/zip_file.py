@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
-from ckptguard.formats.structure import Problem, SpanPlace, Structure
-from ckptguard.formats.torch.state_tree import MAX_NODES, NOTHING, TreeContents, walk
-from ckptguard.formats.torch.tensor_places import StorageSpan, place_tensors
-from ckptguard.formats.zip.archive import Archive, Record, read_archive
-from ckptguard.formats.zip.crc import crc32_of
+from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure, broken
+from ckptguard.formats.torch.rebuild_calls import Described, StorageSpan, place_tensors
+from ckptguard.formats.torch.state_tree import MAX_NODES, walk
+from ckptguard.formats.zip.archive import Archive, Record, read_archive, wrong_sum
 from ckptguard.storage.protocol import Reader
 
 NAME = "torch_zip"
 _DATA = "data/"
-_MAX_PROBLEMS = 200
 _ROOM_EACH = 1700
 _MOST_ROOM = 500_000
 
 
-class ReadingBudget:
+class ReadingBudget(msgspec.Struct):
     """What reading pickles may still cost, over all archives that are read with it; `each` more for each storage that
     is really there, because tensors of their own storages take about as much."""
 
-    def __init__(self, budget: int = BUDGET, each: int = 0) -> None:
-        self.budget = budget
-        self.each = each
-        self.nodes = MAX_NODES
+    budget: int = BUDGET
+    each: int = 0
+    nodes: int = MAX_NODES
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -33,89 +32,67 @@ def read(reader: Reader, path: str) -> Structure:
     return read_within(reader, ReadingBudget(each=_ROOM_EACH))
 
 
-def read_within(reader: Reader, room: ReadingBudget) -> Structure:
+def read_within(reader: Source, room: ReadingBudget) -> Structure:
     """Like `read`, for one of many archives."""
     archive = read_archive(reader)
     if "constants.pkl" in archive.records:  # torch.save writes no such record
-        _, names = _read_state(reader, archive, room, [])
-        message = "a TorchScript archive is not supported"
-        return Structure(format=NAME, problems=(Problem(message=message),), globals=names)
-    problems = list(archive.problems)
-    spans: list[SpanPlace] = []
+        found = Found()
+        _read_state(reader, archive, room, found)
+        return broken(NAME, "a TorchScript archive is not supported", names=frozenset(found.names))
+    found = Found(problems=list(archive.problems), truncated=archive.truncated)
     stored: dict[str, StorageSpan] = {}
     others: list[Record] = []
     for name, record in archive.records.items():  # in the order of the file
-        if not name.startswith(_DATA):
-            others.append(record)
-        elif record.size:
-            stored[name[len(_DATA) :]] = StorageSpan(len(spans), record.size)
-            spans.append(SpanPlace(record.offset, record.size, record.crc32))
+        is_storage = name.startswith(_DATA)
+        if is_storage:
+            stored[name.removeprefix(_DATA)] = StorageSpan(len(found.spans) if record.size else None, record.size)
+        if is_storage and record.size:
+            found.spans.append(SpanPlace(record.offset, record.size, record.crc32))
         else:
-            stored[name[len(_DATA) :]] = StorageSpan(None, 0)
             others.append(record)
-    room.budget += room.each * min(len(spans), _MOST_ROOM)
-    problems += _wrong_sums(reader, others)
-    byte_order = _byte_order(reader, archive, problems)
-    found, names = _read_state(reader, archive, room, problems)
-    tensors = place_tensors(found.tensors, stored, byte_order, problems)
-    if len(problems) > _MAX_PROBLEMS:
-        problems[_MAX_PROBLEMS:] = [Problem(message=f"and {len(problems) - _MAX_PROBLEMS} more problems")]
-    return Structure(
-        format=NAME,
-        spans=tuple(spans),
-        tensors=tuple(tensors),
-        problems=tuple(problems),
-        truncated=archive.truncated,
-        globals=names,
-        leaves=found.leaves,
-        containers=found.containers,
-        unread=found.unread,
-    )
+    room.budget += room.each * min(len(found.spans), _MOST_ROOM)
+    # Records beside the storages are checked here; the storages' bytes are checked as they are scanned.
+    found.problems += [problem for record in others for problem in wrong_sum(reader, record, record.name)]
+    byte_order = _byte_order(reader, archive, found.problems)
+    tensors = _read_state(reader, archive, room, found)
+    found.tensors = place_tensors(tensors, stored, byte_order, found.problems)
+    return found.structure(NAME, MAX_PROBLEMS)
 
 
-def _read_state(
-    reader: Reader, archive: Archive, room: ReadingBudget, problems: list[Problem]
-) -> tuple[TreeContents, tuple[str, ...]]:
+def _read_state(reader: Source, archive: Archive, room: ReadingBudget, found: Found) -> list[tuple[str, Described]]:
+    """Note what data.pkl holds, but for the tensors, which are returned."""
     record = archive.records.get("data.pkl")
     if record is None:
         if archive.records or not archive.problems:
-            problems.append(Problem(message="the archive holds no data.pkl: it is no torch archive"))
-        return NOTHING, ()
+            found.problems.append(Problem("the archive holds no data.pkl: it is no torch archive"))
+        return []
     if record.size > MAX_STREAM:
-        problems.append(Problem(message=f"data.pkl has {record.size} bytes, which is more than we would read"))
-        return NOTHING, ()
+        found.problems.append(Problem(f"data.pkl has {record.size} bytes, which is more than we would read"))
+        return []
     data = reader.read(record.offset, record.size)
     try:
         pickled = read_pickle(data, budget=room.budget)
     except PickleProblem as error:
-        problems.append(Problem(message=f"data.pkl cannot be read: {error}"))
-        return NOTHING, tuple(sorted(error.globals))
+        found.problems.append(Problem(f"data.pkl cannot be read: {error}"))
+        found.names |= error.globals
+        return []
     if pickled.end != len(data):
-        problems.append(Problem(message=f"{len(data) - pickled.end} bytes follow the pickle in data.pkl"))
-    found = walk(pickled.value, room.nodes)
+        found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle in data.pkl"))
+    tree = walk(pickled.value, room.nodes)
     room.budget -= pickled.cost
-    room.nodes -= found.visited
-    problems += found.problems
-    return found, tuple(sorted(pickled.globals))
+    room.nodes -= tree.visited
+    found.problems += tree.problems
+    found.names |= pickled.globals
+    found.leaves, found.containers, found.unread = list(tree.leaves), tree.containers, list(tree.unread)
+    return tree.tensors
 
 
-def _wrong_sums(reader: Reader, others: list[Record]) -> list[Problem]:
-    """Records beside the storages are checked here; the storages' bytes are checked as they are scanned."""
-    return [_wrong_sum(r, found) for r in others if (found := crc32_of(reader, r.offset, r.size)) != r.crc32]
-
-
-def _wrong_sum(record: Record, found: int) -> Problem:
-    return Problem(
-        message=f"record {record.name!r} has a wrong CRC-32", expected=f"{record.crc32:08x}", found=f"{found:08x}"
-    )
-
-
-def _byte_order(reader: Reader, archive: Archive, problems: list[Problem]) -> str:
+def _byte_order(reader: Source, archive: Archive, problems: list[Problem]) -> str:
     record = archive.records.get("byteorder")
     if record is None:
         return "little"
     stated = reader.read(record.offset, min(record.size, 16))
     if stated not in (b"little", b"big"):
-        problems.append(Problem(message="the byte order that the archive states is neither little nor big"))
+        problems.append(Problem("the byte order that the archive states is neither little nor big"))
         return "little"
     return stated.decode()

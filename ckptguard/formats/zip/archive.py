@@ -10,14 +10,22 @@ import struct
 from typing import NamedTuple
 
 from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import Problem
-from ckptguard.formats.zip.directory import DEFLATED, HAS_DESCRIPTOR, DirectoryEntry, Tail, find_tail, read_directory
-from ckptguard.storage.protocol import Reader
+from ckptguard.formats.structure import Problem, Source, shortened
+from ckptguard.formats.zip.crc import crc32_of
+from ckptguard.formats.zip.directory import (
+    DEFLATED,
+    HAS_DESCRIPTOR,
+    ZIP64,
+    DirectoryEntry,
+    Tail,
+    extra_fields,
+    find_tail,
+    read_directory,
+)
 
 _LOCAL = struct.Struct("<IHHHHHIIIHH")
 _LOCAL_SIGNATURE = 0x04034B50
 _DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
-_ZIP64_EXTRA = 0x0001
 _READ_AHEAD = 160  # a local header with torch's padding, nearly always
 _MAX_PROBLEMS = 100
 _BLOCK, _NEAR = 1 << 16, 1 << 12
@@ -43,27 +51,30 @@ class Archive(NamedTuple):
     truncated: bool
 
 
-def read_archive(reader: Reader, *, of_numpy: bool = False) -> Archive:
-    """The archive's records; whatever is wrong is among the problems, and such records are left out.
-
-    torch's archives have one root folder and no compression; numpy's (`of_numpy`) have no root and may be deflated.
-    """
+def read_archive(reader: Source, *, of_numpy: bool = False) -> Archive:
+    """The archive's records; whatever is wrong is among the problems, and such records are left out. torch's archives
+    have one root folder and no compression; numpy's (`of_numpy`) have no root and may be deflated."""
     tail = find_tail(reader)
     if tail.problem is not None:
-        return Archive("", {}, (Problem(message=tail.problem),), tail.truncated)
+        return Archive("", {}, (Problem(tail.problem),), tail.truncated)
     problems: list[Problem] = []
     entries = read_directory(reader, tail, problems, of_numpy=of_numpy)
     root = "" if of_numpy else _one_root(entries, problems)
     records = _place_records(reader, tail, entries, problems)
     if of_numpy:
-        _find_twins(entries, problems)
+        seen: set[str] = set()
+        for entry in entries:
+            if entry.name in seen:
+                problems.append(_wrong(entry.name, "is there twice"))
+            seen.add(entry.name)
         inside = {r.name: r for r in records}
     else:
         inside = {r.name[len(root) + 1 :]: r for r in records if r.name.startswith(root + "/")}
-    if len(problems) > _MAX_PROBLEMS:
-        more = len(problems) - _MAX_PROBLEMS
-        problems[_MAX_PROBLEMS:] = [Problem(message=f"and {more} more problems of the archive")]
-    return Archive(root, inside, tuple(problems), False)
+    return Archive(root, inside, shortened(problems, _MAX_PROBLEMS, "problems of the archive"), False)
+
+
+def _wrong(name: str, what: str) -> Problem:
+    return Problem(f"record {printable(name)!r} {what}")
 
 
 def _one_root(entries: list[DirectoryEntry], problems: list[Problem]) -> str:
@@ -73,24 +84,16 @@ def _one_root(entries: list[DirectoryEntry], problems: list[Problem]) -> str:
     for entry in entries:
         first, slash, rest = entry.name.partition("/")
         if not slash or not rest or first != root:
-            problems.append(Problem(message=f"record {printable(entry.name)!r} lies outside the root folder"))
+            problems.append(_wrong(entry.name, "lies outside the root folder"))
         folded = entry.name.casefold()
         if folded in seen:
-            what = "is there twice" if seen[folded] == entry.name else "differs from another only by case"
-            problems.append(Problem(message=f"record {printable(entry.name)!r} {what}"))
+            same = seen[folded] == entry.name
+            problems.append(_wrong(entry.name, "is there twice" if same else "differs from another only by case"))
         seen[folded] = entry.name
     return root
 
 
-def _find_twins(entries: list[DirectoryEntry], problems: list[Problem]) -> None:
-    seen: set[str] = set()
-    for entry in entries:
-        if entry.name in seen:
-            problems.append(Problem(message=f"record {printable(entry.name)!r} is there twice"))
-        seen.add(entry.name)
-
-
-def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], problems: list[Problem]) -> list[Record]:
+def _place_records(reader: Source, tail: Tail, entries: list[DirectoryEntry], problems: list[Problem]) -> list[Record]:
     """Records in the order of the file, checked to fill it from its first byte to the directory without a gap."""
     records: dict[str, Record] = {}
     ahead = _ReadAhead(reader, tail.directory_offset)
@@ -98,8 +101,7 @@ def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], pr
     for entry in sorted(entries, key=lambda e: e.header_offset):
         start = entry.header_offset
         if not end <= start < tail.directory_offset:
-            what = "overlaps another" if start < end else "is out of bounds"
-            problems.append(Problem(message=f"record {printable(entry.name)!r} {what}"))
+            problems.append(_wrong(entry.name, "overlaps another" if start < end else "is out of bounds"))
             continue
         gap = start - end
         wanted = len(entry.raw_name) + _READ_AHEAD
@@ -112,14 +114,13 @@ def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], pr
             raw = raw[gap:]
         placed = _read_local(reader, tail, entry, raw)
         if isinstance(placed, str):
-            problems.append(Problem(message=f"record {printable(entry.name)!r}: {placed}"))
+            problems.append(Problem(f"record {printable(entry.name)!r}: {placed}"))
             # Where its data ends is not known, so the next record cannot be held against it.
             end, descriptor = start, b""
             continue
         offset, descriptor = placed
         end = offset + entry.packed
-        deflated = entry.method == DEFLATED
-        record = Record(entry.name, offset, entry.size, entry.crc32, entry.packed, deflated)
+        record = Record(entry.name, offset, entry.size, entry.crc32, entry.packed, entry.method == DEFLATED)
         records.setdefault(entry.name, record)
     whole = end + len(descriptor) == tail.directory_offset
     if not whole or reader.read(end, len(descriptor)) != descriptor:
@@ -127,10 +128,19 @@ def _place_records(reader: Reader, tail: Tail, entries: list[DirectoryEntry], pr
     return list(records.values())
 
 
+def wrong_sum(reader: Source, record: Record, name: str, tensor: str | None = None) -> tuple[Problem, ...]:
+    """That the record's bytes have another CRC-32 than the archive states, if so."""
+    found = crc32_of(reader, record.offset, record.packed)
+    if found == record.crc32:
+        return ()
+    message = f"record {name!r} has a wrong CRC-32"
+    return (Problem(message, tensor=tensor, expected=f"{record.crc32:08x}", found=f"{found:08x}"),)
+
+
 class _ReadAhead:
     """Reads small records together with those that follow them; up to `end`, where the directory begins."""
 
-    def __init__(self, reader: Reader, end: int) -> None:
+    def __init__(self, reader: Source, end: int) -> None:
         self._reader = reader
         self._end = end
         self._start = 0
@@ -151,20 +161,19 @@ class _ReadAhead:
 def _note_gap(end: int, start: int, descriptor: bytes, problems: list[Problem]) -> None:
     if len(problems) <= _MAX_PROBLEMS:
         what = "the data descriptor is not as the directory says" if descriptor else "bytes belong to no record"
-        problems.append(Problem(message=f"between byte {end} and {start}: {what}"))
+        problems.append(Problem(f"between byte {end} and {start}: {what}"))
 
 
-def _read_local(reader: Reader, tail: Tail, entry: DirectoryEntry, raw: bytes) -> tuple[int, bytes] | str:
+def _read_local(reader: Source, tail: Tail, entry: DirectoryEntry, raw: bytes) -> tuple[int, bytes] | str:
     """(offset of the data, data descriptor that must follow) or what is wrong with the local header."""
     if len(raw) < _LOCAL.size:
         return "its local header is out of bounds"
-    fields = _LOCAL.unpack_from(raw)
-    signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = fields
+    signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack_from(raw)
     if signature != _LOCAL_SIGNATURE:
         return "there is no local header where the directory says"
     begin = _LOCAL.size + name_length
-    if begin + extra_length > len(raw):
-        whole = begin + extra_length
+    whole = begin + extra_length
+    if whole > len(raw):
         if entry.header_offset + whole > tail.directory_offset:
             return "its local header is out of bounds"
         raw = reader.read(entry.header_offset, whole)
@@ -172,34 +181,19 @@ def _read_local(reader: Reader, tail: Tail, entry: DirectoryEntry, raw: bytes) -
         return "its local header has another name than the directory"
     if flags != entry.flags or method != entry.method:
         return "its local header has other flags than the directory"
-    zip64 = _has_zip64(raw[begin : begin + extra_length])
-    if zip64 is None:
+    fields = extra_fields(raw[begin:whole])
+    if fields is None:
         return "its local header's extra fields are damaged"
-    offset = entry.header_offset + begin + extra_length
+    offset = entry.header_offset + whole
     if offset + entry.packed > tail.directory_offset:
         return "its data is out of bounds"
     if flags & HAS_DESCRIPTOR:
         # Sizes come behind the data, so the header holds zeros or the same values.
         if crc not in (0, entry.crc32) or size not in (0, 0xFFFFFFFF, entry.size):
             return "its local header contradicts the directory"
-        form = "<4sIQQ" if zip64 else "<4sIII"
+        form = "<4sIQQ" if ZIP64 in fields else "<4sIII"
         return offset, struct.pack(form, _DESCRIPTOR_SIGNATURE, entry.crc32, entry.packed, entry.size)
-    if crc != entry.crc32 or not _same_size(size, entry.size, zip64) or not _same_size(packed, entry.packed, zip64):
+    elsewhere = (0xFFFFFFFF,) if ZIP64 in fields else ()
+    if crc != entry.crc32 or size not in (entry.size, *elsewhere) or packed not in (entry.packed, *elsewhere):
         return "its local header contradicts the directory"
     return offset, b""
-
-
-def _same_size(stated: int, size: int, zip64: bool) -> bool:
-    return stated == size or (zip64 and stated == 0xFFFFFFFF)
-
-
-def _has_zip64(extra: bytes) -> bool | None:
-    """Whether the extra fields hold a zip64 one; None if they are damaged."""
-    found, position = False, 0
-    while position < len(extra):
-        if position + 4 > len(extra):
-            return None
-        kind, length = struct.unpack_from("<HH", extra, position)
-        position += 4 + length
-        found |= kind == _ZIP64_EXTRA
-    return found if position == len(extra) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ckptguard.storage.protocol import Reader
+from ckptguard.formats.structure import Source
 
 _BLOCK = 1 << 20
 
@@ -23,7 +23,7 @@ def crc32_function() -> Crc32:
     return function
 
 
-def crc32_of(reader: Reader, offset: int, length: int) -> int:
+def crc32_of(reader: Source, offset: int, length: int) -> int:
     """The CRC-32 of a range, in bounded memory."""
     crc32 = crc32_function()
     value = 0

@@ -8,8 +8,7 @@ import struct
 from typing import NamedTuple
 
 from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import Problem
-from ckptguard.storage.protocol import Reader
+from ckptguard.formats.structure import Problem, Source
 
 MAX_ENTRIES = 500_000
 MAX_DIRECTORY = 256 << 20
@@ -22,6 +21,7 @@ _ENTRY_SIGNATURE = 0x02014B50
 _UTF8 = 0x0800
 _NEWEST_VERSION = 63  # what Python's own reader knows
 STORED, DEFLATED = 0, 8
+ZIP64 = 1  # of extra fields
 HAS_DESCRIPTOR = 0x0008
 CRC_IN_ENTRY, CRC_IN_HEADER = 16, 14  # where it stands in an entry of the directory, and in a local header
 _KNOWN_FLAGS = 0x0808  # data descriptor, UTF-8 names
@@ -53,7 +53,7 @@ class DirectoryEntry(NamedTuple):
     place: int  # where the directory states this
 
 
-def find_tail(reader: Reader) -> Tail:
+def find_tail(reader: Source) -> Tail:
     """The end records; they must stand at the very end, and the directory directly before them."""
     size = reader.entry.size
     if size < _END.size:
@@ -74,14 +74,13 @@ def find_tail(reader: Reader) -> Tail:
     return _bounded(Tail(offset, length, entries), end)
 
 
-def _zip64_tail(reader: Reader, end: int, locator: bytes, short: tuple[int, int, int]) -> Tail:
+def _zip64_tail(reader: Source, end: int, locator: bytes, short: tuple[int, int, int]) -> Tail:
     _, disk, offset64, disks = _LOCATOR.unpack(locator)
     start = end - _END64.size
     if disk or disks != 1 or offset64 != start:
         return Tail(problem="the archive's zip64 locator points elsewhere")
-    signature, length64, _, _, disk, first_disk, here, entries, length, offset = _END64.unpack(
-        reader.read(start, _END64.size)
-    )
+    raw = reader.read(start, _END64.size)
+    signature, length64, _, _, disk, first_disk, here, entries, length, offset = _END64.unpack(raw)
     if signature != b"PK\x06\x06" or length64 != _END64.size - 12 or disk or first_disk or here != entries:
         return Tail(problem="the archive's zip64 end record is not as it should be")
     full = (_FULL16, _FULL32, _FULL32)
@@ -100,7 +99,7 @@ def _bounded(tail: Tail, end: int) -> Tail:
     return tail
 
 
-def _without_end(reader: Reader, size: int) -> Tail:
+def _without_end(reader: Source, size: int) -> Tail:
     """No end record at the end: bytes were appended, or the file is not complete."""
     length = min(size, _END.size + 65_536)
     block = reader.read(size - length, length)
@@ -110,46 +109,38 @@ def _without_end(reader: Reader, size: int) -> Tail:
         at = size - length + position
         # The directory, or behind it the zip64 records, ends exactly where this record begins.
         if offset + directory_size in (at, at - _END64.size - _LOCATOR.size) or offset == _FULL32:
-            extra = length - position - _END.size
-            return Tail(problem=f"{extra} bytes follow the archive")
+            return Tail(problem=f"{length - position - _END.size} bytes follow the archive")
     return Tail(problem="the archive has no end record: the file is not complete", truncated=True)
 
 
-def read_directory(reader: Reader, tail: Tail, problems: list[Problem], *, of_numpy: bool) -> list[DirectoryEntry]:
-    """The directory's entries that make sense; the others are problems.
-
-    `of_numpy`: records may be deflated, and names are keys of a dict, of which only equal ones make trouble.
-    """
+def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_numpy: bool) -> list[DirectoryEntry]:
+    """The directory's entries that make sense; the others are problems. `of_numpy`: records may be deflated, and names
+    are keys of a dict, of which only equal ones make trouble."""
     raw = reader.read(tail.directory_offset, tail.directory_size)
     entries: list[DirectoryEntry] = []
     position = 0
     while position < len(raw):
         if position + _ENTRY.size > len(raw):
-            problems.append(Problem(message="the archive's directory ends in the middle of an entry"))
+            problems.append(Problem("the archive's directory ends in the middle of an entry"))
             return entries
         fields = _ENTRY.unpack_from(raw, position)
         name_length, extra_length, comment_length = fields[10:13]
         place, begin = position, position + _ENTRY.size
         position = begin + name_length + extra_length + comment_length
         if fields[0] != _ENTRY_SIGNATURE or position > len(raw):
-            problems.append(Problem(message=f"entry {len(entries)} of the archive's directory is damaged"))
+            problems.append(Problem(f"entry {len(entries)} of the archive's directory is damaged"))
             return entries
         raw_name = raw[begin : begin + name_length]
         extra = raw[begin + name_length : begin + name_length + extra_length]
         entry = _entry(fields, raw_name, extra, tail.directory_offset + place, of_numpy)
         if isinstance(entry, str):
             shown = printable(raw_name.decode("utf-8", "replace"))
-            problems.append(Problem(message=f"record {shown!r}: {entry}"))
+            problems.append(Problem(f"record {shown!r}: {entry}"))
         else:
             entries.append(entry)
     if len(entries) != tail.entries and not problems:
-        problems.append(
-            Problem(
-                message="the archive's directory has another number of records than its end record says",
-                expected=str(tail.entries),
-                found=str(len(entries)),
-            )
-        )
+        message = "the archive's directory has another number of records than its end record says"
+        problems.append(Problem(message, expected=str(tail.entries), found=str(len(entries))))
     return entries
 
 
@@ -176,46 +167,40 @@ def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, o
         return "its name is not UTF-8"
     if not flags & _UTF8 and not name.isascii():
         return "its name is not ASCII, and not said to be UTF-8"
-    if not (_is_key(name) if of_numpy else _is_plain(name)):
+    if not 0 < len(name) <= 4096 or "\0" in name or not (of_numpy or _is_plain(name)):
         return "its name is unsafe"
     return DirectoryEntry(name, raw_name, flags, method, crc, size, packed, offset, place)
 
 
-def _is_key(name: str) -> bool:
-    return 0 < len(name) <= 4096 and "\0" not in name
-
-
 def _is_plain(name: str) -> bool:
-    if len(name) <= 4096 and _USUAL_NAME.fullmatch(name):
+    if _USUAL_NAME.fullmatch(name):
         return True
-    if not name or len(name) > 4096 or any(c in name for c in "\0\n\r\\") or "://" in name:
-        return False
-    return all(part not in ("", ".", "..") for part in name.split("/"))
+    return not any(c in name for c in "\n\r\\") and "://" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
+
+
+def extra_fields(extra: bytes) -> dict[int, bytes] | None:
+    """The values of extra fields by their kinds; None if they are damaged."""
+    fields, position = {}, 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, position)
+        fields[kind] = extra[position + 4 : position + 4 + length]
+        position += 4 + length
+    return fields if position == len(extra) else None
 
 
 def _with_zip64(stated: tuple[int, int, int], extra: bytes) -> tuple[int, int, int] | None:
     """Size, packed size and offset with the zip64 extra field's values in place of the full ones."""
     if not extra and _FULL32 not in stated:
         return stated
-    values: bytes = b""
-    position = 0
-    while position + 4 <= len(extra):
-        kind, length = struct.unpack_from("<HH", extra, position)
-        if position + 4 + length > len(extra):
-            return None
-        if kind == 1:
-            values = extra[position + 4 : position + 4 + length]
-        position += 4 + length
-    if position != len(extra):
+    fields = extra_fields(extra)
+    if fields is None:
         return None
+    values = fields.get(ZIP64, b"")
     result = []
     for value in stated:
         if value == _FULL32:
             if len(values) < 8:
                 return None
-            value = int.from_bytes(values[:8], "little")
-            values = values[8:]
+            value, values = int.from_bytes(values[:8], "little"), values[8:]
         result.append(value)
-    if values:
-        return None
-    return result[0], result[1], result[2]
+    return None if values else (result[0], result[1], result[2])

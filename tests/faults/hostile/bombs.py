@@ -14,7 +14,7 @@ import numpy as np
 from faults.hostile.assembly import text
 from support.format_files import torch_archive, torch_bytes
 
-from ckptguard.formats.torch.legacy_file import MAGIC
+from ckptguard.formats.suffixes import LEGACY_MAGIC as MAGIC
 
 MIB = 1 << 20
 

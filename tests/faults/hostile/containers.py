@@ -19,7 +19,7 @@ import torch
 import torch.distributed.checkpoint
 from support.format_files import safetensors_bytes, torch_archive, torch_bytes
 
-from ckptguard.formats.torch.legacy_file import MAGIC
+from ckptguard.formats.suffixes import LEGACY_MAGIC as MAGIC
 
 Container = Callable[[Path, bytes], Path]
 _MODEL = safetensors_bytes({"w": torch.arange(4.0)})

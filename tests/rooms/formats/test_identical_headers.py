@@ -10,10 +10,9 @@ import pytest
 import torch
 from support.memory_reader import MemoryReader
 
-from ckptguard.formats.dcp.identical_headers import IdenticalHeaders
+from ckptguard.formats.dcp.distcp import IdenticalHeaders, Subranges
 from ckptguard.formats.structure import Structure
 from ckptguard.formats.torch import zip_file
-from ckptguard.formats.zip.subrange import Subranges
 
 
 def torch_archive(value: object) -> bytes:

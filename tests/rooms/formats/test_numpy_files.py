@@ -16,7 +16,7 @@ import pytest
 from support.format_files import scan_of, structure_of
 
 from ckptguard.formats import Structure, read_structure, tensor_suffix
-from ckptguard.formats.numpy import npz as npz_format
+from ckptguard.formats.numpy import arrays
 from ckptguard.formats.numpy.npy_header import HeaderProblem, read_header
 from ckptguard.formats.zip.crc import crc32_of_rest
 from ckptguard.scan import ScannedFile
@@ -281,7 +281,7 @@ def test_unpacking_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert structure_of(tmp_path, "m.npz", deflated_zeros(4 << 20)).problems == ()
     liar = structure_of(tmp_path, "m.npz", deflated_zeros(4 << 20, stated=1000))
     assert [p.tensor for p in liar.problems] == ["w"]
-    monkeypatch.setattr(npz_format, "_ROOM", 1 << 20)
+    monkeypatch.setattr(arrays, "_ROOM", 1 << 20)
     bomb = structure_of(tmp_path, "m.npz", deflated_zeros(4 << 20))
     assert (bomb.problems, bomb.unread) == ((), ("w",))
 

@@ -33,7 +33,6 @@ class BytePass:
         self.tallies: dict[int, Tally] = {}
         self._plan = plan
         self._envelope = envelope
-        self._crc32 = crc32_function()
         self._hasher = blake3()
         self._crc = 0
         self._cursors: dict[int, int] = {}  # the next segment of each group of the region at hand
@@ -89,7 +88,7 @@ class BytePass:
     def _inside(self, region: Region, piece: memoryview, start: int) -> None:
         self._hasher.update(piece)
         if region.crc32 is not None:
-            self._crc = self._crc32(piece, self._crc)
+            self._crc = crc32_function()(piece, self._crc)
         for group, segments in enumerate(region.groups):
             self._count(group, segments, piece, start)
 

@@ -5,7 +5,6 @@ Every name that came from a file goes through `escape` here, once.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -86,6 +85,8 @@ def print_checked(checked: Checked, *, notices: bool = True) -> None:
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Rows under titles: a rich table on a terminal that is wide enough to fold the last column alone, else columns
     that pipes can cut, one row a line."""
+    import shutil  # what it loads takes as long as rendering; most commands print no table
+
     cells = [[cell(v) for v in row] for row in rows]
     firm = sum(3 + max(map(len, column)) for column in list(zip(titles, *cells, strict=True))[:-1])
     if sys.stdout.isatty() and firm + _LEAST_FOLDED <= shutil.get_terminal_size().columns:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from ckptguard.errors import SettingsError
 from ckptguard.values.settings import Settings, parse_settings, with_environment
@@ -15,15 +15,15 @@ _LONGEST = 1 << 20
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
     """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
     were not given. SettingsError says which source is wrong."""
-    path = Path(config or SETTINGS_FILE)
+    path = config or SETTINGS_FILE  # no Path: loading that takes as long as loading the settings
     settings = Settings()
     try:
-        if config is not None or path.is_file():
-            with path.open("rb") as file:
+        if config is not None or os.path.isfile(path):
+            with open(path, "rb") as file:
                 text = file.read(_LONGEST + 1)
             if len(text) > _LONGEST:
                 raise SettingsError(f"{path} is too large for a settings file")
-            settings = parse_settings(text.decode("utf-8"), str(path))
+            settings = parse_settings(text.decode("utf-8"), path)
     except UnicodeDecodeError as error:
         raise SettingsError(f"{path} is not UTF-8 text") from error
     except OSError as error:

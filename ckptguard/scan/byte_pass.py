@@ -11,11 +11,14 @@ from ckptguard.formats.structure import Problem, Structure
 from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.scan.plan import Part, Plan, Region
 from ckptguard.scan.result import Numbers
+from ckptguard.scan.tallies import FewTally, Tally, merge
 
 if TYPE_CHECKING:
-    from ckptguard.scan.numbers import Tally
+    from ckptguard.scan.numbers import Reading
 
 _LARGEST_ELEMENT = 8
+_TINY = 64  # bytes of a segment, up to which plain numbers are faster than arrays
+_FEW_BYTES = 8 << 10  # bytes of all segments, up to which they are faster than loading numpy by far
 
 
 class BytePass:
@@ -33,7 +36,6 @@ class BytePass:
         self.tallies: dict[int, Tally] = {}
         self._plan = plan
         self._envelope = envelope
-        self._crc32 = crc32_function()
         self._hasher = blake3()
         self._crc = 0
         self._cursors: dict[int, int] = {}  # the next segment of each group of the region at hand
@@ -89,7 +91,7 @@ class BytePass:
     def _inside(self, region: Region, piece: memoryview, start: int) -> None:
         self._hasher.update(piece)
         if region.crc32 is not None:
-            self._crc = self._crc32(piece, self._crc)
+            self._crc = crc32_function()(piece, self._crc)
         for group, segments in enumerate(region.groups):
             self._count(group, segments, piece, start)
 
@@ -147,27 +149,26 @@ def numbers_of(plan: Plan, tallies: dict[int, Tally]) -> tuple[Numbers | None, .
             result.append(None)
             continue
         if pieces not in merged:
-            merged[pieces] = _merge([tallies[p] for p in pieces if p in tallies])
+            found = [tallies[p] for p in pieces if p in tallies]
+            merged[pieces] = merge(found) if found else None
         result.append(merged[pieces])
     return tuple(result)
 
 
-def _merge(tallies: list[Tally]) -> Numbers | None:
-    from ckptguard.scan.numbers import merge
-
-    return merge(tallies) if tallies else None
-
-
 def _tally_maker(plan: Plan) -> Callable[[int], Tally]:
-    # numpy is imported only once there are floats to look at: by then the digest threads have work.
-    from ckptguard.scan.numbers import Reading, Tally
-
+    few = sum(one.end - one.begin for one in plan.segments) <= _FEW_BYTES
     readings: dict[tuple[str, str], Reading] = {}
 
     def make(number: int) -> Tally:
-        kind = (plan.segments[number].dtype, plan.segments[number].byte_order)
+        segment = plan.segments[number]
+        kind = (segment.dtype, segment.byte_order)
+        if few or segment.end - segment.begin <= _TINY:
+            return FewTally(*kind)
+        # numpy is imported only once there are many floats to look at: by then the digest threads have work.
+        from ckptguard.scan.numbers import ArrayTally, Reading
+
         if kind not in readings:
             readings[kind] = Reading(*kind)
-        return Tally(readings[kind])
+        return ArrayTally(readings[kind])
 
     return make

@@ -40,12 +40,11 @@ def _side_by_side(
     large_first = _large_first(storage, keys) if workers > 1 and len(keys) > 1 and not options.structure_only else []
     if len(large_first) < 2:
         return tuple(scanner(key) for key in keys)
-    from concurrent.futures import FIRST_EXCEPTION, wait  # not for one file: it takes as long to load as a small one
-
-    from ckptguard.scan.executors import executor_of
+    # Not for one file: it takes as long to load as a small one.
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
     futures: dict[str, Future[ScannedFile]] = {}
-    with executor_of(min(workers, len(large_first))) as executor:
+    with ThreadPoolExecutor(min(workers, len(large_first)), "ckptguard-scan") as executor:
         try:
             for key in dict.fromkeys((*large_first, *keys)):
                 futures[key] = executor.submit(scanner, key)

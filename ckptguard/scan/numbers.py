@@ -16,7 +16,8 @@ import numpy as np
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.formats.structure import Structure, TensorPlace
 from ckptguard.scan.result import Numbers
-from ckptguard.scan.rms_sample import FEW, Decode, SquareSum, rms_of
+from ckptguard.scan.rms_sample import Decode, SquareSum
+from ckptguard.scan.tallies import Tally, merge
 from ckptguard.storage.protocol import Reader
 
 if TYPE_CHECKING:
@@ -28,50 +29,27 @@ _CHUNK = 1 << 20
 _ROOM = 64 << 20  # bytes that may be read again beyond twice the file
 
 
-class Tally:
-    """What is known of one segment's floats so far; blocks are added in the order of the file."""
+class ArrayTally(Tally):
+    """A tally of any number of floats, as numpy sees them."""
 
-    __slots__ = (
-        "bits_of_finite",
-        "constant",
-        "count",
-        "first_bad",
-        "first_bits",
-        "largest",
-        "nan",
-        "neginf",
-        "posinf",
-        "reading",
-        "single_finite",
-        "squares",
-    )
+    __slots__ = ("reading", "squares")
 
     def __init__(self, reading: Reading) -> None:
+        super().__init__(reading.layout)
         self.reading = reading
         self.squares = SquareSum(reading.decode)
-        self.count = self.nan = self.posinf = self.neginf = 0
-        self.first_bad: int | None = None
-        self.largest = 0  # bits of the largest finite magnitude
-        self.first_bits: int | None = None
-        self.bits_of_finite: int | None = None
-        self.constant = self.single_finite = True
 
     def add(self, block: memoryview) -> None:
-        """Look at the next floats of the segment; a block holds whole ones."""
         reading = self.reading
         bits: Bits = np.frombuffer(block, reading.unsigned)
         if not bits.flags.aligned:
             bits = bits.copy()
-        layout = reading.layout
+        layout = self.layout
         if self.first_bits is None:
             self.first_bits = int(bits[0])
-        if len(bits) <= FEW:
-            few = bits.tolist()
-            highest, top = max(few), max([b & ~layout.sign for b in few])
-        else:
-            # Without a temporary: the largest with a clear sign bit, and the largest with a set one.
-            highest, positive = int(bits.max()), int(bits.view(reading.signed).max())
-            top = max(positive, highest ^ layout.sign if highest & layout.sign else 0)
+        # Without a temporary: the largest with a clear sign bit, and the largest with a set one.
+        highest, positive = int(bits.max()), int(bits.view(reading.signed).max())
+        top = max(positive, highest ^ layout.sign if highest & layout.sign else 0)
         clean = top < layout.bad and not (layout.negative_zero_is_nan and highest & layout.sign)
         if not clean:
             self._add_suspicious(bits)
@@ -87,8 +65,11 @@ class Tally:
         self.squares.add(bits)
         self.count += len(bits)
 
+    def finish(self) -> tuple[int, float, float]:
+        return self.squares.sums()
+
     def _add_suspicious(self, bits: Bits) -> None:
-        layout = self.reading.layout
+        layout = self.layout
         sign = bits.dtype.type(layout.sign)
         magnitudes = bits & ~sign
         bad = bits == sign if layout.negative_zero_is_nan else magnitudes >= bits.dtype.type(layout.bad)
@@ -128,45 +109,7 @@ class Reading:
         self.decode = Decode(layout, byte_order)
 
 
-def merge(tallies: Sequence[Tally]) -> Numbers:
-    """The numbers of a tensor from those of its segments, in order."""
-    one = tallies[0] if len(tallies) == 1 else _as_one(tallies)
-    largest = one.reading.layout.magnitude(one.largest)
-    return Numbers(
-        count=one.count,
-        nan=one.nan,
-        posinf=one.posinf,
-        neginf=one.neginf,
-        first_bad=one.first_bad,
-        largest=largest,
-        rms=rms_of([t.squares for t in tallies]),
-        constant=one.count > 0 and one.constant,
-        zero=one.count > 0 and one.first_bad is None and largest == 0,
-        single_finite=one.bits_of_finite is not None and one.single_finite,
-    )
-
-
-def _as_one(tallies: Sequence[Tally]) -> Tally:
-    """All that one tally of the segments in a row would know, but for the squares."""
-    whole = Tally(tallies[0].reading)
-    for tally in tallies:
-        if whole.first_bad is None and tally.first_bad is not None:
-            whole.first_bad = whole.count + tally.first_bad
-        whole.count += tally.count
-        whole.nan += tally.nan
-        whole.posinf += tally.posinf
-        whole.neginf += tally.neginf
-        whole.largest = max(whole.largest, tally.largest)
-    finite = {t.bits_of_finite for t in tallies if t.bits_of_finite is not None}
-    whole.bits_of_finite = min(finite, default=None)
-    whole.single_finite = len(finite) == 1 and all(t.single_finite for t in tallies)
-    whole.constant = all(t.constant for t in tallies) and len({t.first_bits for t in tallies}) == 1
-    return whole
-
-
 def _all_equal(bits: Bits, value: int) -> bool:
-    if len(bits) <= FEW:
-        return bool(bits.tolist().count(value) == len(bits))
     if int(bits[-1]) != value or int(bits[len(bits) // 2]) != value or int(bits[0]) != value:
         return False  # nearly always the end of it
     return bool((bits == bits.dtype.type(value)).all())
@@ -216,7 +159,7 @@ def _read_view(
     assert tensor.span is not None
     size = DTYPES[tensor.dtype].size
     begin = structure.spans[tensor.span].offset + tensor.start * size
-    tally = Tally(Reading(tensor.dtype, tensor.byte_order))
+    tally = ArrayTally(Reading(tensor.dtype, tensor.byte_order))
     count = tensor.stop - tensor.start
     for first in range(0, count, _CHUNK // size):
         last = min(first + _CHUNK // size, count)

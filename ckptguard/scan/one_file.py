@@ -148,10 +148,10 @@ class FileScanner:
         return 1 if self._rate is not None else max(min(2 * IN_FLIGHT // self._read_ahead, IN_FLIGHT), 1)
 
     def _in_parts(self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3) -> list[BytePass]:
-        from ckptguard.scan.executors import executor_of
+        from concurrent.futures import ThreadPoolExecutor
 
         with self._parts_lock:
-            self._parts = self._parts or executor_of(self._workers)
+            self._parts = self._parts or ThreadPoolExecutor(self._workers, "ckptguard-scan")
         done = self._done_with(reader)
         passes = [BytePass(plan, part) for part in parts]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckptguard.formats.dtypes import FloatLayout
+from ckptguard.scan.tallies import LARGE, SCALE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 _STRETCH = 4 << 10
 _HEAD = 16 * _STRETCH
 _STEP = 31 * _STRETCH
-FEW = 16  # elements, up to which plain numbers are faster than arrays
-_LARGE = 2.0**900  # sums of squares from here on are kept scaled, so that none is ever infinite
-_SCALE = 2.0**-540
 
 
 class SquareSum:
@@ -73,36 +70,24 @@ class SquareSum:
         self._add_rows(row.reshape(1, -1))
 
     def _add_rows(self, rows: Bits) -> None:
-        if rows.size <= FEW:
-            self._add_few(rows)
-            return
         with np.errstate(all="ignore"):
             values = self._decode(rows)
             for number, total in enumerate(np.einsum("ij,ij->i", values, values).tolist()):
-                if total < _LARGE:
+                if total < LARGE:
                     self._total += total
                     self._count += values.shape[1]
                 else:
                     self._add_with_care(values[number])
-
-    def _add_few(self, rows: Bits) -> None:
-        finite = [value for value in self._decode.few(rows.reshape(-1)) if math.isfinite(value)]
-        total = sum([value * value for value in finite])
-        if total < _LARGE:
-            self._total += total
-            self._count += len(finite)
-        else:
-            self._add_with_care(np.array(finite))
 
     def _add_with_care(self, row: Values) -> None:
         """A stretch that holds what is not finite, or whose squares are huge."""
         finite = row[np.isfinite(row)]
         self._count += len(finite)
         total = float(np.einsum("i,i->", finite, finite))
-        if total < _LARGE:
+        if total < LARGE:
             self._total += total
         else:
-            finite *= _SCALE
+            finite *= SCALE
             self._large += float(np.einsum("i,i->", finite, finite))
 
     def sums(self) -> tuple[int, float, float]:
@@ -135,27 +120,3 @@ class Decode:
         if self._float is not None:
             return bits.view(self._float).astype(np.float64)
         return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-
-    def few(self, bits: Bits) -> list[float]:
-        """The same of a few bits, without a warning for any."""
-        values: list[float]
-        if self._table is not None:
-            values = self._table[bits].tolist()
-        elif self._float is not None:
-            values = bits.view(self._float).tolist()
-        else:
-            values = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32).tolist()
-        return values
-
-
-def rms_of(sums: Sequence[SquareSum]) -> float | None:
-    """The root mean square over several segments; None if no element of the sample is finite."""
-    count, total, large = 0, 0.0, 0.0
-    for one in sums:
-        own = one.sums()
-        count, total, large = count + own[0], total + own[1], large + own[2]
-    if count == 0:
-        return None
-    if large:
-        return math.sqrt((large + total * _SCALE * _SCALE) / count) / _SCALE
-    return math.sqrt(total / count)

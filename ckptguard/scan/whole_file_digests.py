@@ -48,19 +48,21 @@ class DigestThreads:
 
         self._depth = depth
         self._queues: list[SimpleQueue[tuple[Hasher, memoryview] | None]] = [SimpleQueue() for _ in range(count)]
-        self._free = [threading.Semaphore(depth) for _ in range(count)]
+        # A token for each free block: a queue costs less to wait for than a semaphore, which is written in Python.
+        self._free: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(count)]
         self._error: BaseException | None = None
         self._threads = [
             threading.Thread(target=self._serve, args=(queue, free), name="ckptguard-digest", daemon=True)
             for queue, free in zip(self._queues, self._free, strict=True)
         ]
-        for thread in self._threads:
+        for free, thread in zip(self._free, self._threads, strict=True):
+            self._set_free(free)
             thread.start()
 
     def wait_for_room(self) -> None:
         """Wait until the block fed `depth` blocks ago is no longer needed, in every thread."""
         for free in self._free:
-            free.acquire()
+            free.get()
         self._raise()
 
     def feed(self, hashers: Sequence[Hasher], block: memoryview) -> None:
@@ -72,11 +74,15 @@ class DigestThreads:
         """Wait until everything that was fed is in the digests."""
         for free in self._free:
             for _ in range(self._depth):
-                free.acquire()
-            free.release(self._depth)
+                free.get()
+            self._set_free(free)
         self._raise()
 
-    def _serve(self, queue: SimpleQueue[tuple[Hasher, memoryview] | None], free: threading.Semaphore) -> None:
+    def _set_free(self, free: SimpleQueue[None]) -> None:
+        for _ in range(self._depth):
+            free.put(None)
+
+    def _serve(self, queue: SimpleQueue[tuple[Hasher, memoryview] | None], free: SimpleQueue[None]) -> None:
         while (item := queue.get()) is not None:
             try:
                 if self._error is None:
@@ -84,7 +90,7 @@ class DigestThreads:
             except BaseException as error:
                 self._error = error
             del item
-            free.release()
+            free.put(None)
 
     def _raise(self) -> None:
         if self._error is not None:

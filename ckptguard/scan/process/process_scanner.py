@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import Self
 
@@ -13,7 +13,6 @@ import msgspec
 
 from ckptguard.errors import WorkerError
 from ckptguard.scan import scan_files
-from ckptguard.scan.executors import executor_of
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.process.messages import Request
 from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
@@ -104,15 +103,17 @@ class ProcessScanner:
         return Scan(files=tuple(files[key] for key in keys), seconds=time.perf_counter() - started)
 
     def _ask(self, requests: list[Request], seconds: float, is_over: Callable[[], bool]) -> list[Scan]:
-        failed = threading.Event()
         processes = self._processes[: len(requests)]
         for process in processes:  # here and not in the executor's threads, which soon end
             process.start()
+        if len(requests) == 1:
+            return [processes[0].scan(requests[0], seconds, is_over)]
+        failed = threading.Event()
 
         def stopped() -> bool:
             return is_over() or failed.is_set()
 
-        with executor_of(len(requests)) as executor:
+        with ThreadPoolExecutor(len(requests), "ckptguard-scan") as executor:
             futures: list[Future[Scan]] = [
                 executor.submit(process.scan, request, seconds, stopped)
                 for process, request in zip(processes, requests, strict=True)

@@ -20,8 +20,9 @@ from ckptguard.errors import ChangedWhileReadError, StorageError
 from ckptguard.formats.structure import SpanPlace, Structure, TensorPlace
 from ckptguard.scan import ScanOptions, digest_places, scan_files
 from ckptguard.scan.byte_pass import BytePass, numbers_of
-from ckptguard.scan.numbers import Reading, Tally, merge
+from ckptguard.scan.numbers import ArrayTally, Reading
 from ckptguard.scan.plan import Part, plan_of
+from ckptguard.scan.tallies import merge
 from ckptguard.scan.whole_file_digests import DigestThreads
 from ckptguard.storage import open_storage
 
@@ -82,7 +83,7 @@ def test_every_bit_pattern_is_judged_as_torch_does(dtype: torch.dtype) -> None:
     else:
         bits = np.random.default_rng(5).integers(0, 2 ** (8 * size) - 1, 50_000, dtype=f"<u{size}", endpoint=True)
     values = torch.from_numpy(bits.view(np.uint8).copy()).view(dtype).to(torch.float64)
-    tally = Tally(Reading(str(dtype).removeprefix("torch."), "little"))
+    tally = ArrayTally(Reading(str(dtype).removeprefix("torch."), "little"))
     tally.add(memoryview(bits.tobytes()))
     numbers = merge([tally])
     assert numbers.nan == int(values.isnan().sum())
@@ -99,7 +100,7 @@ def test_every_bit_pattern_is_judged_as_torch_does(dtype: torch.dtype) -> None:
 def test_big_endian_numbers(dtype: str, code: str, nan: int) -> None:
     """A big-endian archive's numbers are read in its own byte order."""
     data = struct.pack(f">6{code}", 1.0, 2.0, math.nan, -3.0, math.inf, 0.0)
-    tally = Tally(Reading(dtype, "big"))
+    tally = ArrayTally(Reading(dtype, "big"))
     tally.add(memoryview(data))
     numbers = merge([tally])
     assert (numbers.nan, numbers.posinf, numbers.first_bad, numbers.largest) == (1, 1, 2, 3.0)

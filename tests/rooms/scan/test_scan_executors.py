@@ -21,12 +21,13 @@ from support.format_files import FLOATS, safetensors_bytes, some_tensors, torch_
 from ckptguard.errors import ChangedWhileReadError, ObjectMissingError, WorkerError
 from ckptguard.formats.dcp import metadata as dcp_metadata
 from ckptguard.scan import Scan, Scanner, ScanOptions, one_file, scan_files
-from ckptguard.scan.numbers import Reading, Tally, merge
+from ckptguard.scan.numbers import ArrayTally, Reading
 from ckptguard.scan.one_file import Structures
 from ckptguard.scan.plan import Region, parts_of
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import WorkerLimits
 from ckptguard.scan.scanners import scanner_of
+from ckptguard.scan.tallies import merge
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 
@@ -260,7 +261,7 @@ def test_rms_does_not_depend_on_blocks(dtype: torch.dtype) -> None:
     size = values.element_size()
 
     def rms(part: memoryview, block: int) -> float | None:
-        tally = Tally(Reading(name, "little"))
+        tally = ArrayTally(Reading(name, "little"))
         for begin in range(0, len(part), block * size):
             tally.add(part[begin : begin + block * size])
         return merge([tally]).rms
@@ -279,7 +280,7 @@ def test_rms_of_extremes() -> None:
     """Huge values do not overflow, and nothing finite has no mean."""
 
     def rms(values: list[float]) -> float | None:
-        tally = Tally(Reading("float64", "little"))
+        tally = ArrayTally(Reading("float64", "little"))
         tally.add(memoryview(np.array(values).tobytes()))
         return merge([tally]).rms
 

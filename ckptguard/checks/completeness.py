@@ -13,6 +13,7 @@ from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
 from ckptguard.scan.result import ScannedFile
+from ckptguard.values.ids import numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Severity
 
@@ -130,8 +131,8 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
 
 def precedes(evidence: Evidence, reference: Manifest) -> bool:
     """Whether the checkpoint is of an earlier step than its reference, which only the first ones of a run are."""
-    step = evidence.checkpoint.step
-    return step is not None and reference.step is not None and step < reference.step
+    own = numbers_of(evidence.checkpoint.step)
+    return own != () and own < numbers_of(reference.step)
 
 
 def _shape(name: str) -> str:

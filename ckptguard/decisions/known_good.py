@@ -7,15 +7,15 @@ Known-good is the highest step whose sealed bytes are GOOD, latest generation fi
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from ckptguard.values.ids import CheckpointId, parse_id
+from ckptguard.values.ids import CheckpointId, Step, numbers_of, parse_id, single_number
 from ckptguard.values.verdict import Outcome, worst
 
 _NAME = re.compile(
-    r"(?P<id>(?:\d{12}|-)\.[1-9]\d*)\.(?P<number>\d{4,9})\.(?P<outcome>good|suspect|incomplete|bad)\.json"
+    r"(?P<id>(?:\d{12}(?:-\d{12})*|-)\.[1-9]\d*)\.(?P<number>\d{4,9})\.(?P<outcome>good|suspect|incomplete|bad)\.json"
 )
 
 
@@ -79,15 +79,72 @@ def ever_good(series: str, names: Iterable[str]) -> set[CheckpointId]:
 def choose_known_good(
     names: Mapping[str, Collection[str]], *, before_step: int | None = None, exclude: Collection[CheckpointId] = ()
 ) -> list[Standing]:
-    """Generations that may be known-good, best first, from the ledger names of each series. Those are the ones that
-    were GOOD at some time: a generation whose place was damaged since may be whole in a copy, which only its entry
-    tells. The caller takes the first whose entry says that its sealed bytes are good, and that is present.
-    `before_step` is exclusive; ids in `exclude` are left out. A checkpoint without a step is never among them."""
+    """Generations that may be known-good, series by series, newest first, from the ledger names of each. Those were
+    GOOD at some time: a generation whose place was damaged since may be whole in a copy, which only its entry tells.
+    The caller takes the first whose entry says that its sealed bytes are good, and that is present.
+    `before_step` is exclusive, and says nothing of names that do not state one number; ids in `exclude` are left
+    out."""
     chosen: list[Standing] = []
     for series in sorted(names):
         good = ever_good(series, names[series])
-        for id, standing in standings(series, names[series]).items():
-            in_time = id.step is not None and (before_step is None or id.step < before_step)
+        standing_of = standings(series, names[series])
+        for id, standing in sorted(standing_of.items(), key=lambda item: item[0].order, reverse=True):
+            in_time = before_step is None or id.number is None or id.number < before_step
             if id in good and in_time and id not in exclude:
                 chosen.append(standing)
-    return sorted(chosen, key=lambda s: s.id.order, reverse=True)
+    return chosen
+
+
+# What counts the progress of a training, the finest first: counters inside a checkpoint, then those in its name.
+COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "step", "optimizer step", "epoch")
+NUMBER_IN_NAME = "number in its name"
+NAMED = ("step in its name", "epoch in its name", NUMBER_IN_NAME)
+
+
+class Standpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the newest known-good checkpoint of a series stands among those of others: `counters` by kind."""
+
+    series: str
+    counters: Mapping[str, int]
+    has_optimizer: bool
+    sealed_at: str
+
+
+def choose_series(heads: Sequence[Standpoint]) -> tuple[int, str]:
+    """Which of several series has the newest known-good checkpoint (its place in `heads`), and why it is that one; ""
+    where there is no other.
+
+    Those that hold optimizer state go before those that hold weights alone. They are compared by the finest counter
+    that all of them have. Where they have none in common, or it is equal, the one that was sealed last wins.
+    """
+    if len(heads) == 1:
+        return 0, ""
+    resumable = [n for n, head in enumerate(heads) if head.has_optimizer]
+    left = resumable or list(range(len(heads)))
+    kind = next((k for k in (*COUNTERS, *NAMED) if all(k in heads[n].counters for n in left)), None)
+    best = max(left, key=lambda n: (heads[n].counters[kind] if kind else 0, heads[n].sealed_at, heads[n].series))
+    if len(left) == 1:
+        return best, "of several series the only one with optimizer state"
+    value = f"has the highest {kind} ({heads[best].counters[kind]})" if kind else "was sealed last"
+    return best, f"of {len(left)} series this one {value}"
+
+
+def finest_counter(counters: Mapping[str, int]) -> str | None:
+    """The finest of some counters inside a checkpoint, in words; None where it holds none."""
+    return next((f"{kind} {counters[kind]}" for kind in COUNTERS if kind in counters), None)
+
+
+def order_words(step: Step) -> str:
+    """What puts the checkpoints of a series in order, in words."""
+    if step is None:
+        return "the order in which its contents were saved under this name"
+    return "the number in its name" if isinstance(step, int) else "the numbers in its name, one after the other"
+
+
+def may_be_newer(series: str, step: Step, known_good: CheckpointId) -> bool:
+    """Whether a checkpoint without a verdict may be newer than the known-good one, by names alone. What lies under a
+    fixed name may always be."""
+    if series == known_good.series:
+        return step is None or numbers_of(step) > numbers_of(known_good.step)
+    number = single_number(step)
+    return number is None or known_good.number is None or number > known_good.number

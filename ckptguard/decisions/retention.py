@@ -79,7 +79,7 @@ def _decide_series(own: Sequence[Present], policy: Policy, now: float | None) ->
     unknown = unknown_metrics(own, policy)
     policy = msgspec.structs.replace(policy, keep_best=tuple(b for b in policy.keep_best if b.metric not in unknown))
     ordered = sorted(own, key=lambda c: (c.id.order, c.path))
-    good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD and c.id.step is not None]
+    good = [c for c in reversed(ordered) if c.outcome is Outcome.GOOD]
     reasons: dict[str, list[str]] = {c.path: list(c.holds) for c in ordered}
     for checkpoint, reason in _kept_by_rules(ordered, good, policy, now):
         reasons[checkpoint.path].append(reason)
@@ -125,7 +125,7 @@ def _kept_by_rules(
     for checkpoint in good[: policy.keep_last or 0]:
         yield checkpoint, f"one of the last {policy.keep_last}"
     if policy.keep_every is not None:
-        first = {(c.id.step or 0) // policy.keep_every: c for c in good}  # the last one set is the oldest
+        first = {(c.id.number or 0) // policy.keep_every: c for c in good}  # the last one set is the oldest
         for checkpoint in first.values():
             yield checkpoint, f"the first of {policy.keep_every} steps"
     if policy.keep_within is not None:

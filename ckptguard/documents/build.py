@@ -110,7 +110,7 @@ FORMS: dict[str, Form] = {
     "cleared": Form("series step id outcome checked_at version digests findings"),
     "show.Shown": Form(
         "target series=manifest.series layout=manifest.layout step=manifest.step id sealed digest_origin"
-        " bytes=manifest.bytes metrics files=manifest.files verdict history",
+        " counters=manifest.counters bytes=manifest.bytes metrics files=manifest.files verdict history",
         {
             "digest_origin": lambda s: s.manifest.digest_origin if s.sealed else None,
             "metrics": lambda s: s.manifest.given_metrics(),

@@ -104,8 +104,8 @@ def _last_good(history: History, incident: Incident, details: Details) -> Checkp
         id
         for id, standing in known
         if standing.outcome is Outcome.GOOD
-        and id.step is not None
-        and (onset is None or id.step < onset)
+        and id.number is not None
+        and (onset is None or id.number < onset)
         and not history.is_quarantined(id)
     )
     return max(found, key=lambda id: (id.order, id.series), default=None)
@@ -113,7 +113,7 @@ def _last_good(history: History, incident: Incident, details: Details) -> Checkp
 
 def _first_bad(history: History, incident: Incident, good: CheckpointId | None) -> CheckpointId | None:
     """The checkpoint that the incident is about; else the first bad one after the last good one that was noticed."""
-    about, after = checkpoint_of(incident), good.step if good is not None else None
+    about, after = checkpoint_of(incident), good.number if good is not None else None
     if about is not None and about.series in history.names:
         return about
     if incident.step is None:
@@ -122,10 +122,10 @@ def _first_bad(history: History, incident: Incident, good: CheckpointId | None) 
         id
         for name in ([good.series] if good is not None else history.names)
         for id, standing in history.standings(name).items()
-        if id.step is not None
+        if id.number is not None
         and standing.outcome in (Outcome.BAD, Outcome.SUSPECT)
-        and (after is None or after < id.step)
-        and id.step <= incident.step
+        and (after is None or after < id.number)
+        and id.number <= incident.step
     ]
     return min(found, key=lambda id: (id.order[0], -id.generation, id.series), default=None)
 
@@ -139,7 +139,7 @@ def _facts(history: History, id: CheckpointId) -> CheckpointFacts:
     weighty = [f for f in (verdict.findings if verdict else ()) if f.severity in (Severity.ERROR, Severity.SICKNESS)]
     return CheckpointFacts(
         path=manifest.path if manifest else id.series,
-        step=id.step,
+        step=id.number,
         id=str(id),
         outcome=verdict.outcome.value if verdict else "pending",
         largest=_largest(sizes),

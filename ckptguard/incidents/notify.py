@@ -24,7 +24,7 @@ from ckptguard.records.incidents import Incident
 from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import Run
 from ckptguard.runs.results import Checked
-from ckptguard.values.ids import escape
+from ckptguard.values.ids import Step, escape
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Severity
 
@@ -208,7 +208,7 @@ def replica_event(run: Run, url: str, reason: str, *, source: str) -> Event:
     return _event(run, "replica", None, cause="replica", reason=escape(f"{url}: {reason}"), source=source)
 
 
-def _event(run: Run, event: str, step: int | None, *, cause: str, reason: str, source: str) -> Event:
+def _event(run: Run, event: str, step: Step, *, cause: str, reason: str, source: str) -> Event:
     return {
         "schema": 1,
         "command": "incident",

@@ -29,7 +29,7 @@ from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, create_record
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, single_number
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Severity
 
@@ -61,7 +61,7 @@ def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | No
         return update_incident(run, noticed, evidence={"bad_saves": f"{known}; {sentence}" if known else sentence})
     incident = open_incident(
         run,
-        step=checked.step,
+        step=single_number(checked.step),
         cause="numeric" if errors & _OF_NUMBERS else "damage",
         reason=f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}",
         evidence=dict(about),
@@ -130,13 +130,13 @@ def _close_same_trouble(run: Run, incident: Incident, *, action: str) -> None:
 
 
 def _explains(run: Run, incident: Incident, id: CheckpointId | None) -> bool:
-    if id is None or id.step is None or incident.step is None:
+    if id is None or id.number is None or incident.step is None:
         return False
     if incident.source == "daemon" or incident.cause in _OF_STORAGE:
         return False
     onset = incident.known_details().onset
     first = onset if onset is not None else incident.step
-    return first <= id.step <= incident.step and _written_before(run, incident, id)
+    return first <= id.number <= incident.step and _written_before(run, incident, id)
 
 
 def _written_before(run: Run, incident: Incident, id: CheckpointId) -> bool:

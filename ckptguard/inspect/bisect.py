@@ -17,7 +17,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 
@@ -29,7 +29,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     id: CheckpointId | None
-    step: int
+    step: Step
     outcome: Outcome
 
 
@@ -64,7 +64,7 @@ def bisect_run(view: RunView, *, series: str | None = None, record: bool = True,
     states = {(state.path, state.id): state for state in survey(view)}
     by_series: dict[str, list[Stage]] = {}
     for state in states.values():
-        if state.step is not None and series in (None, state.series):
+        if series in (None, state.series):
             fresh = judged.get(state.path) if state.outcome is Outcome.PENDING else None
             outcome = fresh.outcome if fresh is not None else state.outcome
             stage = Stage(path=state.path, id=state.id, step=state.step, outcome=outcome)
@@ -115,7 +115,7 @@ def _verify_pending(
     view: RunView, series: str | None, notes: list[str], *, record: bool, work: Work
 ) -> tuple[dict[str, Checked], bool]:
     """Verify what has no verdict: the answers by path, and whether something could not be read."""
-    pending = {s.path for s in survey(view) if s.outcome is Outcome.PENDING and s.in_place and s.step is not None}
+    pending = {s.path for s in survey(view) if s.outcome is Outcome.PENDING and s.in_place}
     answers: dict[str, Checked] = {}
     unsure = False
     for checkpoint in view.checkpoints:

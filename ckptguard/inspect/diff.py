@@ -14,7 +14,7 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
 from ckptguard.scan.tensor_difference import Difference
 from ckptguard.storage import Reader
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.incident import ChangedTensor, worded
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
@@ -29,7 +29,7 @@ class DiffedCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     id: CheckpointId | None
-    step: int | None
+    step: Step
     outcome: Outcome | None
     layout: str
     tensors: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
@@ -14,7 +16,7 @@ from ckptguard.runs.history import history_of_step
 from ckptguard.runs.removal_holds import pins_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.verdict import Outcome
 
 
@@ -26,7 +28,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     series: str
     layout: str
-    step: int | None
+    step: Step
     id: CheckpointId | None
     outcome: Outcome
     in_place: bool
@@ -39,6 +41,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: int | None
     pins: tuple[str, ...]
     reason: str
+    counter: str | None = None  # the finest counter inside it, such as "iter_num 3500"
 
 
 def survey(view: RunView, memo: StateMemo | None = None) -> tuple[CheckpointState, ...]:
@@ -104,14 +107,12 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
     return tuple(sorted(found, key=lambda s: (s.series, s.step is None, s.step or 0, str(s.id or ""), s.path)))
 
 
-def without_verdict(view: RunView, listed: ListedSteps, *, above: int = -1) -> list[Checkpoint]:
-    """The numbered checkpoints in place, of steps above this one, that `survey` calls PENDING. `listed`: the names in
-    the records."""
+def without_verdict(view: RunView, listed: ListedSteps, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those of some checkpoints in place that `survey` calls PENDING. `listed`: the names in the records."""
     found = []
-    for checkpoint in view.checkpoints:
-        if checkpoint.step is not None and checkpoint.step > above:
-            history = history_of_step(view.run, checkpoint.series, checkpoint.step, listed)
-            id = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-            if history.verdict(id or history.next_id(checkpoint.series, checkpoint.step)) is None:
-                found.append(checkpoint)
+    for checkpoint in checkpoints:
+        history = history_of_step(view.run, checkpoint.series, checkpoint.step, listed)
+        id = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
+        if history.verdict(id or history.next_id(checkpoint.series, checkpoint.step)) is None:
+            found.append(checkpoint)
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ckptguard.inspect.tensor_table import Contents, HeldTensor
+from ckptguard.values.ids import Step, numbers_of
 
 _CHUNK = re.compile(r"(?P<base>.+)\[[0-9:, ]*\]")
 _MOST_DOTS = 64
@@ -62,7 +63,7 @@ def _grouped(
 
 
 def _pair_equal_names(
-    left: Sequence[HeldTensor], right: Sequence[HeldTensor], steps: tuple[int | None, int | None], matching: Matching
+    left: Sequence[HeldTensor], right: Sequence[HeldTensor], steps: tuple[Step, Step], matching: Matching
 ) -> None:
     """Tensors of one name: the only ones belong together, several (one of each rank) by their files' names."""
     if len(left) == len(right) == 1:
@@ -80,9 +81,11 @@ def _pair_equal_names(
     matching.added += [t for t in right if id(t) not in taken]
 
 
-def _without_step(file: str, step: int | None) -> str:
+def _without_step(file: str, step: Step) -> str:
     """A file's name with the checkpoint's step left open, as in ``global_step500/``."""
-    return file if step is None else re.sub(rf"(?<!\d)0*{step}(?!\d)", "#", file)
+    for number in numbers_of(step):
+        file = re.sub(rf"(?<!\d)0*{number}(?!\d)", "#", file)
+    return file
 
 
 def _collect_chunks(matching: Matching) -> None:

@@ -18,6 +18,7 @@ from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Verdict
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.verify.counters import counters_of
 
 _BITS = dict(SAFETENSORS_DTYPES.values())  # of one element, by our names
 
@@ -84,6 +85,7 @@ def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Wor
 def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
     """A checkpoint without records: everything is read."""
     scan = scan_checkpoint(resolved.storage, checkpoint, ScanOptions(md5=False), work)
+    evidence = collect_evidence(resolved.storage, checkpoint, scan)
     manifest = Manifest(
         series=checkpoint.series,
         path=checkpoint.path,
@@ -94,7 +96,8 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
         sealed_at="",
         version="",
         nonce="",
-        files=manifest_files(collect_evidence(resolved.storage, checkpoint, scan)),
+        files=manifest_files(evidence),
+        counters=counters_of(evidence),
     )
     return Shown(
         target=resolved.url,

@@ -17,17 +17,18 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from ckptguard.decisions.known_good import by_generation, parse_verdict_name
+from ckptguard.decisions.known_good import Standpoint, by_generation, parse_verdict_name
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import latest_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_id
 from ckptguard.records.run import Run
+from ckptguard.runs.find_known_good import standpoint_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
-from ckptguard.values.ids import CheckpointId, series_from_folder
+from ckptguard.values.ids import CheckpointId, Step, series_from_folder
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 from ckptguard.version import __version__
 
@@ -54,6 +55,7 @@ class SealedAs(msgspec.Struct, frozen=True, array_like=True):
     layout: str
     bytes: int
     files: tuple[RememberedFile, ...]
+    standpoint: Standpoint
 
 
 class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
@@ -71,7 +73,7 @@ class MemoRow(msgspec.Struct, frozen=True, array_like=True):
     manifest can be read, `judged` where there is no verdict. Without `has_files` the files were left out."""
 
     series: str
-    step: int | None
+    step: Step
     generation: int
     stamp: bytes
     sealed: SealedAs | None
@@ -239,7 +241,7 @@ class Glance:
                 manifest = read_manifest(self._run, id)
         if manifest is not None:
             found = (RememberedFile(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files if files)
-            sealed = SealedAs(manifest.path, manifest.layout, manifest.bytes, tuple(found))
+            sealed = SealedAs(manifest.path, manifest.layout, manifest.bytes, tuple(found), standpoint_of(manifest))
         verdict = latest_verdict(self._run, id, self._names_of(id))
         if verdict is not None:
             reason = _heaviest_reason(verdict)

@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from ckptguard.decisions.known_good import Standpoint, choose_series
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
@@ -66,16 +67,21 @@ def status(view: RunView, memo: StateMemo | None = None) -> Status:
 
 def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
     """What `find_known_good` says, by what a glance tells of the records."""
+    heads: dict[str, tuple[KnownGood, Standpoint]] = {}
     for id in ranked_candidates(view.history):
-        verdict = glance.judged(id)
-        if verdict is None or sealed_outcome(verdict) is not Outcome.GOOD:
+        verdict = None if id.series in heads else glance.judged(id)
+        sealed = glance.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
+        if verdict is None or sealed is None:
             continue
-        sealed = glance.sealed(id, files=True)
-        if sealed is not None:
-            found = presence_of(view.history, id, verdict, sealed, every_copy=False, path_of=glance.sealed_path)
-            if found is not None:
-                return found.answer
-    return None
+        found = presence_of(view.history, id, verdict, sealed, every_copy=False, path_of=glance.sealed_path)
+        if found is not None:
+            heads[id.series] = (found.answer, sealed.standpoint)
+    if not heads:
+        return None
+    answers = list(heads.values())
+    chosen, why = choose_series([standpoint for _, standpoint in answers])
+    answer = answers[chosen][0]
+    return msgspec.structs.replace(answer, reason=f"{answer.reason}; {why}") if why else answer
 
 
 def _explain(known_good: KnownGood | None, state: CheckpointState | None) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from ckptguard.formats.structure import Structure
 from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import Step
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +20,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     layout: str
     series: str
-    step: int | None
+    step: Step
     entries: tuple[Entry, ...]
     irregular: tuple[Entry, ...] = ()
 

@@ -121,18 +121,17 @@ class _Tree:
         """Single-file checkpoints of a folder that is none itself, and the run's final model at its root. Links at this
         level are aliases of other checkpoints (``final.pt``) and are passed over."""
         state = [e for e in entries if e.kind == "file" and (holds_state(e.name) or choose(self.patterns, e.key))]
-        final = [
-            e for e in state if not folder and not is_loose(e.name) and (e.name in _FINAL_NAMES or is_part(e.name))
-        ]
+        around, by_name = self.names(folder), {e.name: e for e in entries}
+        unnumbered = [e for e in state if not folder and not is_loose(e.name, around)]
+        final = [e for e in unnumbered if e.name in _FINAL_NAMES or is_part(e.name, around)]
         found = []
         if final:
             final += [e for e in entries if e.name in _FINAL_BESIDE or e.name.endswith(".index.json")]
             found.append(_checkpoint(".", LAYOUTS["folder"], dict.fromkeys(final), series=FINAL_SERIES))
         taken = {e.key for e in final}
-        around, by_name = self.names(folder), {e.name: e for e in entries}
         for entry in state:
             chosen = choose(self.patterns, entry.key)
-            if entry.key in taken or (is_part(entry.name) and not chosen):
+            if entry.key in taken or (is_part(entry.name, around) and not chosen):
                 continue
             row = next(row for row in LAYOUTS.values() if row.accepts_file(entry.name, around))
             beside = row.companions(entry.name, around)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_dcp_metadata
@@ -33,25 +34,28 @@ def holds_weights(key: str) -> bool:
     return by_itself and tensor_suffix(key) and file_role(key) in ("model", "")
 
 
-def is_loose(file_name: str) -> bool:
+def is_loose(file_name: str, around: Collection[str] = ()) -> bool:
     """Whether a tensor file is a checkpoint of its own: it is no shard, and its name states a step, or which of
-    several it is (``last.ckpt``, ``best.pt``)."""
-    return holds_state(file_name) and (step_from_name(file_name) is not None or bool(_ALONE.fullmatch(file_name)))
+    several it is (``last.ckpt``, ``best.pt``). `around` are the names beside it."""
+    stated = step_from_name(file_name, around) is not None or bool(_ALONE.fullmatch(file_name))
+    return stated and holds_state(file_name)
 
 
 def _accepts(folder: Folder) -> bool:
     """A folder of files that were saved together; not one in which each file is a save (``seed-1/ckpt-500.pt``)."""
     state = [f for f in folder.files if holds_state(f)]
     step = step_from_name(folder.name)
-    counted = {step_from_name(f) for f in state if counts_by_word(f)}
+    counted = {step_from_name(f, folder.files) for f in state if counts_by_word(f)}
     if not state or len(counted) > 1:
         return False
     if step is None:
-        return not any(is_loose(f) for f in state)
+        return not any(is_loose(f, folder.files) for f in state)
     if counts_by_word(folder.name):
         return True
     # "seed-1" may count anything: then its files must not tell of other steps.
-    stated = counted if folder.name.isdigit() else {n for f in state if (n := step_from_name(f)) is not None}
+    stated = (
+        counted if folder.name.isdigit() else {n for f in state if (n := step_from_name(f, folder.files)) is not None}
+    )
     return stated <= {step} and not any(_ALONE.fullmatch(f) for f in state)
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from ckptguard.records.run import Run, list_records
-from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, id_from_record, is_safe_path
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, id_from_record, is_safe_path
 
 
 class PlaceMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +16,7 @@ class PlaceMark(msgspec.Struct, frozen=True, kw_only=True):
     top: ClassVar[str]  # the folder in the records
     format: int = 1
     series: str
-    step: int | None
+    step: Step
     generation: int
     path: str
 

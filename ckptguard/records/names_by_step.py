@@ -1,67 +1,71 @@
-"""All names in the records by one listing, put in order by step: enough to choose a checkpoint among very many."""
+"""All names in the records by one listing, in order by series and step: enough to choose among very many."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import groupby, islice
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from ckptguard.records.kept import FOLDER as KEPT
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.manifests import FOLDER as MANIFESTS
-from ckptguard.records.manifests import sealed_id
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run, record_names
-from ckptguard.values.ids import MAX_STEP, STEP_DIGITS, CheckpointId, series_from_folder
+from ckptguard.values.ids import CheckpointId, Step, parse_id, record_step, series_folder, series_from_folder
 
 FOLDERS = (LEDGER, MANIFESTS, QUARANTINE, KEPT)  # whose names count, as <folder>/<series>/<name>
-_COUNTED = tuple(f"{folder}/" for folder in FOLDERS)
+_STEP = re.compile(r"\d{12}(?:-\d{12})*|-")
 
 
 class StepRecords(msgspec.Struct, frozen=True, kw_only=True):
-    """What the names say of one step, by series: ledger names, and generations with a manifest or a mark."""
+    """What the names say of one step of a series: its ledger names, and of which generations there are a manifest, a
+    mark of quarantine and one of a kept copy."""
 
-    names: dict[str, list[str]]
-    sealed: dict[str, set[CheckpointId]]
-    quarantined: dict[str, set[CheckpointId]]
-    kept: dict[str, set[CheckpointId]]
+    series: str
+    names: tuple[str, ...] = ()
+    sealed: frozenset[CheckpointId] = frozenset()
+    quarantined: frozenset[CheckpointId] = frozenset()
+    kept: frozenset[CheckpointId] = frozenset()
 
 
 class ListedSteps:
     """One listing, put in order. It is never changed, and may be used by several threads."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        by_step: defaultdict[str, list[str]] = defaultdict(list)
+        self._keys: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for key in keys:
-            by_step[_step(key)].append(key)
-        steps = sorted(step for step in by_step if len(step) == STEP_DIGITS and step.isdigit())
-        self._keys = [
-            key for step in steps for key in by_step[step] if key.startswith(_COUNTED) and key.count("/") == 2
-        ]
+            parts = key.split("/")
+            if len(parts) == 3 and parts[0] in FOLDERS:
+                self._keys[parts[1]][parts[2].partition(".")[0]].append(key)
 
     def __len__(self) -> int:
         """How many names there are."""
-        return len(self._keys)
+        return sum(len(keys) for steps in self._keys.values() for keys in steps.values())
 
-    def below(self, before_step: int | None = None) -> Iterator[StepRecords]:
-        """The steps before `before_step` that have verdicts, highest first. An entry may turn out to be empty."""
-        above = 0 if before_step is None else len(self._keys) - self._first(before_step)
-        steps = groupby(islice(reversed(self._keys), above, None), key=_step)
-        found = (_of_one_step(reversed([*keys])) for _, keys in steps)
-        return (one for one in found if one.names)
+    @property
+    def series(self) -> list[str]:
+        """Every series of which there is any record, sorted."""
+        return sorted(map(series_from_folder, self._keys))
 
-    def of(self, step: int) -> StepRecords:
+    def below(self, series: str, before_step: int | None = None) -> Iterator[StepRecords]:
+        """The steps of a series that have verdicts, the newest first. `before_step` is exclusive, and says nothing of
+        names that do not state one number. Empty entries are not told from others: whoever reads one finds that it
+        does not exist."""
+        steps: Mapping[str, list[str]] = self._keys.get(series_folder(series), {})
+        limit = None if before_step is None else record_step(before_step)
+        for step in sorted(filter(_STEP.fullmatch, steps), reverse=True):
+            if limit is not None and step.isdigit() and step >= limit and len(step) >= len(limit):
+                continue
+            found = _of_one_step(series, steps[step])
+            if found.names:
+                yield found
+
+    def of(self, series: str, step: Step) -> StepRecords:
         """What they say of one step."""
-        return _of_one_step(self._keys[self._first(step) : self._first(step + 1)])
-
-    def _first(self, step: int) -> int:
-        """Where the names of this step and higher ones begin."""
-        if step > MAX_STEP:
-            return len(self._keys)
-        return bisect_left(self._keys, f"{step:0{STEP_DIGITS}d}", key=_step)
+        steps: Mapping[str, list[str]] = self._keys.get(series_folder(series), {})
+        return _of_one_step(series, steps.get(record_step(step), []))
 
 
 def list_steps(run: Run) -> ListedSteps:
@@ -69,21 +73,19 @@ def list_steps(run: Run) -> ListedSteps:
     return ListedSteps(record_names(run, ""))
 
 
-def _step(key: str) -> str:
-    at = key.find("/", key.find("/") + 1) + 1  # behind the series
-    return key[at : at + STEP_DIGITS]
-
-
-def _of_one_step(keys: Iterable[str]) -> StepRecords:
-    records = StepRecords(names={}, sealed={}, quarantined={}, kept={})
-    marks = {MANIFESTS: records.sealed, QUARANTINE: records.quarantined, KEPT: records.kept}
+def _of_one_step(series: str, keys: Iterable[str]) -> StepRecords:
+    found: dict[str, list[str]] = {folder: [] for folder in FOLDERS}
     for key in keys:
-        top, folder, name = key.split("/")
-        series = series_from_folder(folder)
-        if top == LEDGER:
-            records.names.setdefault(series, []).append(name)
-            continue
-        parsed = sealed_id(series, name)  # marks are named as manifests are
-        if parsed is not None:
-            marks[top].setdefault(series, set()).add(parsed)
-    return records
+        top, _, name = key.split("/")
+        found[top].append(name)
+    marks = {
+        top: frozenset(id for n in found[top] if n.endswith(".json") and (id := parse_id(series, n[: -len(".json")])))
+        for top in (MANIFESTS, QUARANTINE, KEPT)
+    }
+    return StepRecords(
+        series=series,
+        names=tuple(found[LEDGER]),
+        sealed=marks[MANIFESTS],
+        quarantined=marks[QUARANTINE],
+        kept=marks[KEPT],
+    )

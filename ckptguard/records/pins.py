@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from ckptguard.errors import BusyError, CkptguardError, CouldNotTellError
 from ckptguard.records.leases import NOBODY, Lease, is_past, new_lease, surely_gone, take
 from ckptguard.records.run import Run, list_records, read_parsed
-from ckptguard.values.ids import CheckpointId, id_from_record, is_temporary
+from ckptguard.values.ids import CheckpointId, Step, id_from_record, is_temporary
 
 FOLDER = "pins"
 IN_USE, PINNED = "in use", "pinned"
@@ -23,7 +23,7 @@ class Pin(Lease, frozen=True, kw_only=True):
     """Why a generation must stay: `IN_USE`, until its owner ends, or `PINNED`. `NOBODY` owns what cannot be read."""
 
     series: str
-    step: int | None
+    step: Step
     generation: int
     reason: str
     note: str = ""

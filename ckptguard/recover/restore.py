@@ -36,7 +36,7 @@ from ckptguard.scan import Progress
 from ckptguard.storage import Reader, Storage, open_storage
 from ckptguard.storage.failures import FULL
 from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
@@ -63,8 +63,8 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         return self.id.series
 
     @property
-    def step(self) -> int | None:
-        """The step that it was saved at."""
+    def step(self) -> Step:
+        """Where its name puts it in its series."""
         return self.id.step
 
 

@@ -34,7 +34,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.storage.protocol import find_entry
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, numbers_of, single_number
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import copy_differs, unfinished_because
@@ -122,23 +122,27 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
 def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
     """Verify checkpoints without a verdict, newer than the known-good one, newest first, until one is GOOD. Returns the
     paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes."""
-    known = newest_candidate(view, wanted)
-    floor = (known.id.step or 0) if known else -1
+    floors: dict[str, tuple[tuple[int, ...], int]] = {}
     left = []
-    found = [c for c in view.checkpoints if c.step is not None and wanted.series in (None, c.series)]
-    for checkpoint in sorted(found, key=lambda c: c.step or 0, reverse=True):
-        step = checkpoint.step or 0
-        if step <= floor or (wanted.before_step is not None and step >= wanted.before_step):
+    found = [c for c in view.checkpoints if wanted.series in (None, c.series)]
+    for checkpoint in sorted(found, key=lambda c: numbers_of(c.step), reverse=True):
+        series, number = checkpoint.series, single_number(checkpoint.step)
+        if series not in floors:
+            known = newest_candidate(view, msgspec.structs.replace(wanted, series=series))
+            floors[series] = known.id.order if known else ((-1,), 0)
+        if numbers_of(checkpoint.step) < floors[series][0]:
             continue
-        id = view.current_if_readable(checkpoint)
-        if id is not None and view.history.has_verdict(id):
+        id = view.current_if_readable(checkpoint) or view.history.next_id(series, checkpoint.step)
+        too_late = wanted.before_step is not None and number is not None and number >= wanted.before_step
+        if id.order <= floors[series] or too_late or view.history.has_verdict(id):
             continue
         left.append(checkpoint.path)
         try:
             if dry_run or unfinished_because(view.run.storage, checkpoint, scanner=work.scanner) is not None:
                 continue
-            if verify_checkpoint(view, checkpoint, work=work).outcome is Outcome.GOOD:
-                floor = step
+            checked = verify_checkpoint(view, checkpoint, work=work)
+            if checked.outcome is Outcome.GOOD and checked.id is not None:
+                floors[series] = checked.id.order
             left.pop()
         except CouldNotTellError:
             continue
@@ -192,21 +196,26 @@ def _wrong_in_copy(view: RunView, candidate: Candidate, back: GoBack, work: Work
 
 def _newer(view: RunView, chosen: Candidate) -> list[Checkpoint]:
     """What must go: higher steps of the series, and whatever else lies where the known-good belongs."""
-    in_the_way = None if chosen.in_place else chosen.manifest.path
-    own = [c for c in view.checkpoints if c.series == chosen.id.series]
-    newer = [c for c in own if (c.step or 0) > (chosen.id.step or 0) or c.path == in_the_way]
-    return sorted(newer, key=lambda c: -(c.step or 0))
+    numbers = numbers_of(chosen.id.step)
+    newer = []
+    for checkpoint in view.checkpoints:
+        if checkpoint.series != chosen.id.series:
+            continue
+        in_the_way = checkpoint.path == chosen.manifest.path and not chosen.in_place
+        if numbers_of(checkpoint.step) > numbers or in_the_way:
+            newer.append(checkpoint)
+    return sorted(newer, key=lambda c: numbers_of(c.step), reverse=True)
 
 
 def _suspect_copies(view: RunView, back: GoBack, chosen: Candidate) -> None:
     """What is newer and was rotated away has no place to be moved from; its kept copy is as suspect. So is what a
     replica may hold of what was saved from `before_step` on."""
-    series, step = chosen.id.series, chosen.id.step or 0
+    series = chosen.id.series
     present = (candidate.id for candidate in known_good_candidates(view, Wanted(series=series)))
-    suspects = set(itertools.takewhile(lambda id: (id.step or 0) > step, present))
+    suspects = set(itertools.takewhile(lambda id: id.order > chosen.id.order, present))
     if back.before_step is not None:
         on_record = choose_known_good({series: view.history.names.get(series, ())})
-        suspects |= {s.id for s in on_record if (s.id.step or 0) >= back.before_step}
+        suspects |= {s.id for s in on_record if (s.id.number or 0) >= back.before_step}
     for id in sorted(suspects, key=lambda id: id.order):
         if view.is_good(id):
             mark_suspect(view, id, back.reason)
@@ -282,7 +291,7 @@ def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
     with run_lock(run):
         view.refresh(series)
         for id in list_kept(run):
-            wanted = id.series == series and id.step is not None and not view.history.has_verdict(id)
+            wanted = id.series == series and not view.history.has_verdict(id)
             copy = read_kept(run, id) if wanted else None
             if copy is None or copy.path == "." or any(find_entry(run.storage, t) for t in tops(copy.path, copy.files)):
                 continue

@@ -335,7 +335,7 @@ def _incident(run: Run, copy: KeptCopy, findings: tuple[Finding, ...], source: s
     where = f"{first.file}: {first.tensor}" if first.tensor else first.file
     incident = open_incident(
         run,
-        step=copy.step,
+        step=copy.id.number,
         cause="damage",
         reason=f"the kept copy of {copy.path} is damaged: {where}: {first.message}",
         evidence=about,

@@ -37,7 +37,7 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan.paced_reader import Pace
 from ckptguard.scan.reread import ReadingStopped, WrongFile, reread
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
@@ -360,7 +360,7 @@ def _plan(view: RunView, now: float) -> tuple[list[Due], list[Scrub]]:
 
 def _in_place(view: RunView) -> Iterator[Due]:
     history = view.history
-    newest: dict[tuple[str, int | None], CheckpointId] = {}
+    newest: dict[tuple[str, Step], CheckpointId] = {}
     for series in history.names:
         for id in history.standings(series):
             known = newest.get((series, id.step))

@@ -35,6 +35,7 @@ from ckptguard.runs.find_known_good import (
     Wanted,
     candidate_of,
     find_known_good,
+    is_newer,
     known_good_candidates,
     newest_candidate,
     none_found,
@@ -308,17 +309,19 @@ def known_bad(history: History, id: CheckpointId) -> bool:
 
 def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool:
     """Whether no newer checkpoint than this one is on record as good, among those that may be taken."""
+    newest: dict[str, CheckpointId] = {}
     for other in ranked_candidates(history, wanted):
-        if other == id or is_good(history, other):
-            return other == id
-    return False
+        if other.series not in newest and (other == id or is_good(history, other)):
+            newest[other.series] = other
+    present = (other == id or candidate_of(history, other) is not None for other in newest.values())
+    return newest.get(id.series) == id and all(present)
 
 
 def newer_in_replica(replica: RunView, view: RunView, wanted: Wanted, own: Candidate | None) -> Candidate | None:
     """The best checkpoint of a replica that is not known to be bad, if newer than `own`. CouldNotTellError."""
     known = known_good_candidates(replica, wanted)
     best = next((found for found in known if not known_bad(view.history, found.id)), None)
-    return best if best is not None and (own is None or best.id.order > own.id.order) else None
+    return best if best is not None and (own is None or is_newer(best, own)) else None
 
 
 def find_known_good_anywhere(view: RunView, wanted: Wanted = ANY) -> KnownGood:

@@ -190,7 +190,7 @@ def mark_later_generations(replica: RunView, target: RunView, step: int) -> None
         there, here = replica.history, target.history
         for series in {*there.names, *here.names}:
             for id in sorted(there.sealed(series), key=lambda id: id.order):
-                manifest = there.manifest(id) if id.step is not None and id.step > step else None
+                manifest = there.manifest(id) if (id.number or 0) > step else None
                 if manifest is None or here.is_quarantined(id):
                     continue
                 if here.has_verdict(id):
@@ -213,7 +213,7 @@ def _refuse_unless_lost(replica: RunView, target: RunView, step: int | None) -> 
     lineage = read_lineage(target.run)
     if lineage is not None and lineage == read_lineage(replica.run):
         own = newest_candidate(target)
-        if own is not None and (step is None or own.id.step != step):
+        if own is not None and (step is None or own.manifest.training_step != step):
             raise SettingsError(
                 f"{target.run.url} holds a known-good checkpoint of this training", hint="training can go on from it"
             )

@@ -216,7 +216,8 @@ def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
         return False
     if seen_for(view.run, place) is not None:
         return True
-    wanted = Wanted(before_step=None if id.step is None else id.step + 1, series=id.series)
+    newer = (other for other in view.history.ordered(id.series) if other.order > id.order)
+    wanted = Wanted(series=id.series, exclude=frozenset(newer))
     return any(candidate.id == id for candidate in itertools.islice(known_good_candidates(view, wanted), 2))
 
 

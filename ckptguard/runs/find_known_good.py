@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import msgspec
 
 from ckptguard.decisions.candidates import IN_PLACE, KEPT, Choice, Search, Skipped, places_of
-from ckptguard.decisions.known_good import choose_known_good
+from ckptguard.decisions.known_good import NUMBER_IN_NAME, Standpoint, choose_known_good, choose_series
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StoppedError
 from ckptguard.records.kept import KeptCopy, read_kept
-from ckptguard.records.names_by_step import ListedSteps
+from ckptguard.records.names_by_step import ListedSteps, list_steps
 from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
 from ckptguard.runs.history import History, histories_by_step, load_history
 from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
 from ckptguard.storage.protocol import find_entry
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 
@@ -52,8 +52,8 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
         return self.id.series
 
     @property
-    def step(self) -> int | None:
-        """The step that it was saved at."""
+    def step(self) -> Step:
+        """Where its name puts it in its series."""
         return self.id.step
 
 
@@ -77,13 +77,27 @@ class Candidate(Presence, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other."""
+    """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other. A name that
+    does not state one number has the step that a counter inside tells; where none does, it is before no step."""
 
     before_step: int | None = None
     series: str | None = None
     exclude: frozenset[CheckpointId] = frozenset()
     step: int | None = None
     only: CheckpointId | None = None
+
+    def may_be(self, id: CheckpointId) -> bool:
+        """Whether it may be one of them, by its id alone."""
+        in_time = self.before_step is None or id.number is None or id.number < self.before_step
+        return in_time and self.step in (None, id.number if id.number is not None else self.step)
+
+    def includes(self, manifest: Manifest) -> bool:
+        """Whether it is one of them, if its id may be."""
+        if manifest.id.number is not None or (self.before_step is None and self.step is None):
+            return True
+        step = manifest.training_step
+        in_time = step is not None and (self.before_step is None or step < self.before_step)
+        return in_time and self.step in (None, step)
 
 
 ANY = Wanted()
@@ -92,14 +106,23 @@ ANY = Wanted()
 def find_known_good(
     run: Run, *, before_step: int | None = None, series: str | None = None, listed: ListedSteps | None = None
 ) -> KnownGood:
-    """The newest GOOD checkpoint, not SUSPECT, that is present; `before_step` is exclusive. Without `series` the
-    highest step of all series wins. NoKnownGoodError if there is none. `listed`: the names in the records, if they are
-    known."""
+    """The newest GOOD checkpoint, not SUSPECT, that is present. `before_step` is exclusive.
+
+    Without `series` the newest of each series are compared; see `choose_series`. NoKnownGoodError if there is none.
+    `listed`: the names in the records, if they are known; all else is asked of storage.
+    """
     wanted = Wanted(before_step=before_step, series=series)
-    for history in histories_by_step(run, before_step=before_step, listed=listed):
-        for found in candidates_in(history, wanted, every_copy=False):
-            return found.answer
+    steps = list_steps(run) if listed is None else listed
+    every = (_in_order(run, steps, one, wanted) for one in ([series] if series is not None else steps.series))
+    for found in _best_first(every):
+        return found.answer
     raise none_found(run, before_step)
+
+
+def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Iterator[Candidate]:
+    """The candidates of a series, newest first, by as few reads as possible."""
+    for history in histories_by_step(run, listed, series, before_step=wanted.before_step):
+        yield from _of_series(history, series, wanted, False)
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
@@ -116,14 +139,14 @@ def _good_in_trash(run: Run, before_step: int | None) -> int | None:
     """The newest good step in the trash, if that can be told."""
     with contextlib.suppress(CouldNotTellError):
         history = load_history(run)
-        good = [id.step for id in list_trashed(run) if id.step is not None and is_good(history, id)]
+        good = [id.number for id in list_trashed(run) if id.number is not None and is_good(history, id)]
         return max((step for step in good if before_step is None or step < before_step), default=None)
     return None
 
 
 def known_good_candidates(view: RunView, wanted: Wanted = ANY) -> Iterator[Candidate]:
-    """Known-good checkpoints, best first: highest step, then newest generation, each looked for when asked for.
-    CouldNotTellError if that of one cannot be told."""
+    """Known-good checkpoints, best first: of a series the newest first, of several as `choose_series` says, each looked
+    for when asked for. CouldNotTellError if that of one cannot be told."""
     return candidates_in(view.history, wanted)
 
 
@@ -132,18 +155,63 @@ def newest_candidate(view: RunView, wanted: Wanted = ANY) -> Candidate | None:
     return next(known_good_candidates(view, wanted), None)
 
 
-def candidates_in(history: History, wanted: Wanted = ANY, *, every_copy: bool = True) -> Iterator[Candidate]:
-    """The same from a history. Without `every_copy` none is looked for of what is in place."""
-    found = (candidate_of(history, id, every_copy=every_copy) for id in ranked_candidates(history, wanted))
-    return (candidate for candidate in found if candidate is not None)
+def candidates_in(history: History, wanted: Wanted = ANY) -> Iterator[Candidate]:
+    """The same from a history."""
+    series = wanted.series if wanted.only is None else wanted.only.series
+    wanted_series = sorted(history.names) if series is None else [series]
+    return _best_first(_of_series(history, one, wanted, True) for one in wanted_series)
 
 
 def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[CheckpointId]:
-    """The ids that may be known-good by the names of the records, best first. Nothing is read."""
+    """The ids that may be known-good by the names of the records. Of each series the newest come first; of several the
+    highest steps do, which says nothing about which is newer. Nothing is read."""
     series = wanted.series if wanted.only is None else wanted.only.series
     names = history.names if series is None else {series: history.names.get(series, {})}
-    found = (s.id for s in choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude))
-    return [id for id in found if wanted.step in (None, id.step) and wanted.only in (None, id)]
+    found = choose_known_good(names, before_step=wanted.before_step, exclude=wanted.exclude)
+    ids = [s.id for s in found if wanted.only in (None, s.id) and wanted.may_be(s.id)]
+    return sorted(ids, key=lambda id: id.order, reverse=True)
+
+
+def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) -> Iterator[Candidate]:
+    """The candidates of one series, newest first."""
+    for id in ranked_candidates(history, msgspec.structs.replace(wanted, series=series)):
+        candidate = candidate_of(history, id, every_copy=every_copy)
+        if candidate is not None and wanted.includes(candidate.manifest):
+            yield candidate
+
+
+def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
+    """The candidates of several series, each of them newest first."""
+    heads = [(head, series) for series in every if (head := next(series, None)) is not None]
+    while heads:
+        chosen, why = choose_series([standpoint_of(head.manifest) for head, _ in heads])
+        best, series = heads.pop(chosen)
+        if why:
+            answer = msgspec.structs.replace(best.answer, reason=f"{best.answer.reason}; {why}")
+            best = msgspec.structs.replace(best, answer=answer)
+        yield best
+        if (head := next(series, None)) is not None:
+            heads.insert(chosen, (head, series))
+
+
+def is_newer(one: Candidate, other: Candidate) -> bool:
+    """Whether one known-good checkpoint is to be preferred to another."""
+    if one.id.series == other.id.series:
+        return one.id.order > other.id.order
+    return choose_series([standpoint_of(one.manifest), standpoint_of(other.manifest)])[0] == 0
+
+
+def standpoint_of(manifest: Manifest) -> Standpoint:
+    """Where a checkpoint stands among those of other series."""
+    counters = {c.kind: c.value for c in manifest.counters}
+    if manifest.id.number is not None:
+        counters.setdefault(NUMBER_IN_NAME, manifest.id.number)
+    return Standpoint(
+        series=manifest.series,
+        counters=counters,
+        has_optimizer=any(t.role == "optimizer" for f in manifest.files for t in f.tensors),
+        sealed_at=manifest.sealed_at,
+    )
 
 
 def candidate_of(history: History, id: CheckpointId, *, every_copy: bool = True) -> Candidate | None:

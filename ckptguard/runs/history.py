@@ -13,11 +13,11 @@ from ckptguard.decisions.known_good import Standing, by_generation, ever_good, p
 from ckptguard.errors import RecordsError
 from ckptguard.records.ledger import latest_verdict, ledger_names, series_names
 from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id
-from ckptguard.records.names_by_step import ListedSteps, StepRecords, list_steps
+from ckptguard.records.names_by_step import ListedSteps, StepRecords
 from ckptguard.records.quarantine import quarantined_generations, quarantined_of_series, read_quarantined
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accepted_references
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Facts, Outcome, Verdict
 
@@ -164,7 +164,7 @@ class History(msgspec.Struct):
             self._ordered[series] = sorted({*self.sealed(series), *self.standings(series)}, key=_ORDER)
         return self._ordered[series]
 
-    def generations(self, series: str, step: int | None) -> list[CheckpointId]:
+    def generations(self, series: str, step: Step) -> list[CheckpointId]:
         """Every generation of a step that any record knows, ascending."""
         known = self.ordered(series)
         first = bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER)
@@ -172,7 +172,7 @@ class History(msgspec.Struct):
         return sorted(found | {id for id in self.quarantined.get(series, ()) if id.step == step}, key=_ORDER)
 
     def current(
-        self, series: str, step: int | None, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
+        self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
     ) -> CheckpointId | None:
         """The generation whose content should lie in place under `path`: the newest that was sealed for this path and
         not quarantined, unless a newer one of this path was quarantined. None at first sight. `path_of` may say for
@@ -195,7 +195,7 @@ class History(msgspec.Struct):
         return None
 
     def current_if_readable(
-        self, series: str, step: int | None, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
+        self, series: str, step: Step, path: str, *, path_of: Callable[[CheckpointId], str | None] | None = None
     ) -> CheckpointId | None:
         """The same where it only is for showing or choosing: None also if a manifest cannot be read."""
         try:
@@ -207,7 +207,7 @@ class History(msgspec.Struct):
         manifest = self.manifest(id)
         return manifest.path if manifest is not None else None
 
-    def next_id(self, series: str, step: int | None) -> CheckpointId:
+    def next_id(self, series: str, step: Step) -> CheckpointId:
         """The id of the next content of a step. A generation with verdicts but no manifest is still open."""
         known = self.generations(series, step)
         if not known:
@@ -238,24 +238,20 @@ class History(msgspec.Struct):
         return None
 
     def _nearest(self, id: CheckpointId) -> Iterator[CheckpointId]:
-        """Lower ones, the nearest first, then higher ones. Of one without step only such ones, the newest first."""
+        """Earlier ones, the nearest first, then later ones. Of a fixed name only such ones, and the reverse."""
         known = self.ordered(id.series)
-        if id.step is None:
-            unnumbered = known[: bisect_left(known, (0, 0), key=_ORDER)]
-            yield from (other for other in reversed(unnumbered) if other != id)
-            return
         place = bisect_left(known, id.order, key=_ORDER)
-        yield from (known[n] for n in range(place - 1, -1, -1) if known[n].step is not None)
+        yield from (known[n] for n in range(place - 1, -1, -1) if (known[n].step is None) == (id.step is None))
         yield from (other for other in islice(known, place, None) if other != id)
 
-    def previous(self, series: str, step: int | None) -> tuple[Manifest, Facts | None] | None:
+    def previous(self, series: str, step: Step) -> tuple[Manifest, Facts | None] | None:
         """The nearest lower step of the series that training went on from, and what its verdict knows: BAD ones too,
-        but none that a rollback put aside. None for a step without number."""
+        but none that a rollback put aside. None for a fixed name."""
         if step is None:
             return None
         known = self.ordered(series)
-        first = bisect_left(known, (0, 0), key=_ORDER)  # behind those without number
-        for place in range(bisect_left(known, (step, 0), key=_ORDER) - 1, first - 1, -1):
+        first = bisect_left(known, ((0,), 0), key=_ORDER)  # behind what an older version could not number
+        for place in range(bisect_left(known, CheckpointId(series, step, 0).order, key=_ORDER) - 1, first - 1, -1):
             id = known[place]
             went_on = id in self.sealed(series) and not self.is_quarantined(id)
             manifest = self.manifest(id) if went_on else None
@@ -266,27 +262,26 @@ class History(msgspec.Struct):
 
 
 def histories_by_step(
-    run: Run, *, before_step: int | None = None, listed: ListedSteps | None = None
+    run: Run, listed: ListedSteps, series: str, *, before_step: int | None = None
 ) -> Iterator[History]:
-    """The history of each step that has verdicts by itself, highest first, for who wants the newest of very many. It
-    takes one listing of names, or `listed`, and then what is asked for."""
-    steps = list_steps(run) if listed is None else listed
-    return (_history_of(run, found) for found in steps.below(before_step))
+    """The history of each step of a series that has verdicts by itself, the newest first: for who wants the newest of
+    very many. Nothing is read before it is asked for."""
+    for found in listed.below(series, before_step):
+        yield _history_of(run, found)
 
 
-def history_of_step(run: Run, series: str, step: int, listed: ListedSteps) -> History:
+def history_of_step(run: Run, series: str, step: Step, listed: ListedSteps) -> History:
     """The history of one step of a series, of which there need be none."""
-    return _history_of(run, listed.of(step), series)
+    return _history_of(run, listed.of(series, step))
 
 
-def _history_of(run: Run, found: StepRecords, *series: str) -> History:
-    every = {*found.names, *found.sealed, *found.quarantined, *series}
+def _history_of(run: Run, found: StepRecords) -> History:
     return History(
         run=run,
-        names={series: dict.fromkeys(names) for series, names in found.names.items()},
-        quarantined=found.quarantined,
-        _sealed={name: dict.fromkeys(found.sealed.get(name, ())) for name in every},
-        _kept=found.kept,
+        names={found.series: dict.fromkeys(found.names)},
+        quarantined={found.series: set(found.quarantined)},
+        _sealed={found.series: dict.fromkeys(found.sealed)},
+        _kept={found.series: set(found.kept)},
     )
 
 

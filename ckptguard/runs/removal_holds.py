@@ -12,7 +12,7 @@ from ckptguard.records.run import Run
 from ckptguard.runs.pointers import pointed_to
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.protocol import Entry
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, numbers_of
 
 _STATE = "trainer_state.json"  # of Hugging Face's Trainer: it loads the best one at the end
 _LARGEST_STATE = 64 << 20
@@ -71,11 +71,11 @@ def _linked(run: Run, entries: Sequence[Entry]) -> Iterator[tuple[str, str]]:
 
 def _best_models(run: Run, checkpoints: Sequence[Checkpoint]) -> Iterator[tuple[str, str]]:
     """What the newest checkpoint of each folder whose state can be parsed names as the best one so far."""
-    folders: dict[str, list[tuple[int, str]]] = {}
+    folders: dict[str, list[tuple[tuple[int, ...], str]]] = {}
     for checkpoint in checkpoints:
         key = checkpoint.key(_STATE)
         if key in checkpoint.files:
-            folders.setdefault(checkpoint.path.rpartition("/")[0], []).append((checkpoint.step or 0, key))
+            folders.setdefault(checkpoint.path.rpartition("/")[0], []).append((numbers_of(checkpoint.step), key))
     for folder, states in folders.items():
         for _, key in sorted(states, reverse=True):
             state = _parsed(run, key)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ckptguard.layouts import Checkpoint
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings, target_outcome
 
@@ -19,7 +19,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     series: str
     layout: str
-    step: int | None
+    step: Step
     id: CheckpointId | None
     outcome: Outcome
     digest_origin: str | None

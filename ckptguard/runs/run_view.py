@@ -15,7 +15,7 @@ from ckptguard.records.run import Run, list_records, open_run
 from ckptguard.runs.history import History, load_history
 from ckptguard.runs.sealed_content import is_good
 from ckptguard.storage.protocol import Entry, find_entry
-from ckptguard.values.ids import CheckpointId, parse_id, series_from_folder, series_of
+from ckptguard.values.ids import CheckpointId, Step, parse_id, series_from_folder, series_of
 from ckptguard.values.settings import Settings
 
 _KEY = attrgetter("key")
@@ -214,7 +214,7 @@ def _bereft(run: Run, entries: Sequence[Entry], found: Sequence[Checkpoint]) -> 
     return lost
 
 
-def _sealed_layout(run: Run, series: str, step: int | None, path: str) -> str | None:
+def _sealed_layout(run: Run, series: str, step: Step, path: str) -> str | None:
     """The layout under which a path was sealed, if it was."""
     for id in sealed_generations(run, series):
         with contextlib.suppress(RecordsError):

@@ -196,13 +196,13 @@ class SaveWatch:
 
         def good_before(step: int) -> int | None:
             found = newest_candidate(view, Wanted(before_step=step, series=series))
-            return None if found is None else found.id.step
+            return None if found is None else found.id.number
 
         limit = MAX_STEP + 1 if since is None else since
         before = before_repeat(good_before, limit, last=self._targets.get(series))
         done = self._roll_back(view, series, reason, since if before == limit else before)
-        if done.known_good.step is not None:
-            self._targets[series] = done.known_good.step
+        if done.known_good.id.number is not None:
+            self._targets[series] = done.known_good.id.number
         return done
 
     def _roll_back(self, view: RunView, series: str, reason: str, before_step: int | None) -> RolledBack:
@@ -285,7 +285,7 @@ class SaveWatch:
         return frozenset()
 
     def _note_series(self, checkpoints: Iterable[Checkpoint]) -> None:
-        self._series |= {c.series for c in checkpoints if c.step is not None}
+        self._series |= {c.series for c in checkpoints}
 
     def _guards_incidents(self) -> list[Incident]:
         """What a guard inside the command deals with now."""

@@ -11,6 +11,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import sick_since
+from ckptguard.values.ids import Step
 from ckptguard.values.verdict import Outcome, Severity, Verdict
 
 _DAMAGE = frozenset(("digests", "structure"))  # with these, a NaN may be what became of good bytes
@@ -22,7 +23,7 @@ class SickSave(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     series: str
-    step: int | None
+    step: Step
     reason: str
     since: int | None = None
 

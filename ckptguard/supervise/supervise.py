@@ -36,6 +36,7 @@ from ckptguard.supervise.process_tree import become_subreaper
 from ckptguard.supervise.save_watch import SavesSince, SaveWatch, StateBefore, SupervisedRollback, Tell
 from ckptguard.supervise.sick_saves import SickSave
 from ckptguard.supervise.wait_for_command import Background, HeldSignals, SignalWatch, WaitAbandoned
+from ckptguard.values.ids import single_number
 from ckptguard.values.settings import Settings
 
 
@@ -317,7 +318,7 @@ class Recovery:
                 return None  # a command that never saved anything; a folder of ours may keep it from starting
             incident = open_incident(
                 run,
-                step=sick[0].step if sick else None,
+                step=single_number(sick[0].step) if sick else None,
                 cause="numeric" if sick else "crash",
                 reason="; ".join(f"{s.path}: {s.reason}" for s in sick) or why,
                 evidence={} if status is None else {"exit_status": status},

@@ -32,6 +32,7 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, settle_kept
+from ckptguard.values.ids import Step
 from ckptguard.values.settings import Settings
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import unfinished_because
@@ -47,7 +48,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     series: str
-    step: int | None
+    step: Step
     reason: str
 
 

@@ -13,7 +13,7 @@ from ckptguard.runs.file_signatures import looks_unchanged
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.collect_evidence import unfinished_because
 
@@ -21,7 +21,7 @@ from ckptguard.verify.collect_evidence import unfinished_because
 def protect_finished(view: RunView) -> list[str]:
     """Protect the saves that are finished and have no verdict, for a trainer that knows that one is; returns sentences
     about what went wrong."""
-    newest = sorted(view.checkpoints, key=lambda c: -(c.step or 0))[: view.settings.keep_pending]
+    newest = sorted(view.checkpoints, key=lambda c: numbers_of(c.step), reverse=True)[: view.settings.keep_pending]
     return protect(view, [c for c in newest if unfinished_because(view.run.storage, c) is None])
 
 
@@ -32,7 +32,7 @@ def protect(view: RunView, finished: Iterable[Checkpoint]) -> list[str]:
         return []
     troubles: list[str] = []
     kept: Counter[str] = Counter()
-    for checkpoint in sorted(finished, key=lambda c: (-(c.step or 0), c.path)):
+    for checkpoint in sorted(finished, key=lambda c: (numbers_of(c.step), c.path), reverse=True):
         if kept[checkpoint.series] >= view.settings.keep_pending:
             continue
         try:
@@ -49,8 +49,6 @@ def _protect(view: RunView, checkpoint: Checkpoint) -> bool:
     current = view.current_if_readable(checkpoint)
     if current is not None and not LAYOUTS[checkpoint.layout].sealed_by_writer:
         return False
-    if checkpoint.step is None:
-        return False  # without a step it is never known-good
     id = current or view.history.next_id(checkpoint.series, checkpoint.step)
     with run_lock(view.run):
         copy = keep_checkpoint(view, checkpoint, id)
@@ -94,12 +92,12 @@ def _release_refuted(view: RunView) -> None:
 def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId]]:
     """What lies in place, of the newest `keep_good` good checkpoints of each series, and has no copy."""
     listed = set(list_kept(view.run))
-    in_place: dict[str, dict[int | None, list[Checkpoint]]] = {}
+    in_place: dict[str, dict[Step, list[Checkpoint]]] = {}
     for checkpoint in view.checkpoints:
         in_place.setdefault(checkpoint.series, {}).setdefault(checkpoint.step, []).append(checkpoint)
     for series, by_step in in_place.items():
         standings = view.history.standings(series).values()
-        good = [s.id for s in standings if s.outcome is Outcome.GOOD and s.id.step is not None]
+        good = [s.id for s in standings if s.outcome is Outcome.GOOD]
         left = view.settings.keep_good
         for id in sorted(good, key=lambda id: id.order, reverse=True):
             if left <= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,29 +14,58 @@ MAX_STEP = 10**STEP_DIGITS - 1
 RECORDS_FOLDER = "_ckptguard"
 _LONGEST_FOLDER = 200  # bytes; file systems end at 255
 
-_ID = re.compile(r"(?P<step>\d{1,12}|-)\.(?P<generation>[1-9]\d{0,8})")
+_ID = re.compile(r"(?P<step>\d{1,12}(?:-\d{1,12})*|-)\.(?P<generation>[1-9]\d{0,8})")
+
+# Where a name puts a checkpoint in its series: a number, several numbers that are compared one after the other
+# (``recovery-1-50``), or None for a fixed name, whose contents come in the order in which they were saved.
+Step: TypeAlias = int | tuple[int, ...] | None
+
+
+def numbers_of(step: Step) -> tuple[int, ...]:
+    """What sorts the steps of a series. A fixed name has no numbers, and sorts first."""
+    return () if step is None else (step,) if isinstance(step, int) else step
+
+
+def step_text(step: Step) -> str:
+    """A step as people read it: ``500``, ``1-50``; ``-`` for a fixed name."""
+    return "-".join(map(str, numbers_of(step))) or "-"
+
+
+def record_step(step: Step) -> str:
+    """A step as records are named. Of one series these sort as the steps do."""
+    return "-".join(f"{n:0{STEP_DIGITS}d}" for n in numbers_of(step)) or "-"
+
+
+def single_number(step: Step) -> int | None:
+    """The step as one number; None for a fixed name, and for a name with several numbers."""
+    return step if isinstance(step, int) else None
 
 
 class CheckpointId(msgspec.Struct, frozen=True):
-    """One content that was saved under one step of a series. `step` is None where it cannot be known."""
+    """One content that was saved under one step of a series. `step` is None under a fixed name (``last.pt``)."""
 
     series: str
-    step: int | None
+    step: Step
     generation: int
 
     def __str__(self) -> str:
-        """The id as people read it: ``500.1``; ``-.1`` for a checkpoint whose step cannot be known."""
-        return f"{'-' if self.step is None else self.step}.{self.generation}"
+        """The id as people read it: ``500.1``, ``1-50.1``; ``-.7`` for the 7th content of a fixed name."""
+        return f"{step_text(self.step)}.{self.generation}"
 
     @property
-    def order(self) -> tuple[int, int]:
-        """What sorts the ids of a series in the order of training. No step sorts first."""
-        return (-1 if self.step is None else self.step, self.generation)
+    def order(self) -> tuple[tuple[int, ...], int]:
+        """What sorts the ids of a series in the order of training."""
+        return numbers_of(self.step), self.generation
+
+    @property
+    def number(self) -> int | None:
+        """The step as one number, if its name states one."""
+        return single_number(self.step)
 
     @property
     def record_name(self) -> str:
         """The id as records are named, so that names sort by step: ``000000000500.1``."""
-        return f"{'-' if self.step is None else f'{self.step:0{STEP_DIGITS}d}'}.{self.generation}"
+        return f"{record_step(self.step)}.{self.generation}"
 
     @property
     def record_path(self) -> str:
@@ -48,8 +78,13 @@ def parse_id(series: str, text: str) -> CheckpointId | None:
     match = _ID.fullmatch(text)
     if match is None:
         return None
-    step = match["step"]
-    return CheckpointId(series, None if step == "-" else int(step), int(match["generation"]))
+    numbers = () if match["step"] == "-" else tuple(map(int, match["step"].split("-")))
+    return CheckpointId(series, step_of_numbers(numbers), int(match["generation"]))
+
+
+def step_of_numbers(numbers: tuple[int, ...]) -> Step:
+    """The step that these numbers of a name make."""
+    return None if not numbers else numbers[0] if len(numbers) == 1 else numbers
 
 
 def id_from_record(folder: str, name: str) -> CheckpointId | None:

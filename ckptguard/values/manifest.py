@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, is_safe_path
+from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, is_safe_path
 from ckptguard.values.record_text import decode_checked
 
-MANIFEST_FORMAT = 1
+MANIFEST_FORMAT = 2  # 1: a step is one number or none, and there are no counters
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -38,6 +38,15 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     role: str
     largest: float | None = None
     rms: float | None = None
+
+
+class Counter(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a checkpoint itself says of its place in the training: `kind` (``global_step``, ``epoch``, ...), and the
+    file and key that state it."""
+
+    kind: str
+    value: int
+    source: str
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     series: str
     path: str
     layout: str
-    step: int | None
+    step: Step
     generation: int
     digest_origin: str  # "writer" | "observer"
     sealed_at: str
@@ -75,11 +84,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     files: tuple[File, ...]
     metrics: dict[str, float] = {}  # the finite numbers that were given when it was saved
     nonfinite_metrics: dict[str, str] = {}  # the others, in words: "nan", "inf", "-inf"
+    counters: tuple[Counter, ...] = ()  # the finest first
 
     @property
     def id(self) -> CheckpointId:
         """Which checkpoint it describes."""
         return CheckpointId(self.series, self.step, self.generation)
+
+    @property
+    def training_step(self) -> int | None:
+        """How many updates training had made: the number in its name, or what a counter inside says. An epoch is
+        none. None if nothing tells."""
+        if isinstance(self.step, int):
+            return self.step
+        return next((c.value for c in self.counters if not c.kind.startswith("epoch")), None)
 
     def given_metrics(self) -> dict[str, float]:
         """All numbers that were given when it was saved."""

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ckptguard.errors import RecordsError
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.record_text import decode_checked
 
-VERDICT_FORMAT = 1
+VERDICT_FORMAT = 2  # 1: a step is one number or none
 MAX_FINDINGS_PER_CHECK = 50
 _CLEARED = "cleared: "
 
@@ -70,7 +70,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     format: int = VERDICT_FORMAT
     series: str
-    step: int | None
+    step: Step
     generation: int
     outcome: Outcome
     findings: tuple[Finding, ...] = ()

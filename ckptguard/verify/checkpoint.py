@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
@@ -224,8 +225,10 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
 
 def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
     """The manifests of the nearest other steps."""
-    others = (other for other in history.sealed(id.series) if other.step != id.step)
-    nearest = sorted(others, key=lambda other: abs((other.step or 0) - (id.step or 0)))[:_OTHERS]
+    known = history.ordered(id.series)
+    place = bisect_left(known, id.order, key=lambda other: other.order)
+    near = known[max(0, place - _OTHERS) : place + _OTHERS]
+    nearest = [other for other in near if other.step != id.step and other in history.sealed(id.series)][:_OTHERS]
     manifests = (history.manifest(other) for other in nearest)
     return [m for m in manifests if m is not None]
 

@@ -13,9 +13,10 @@ from ckptguard.records.manifests import MOST_METRICS, is_metric_name, read_metri
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.history import history_of_series
-from ckptguard.values.ids import CheckpointId, series_of
-from ckptguard.values.manifest import File, Manifest, split_metrics
+from ckptguard.values.ids import CheckpointId, Step, series_of
+from ckptguard.values.manifest import Counter, File, Manifest, split_metrics
 from ckptguard.verify.collect_evidence import manifest_files
+from ckptguard.verify.counters import counters_of, named_counters
 from ckptguard.version import __version__
 
 _LOGGED = "log_history.-1."  # of trainer_state.json
@@ -26,17 +27,18 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
     else that a Trainer logged last. BusyError if another process sealed it first."""
     checkpoint, metrics = evidence.checkpoint, read_metrics(run, id)
     metrics = logged_metrics(evidence) if metrics is None else metrics
-    return _seal(run, id, checkpoint.path, checkpoint.layout, manifest_files(evidence), metrics, origin="observer")
+    files = manifest_files(evidence)
+    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, counters_of(evidence))
 
 
 def seal_written(
-    run: Run, *, path: str, layout: str, step: int, files: tuple[File, ...], metrics: Mapping[str, float] | None = None
+    run: Run, *, path: str, layout: str, step: Step, files: tuple[File, ...], metrics: Mapping[str, float] | None = None
 ) -> Manifest:
     """Seal a checkpoint that our own writer hashed from memory while saving. It still has no verdict. BusyError if
     another writer sealed the same generation of this step."""
     series = series_of(path)
     id = history_of_series(run, series).next_id(series, step)
-    return _seal(run, id, path, layout, files, metrics or {}, origin="writer")
+    return _seal(run, id, path, layout, files, metrics or {})
 
 
 def _seal(
@@ -46,21 +48,21 @@ def _seal(
     layout: str,
     files: tuple[File, ...],
     metrics: Mapping[str, float],
-    *,
-    origin: str,
+    inside: tuple[Counter, ...] | None = None,
 ) -> Manifest:
     finite, words = split_metrics(metrics)
     manifest = Manifest(
         **msgspec.structs.asdict(id),
         path=path,
         layout=layout,
-        digest_origin=origin,
+        digest_origin="writer" if inside is None else "observer",
         sealed_at=utc_now(),
         version=__version__,
         nonce=uuid.uuid4().hex,
         files=files,
         metrics=finite,
         nonfinite_metrics=words,
+        counters=(*(inside or ()), *named_counters(path)),
     )
     write_manifest(run, manifest)
     return manifest

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ckptguard.decisions.known_good import may_be_newer
 from ckptguard.documents.build import Document, document, fields
 from ckptguard.errors import (
     BusyError,
@@ -39,7 +40,7 @@ from ckptguard.records.incidents import open_incident
 from ckptguard.records.names_by_step import list_steps
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
-from ckptguard.values.ids import MAX_STEP, is_safe_path
+from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
 from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
@@ -176,27 +177,30 @@ class Answers:
         """The answer as of now, and the newer checkpoints without a verdict that could change it: as of now too if that
         must be `certain`, else as of the last pass if nothing hinted at a change since."""
 
-        def best() -> tuple[KnownGood | NoKnownGoodError, int]:
+        def best() -> KnownGood | NoKnownGoodError:
             try:
-                found = find_known_good(run, before_step=before, series=series)
+                return find_known_good(run, before_step=before, series=series)
             except NoKnownGoodError as error:
-                return error, -1
-            return found, -1 if found.step is None else found.step
+                return error
+
+        def could_change(series_of_it: str, step: Step) -> bool:
+            number = single_number(step)
+            if series not in (None, series_of_it) or (before is not None and number is not None and number >= before):
+                return False
+            return isinstance(answer, NoKnownGoodError) or may_be_newer(series_of_it, step, answer.id)
 
         view = guarded.look()
         run = view.run
         looked = self._alive() and self._loop.has_seen_all(guarded.run_id) and guarded.state == "guarded"
         pending: Sequence[Waiting | Checkpoint] = guarded.last_pass.pending
-        answer, newest = best()
-        above = newest if looked and not certain else MAX_STEP + 1
-        while newest < above:
-            above = newest
+        answer, seen = best(), None
+        while (certain or not looked) and (seen is None or seen != _id_of(answer)):
+            seen = _id_of(answer)
             view.forget()
-            pending = without_verdict(view, list_steps(view.run), above=above)
-            answer, newest = best()  # again: it may have got its verdict between the two
-        below = MAX_STEP + 1 if before is None else before
-        wanted = (w for w in pending if series in (None, w.series))
-        return answer, [w.path for w in wanted if w.step is not None and newest < w.step < below]
+            found = [c for c in view.checkpoints if could_change(c.series, c.step)]
+            pending = without_verdict(view, list_steps(view.run), found)
+            answer = best()  # again: it may have got its verdict between the two
+        return answer, [w.path for w in pending if could_change(w.series, w.step)]
 
     def _guarded(self, request: Request) -> WatchedRun:
         guarded = self._runs.get(request.path_params["run"])
@@ -205,6 +209,10 @@ class Answers:
                 f"this daemon guards no run {request.path_params['run'][:40]}", hint="GET /v1/runs lists them"
             )
         return guarded
+
+
+def _id_of(answer: KnownGood | NoKnownGoodError) -> CheckpointId | str:
+    return answer.id if isinstance(answer, KnownGood) else ""
 
 
 def _number(request: Request, name: str, kind: Callable[[str], Any], most: float) -> Any:

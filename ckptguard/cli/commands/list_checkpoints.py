@@ -6,7 +6,7 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, trouble
+from ckptguard.cli.output import emit, escape, say, trouble
 from ckptguard.cli.render import size, table
 
 _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash"))
@@ -17,6 +17,7 @@ _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"),
 @shared_options
 def command(run: str, shared: Shared) -> None:
     """List RUN's checkpoints with their verdicts, from the records; nothing is read back."""
+    from ckptguard.decisions.known_good import order_words
     from ckptguard.inspect.list_states import survey
     from ckptguard.runs.target import open_named_run
 
@@ -29,12 +30,19 @@ def command(run: str, shared: Shared) -> None:
         trouble("no checkpoints yet")
         return
     copies = any(s.kept for s in states)
-    titles = ("path", "id", "outcome", "where", "size", *(("copy",) if copies else ()), "reason")
+    counted = any(s.counter is not None and s.id is not None and s.id.number is None for s in states)
+    titles = ("path", "id", *(("counter inside",) if counted else ()), "outcome", "where", "size")
+    titles = (*titles, *(("copy",) if copies else ()), "reason")
     rows = []
     for s in states:
         cost = ("shared" if s.kept_bytes is None else size(s.kept_bytes)) if s.kept else None
         copy = (cost,) if copies else ()
         reason = s.reason or "; ".join(s.pins)
         where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
-        rows.append((s.path, s.id, s.outcome.value, where, size(s.bytes), *copy, reason))
+        counter = (s.counter,) if counted else ()
+        rows.append((s.path, s.id, *counter, s.outcome.value, where, size(s.bytes), *copy, reason))
     table(titles, rows)
+    kinds = {s.series: order_words(s.step) for s in states}
+    if len(set(kinds.values())) > 1 or not all(isinstance(s.step, int) for s in states):
+        for series, words in sorted(kinds.items()):
+            say(f"{escape(series)} is ordered by {words}")

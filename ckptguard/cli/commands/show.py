@@ -52,6 +52,8 @@ def command(ckpt: str, tensors: bool, shared: Shared) -> None:
 
 def print_shown(shown: Shown) -> None:
     """What is known of the checkpoint, its files, then what was found in it."""
+    from ckptguard.decisions.known_good import order_words
+
     manifest, verdict = shown.manifest, shown.verdict
     facts(
         ("checkpoint", shown.target),
@@ -61,6 +63,8 @@ def print_shown(shown: Shown) -> None:
         ("step", manifest.step),
         ("sealed", f"{manifest.sealed_at}, digests by the {manifest.digest_origin}" if shown.sealed else "no"),
         ("verdict", verdict and f"{verdict.outcome.value}, {verdict.checked_at}, by ckptguard {verdict.version}"),
+        ("order", f"by {order_words(manifest.step)}"),
+        ("counters", ", ".join(f"{c.kind} {c.value} ({c.source})" for c in manifest.counters)),
         ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
         ("resumable", verdict and ", ".join(verdict.facts.resumable)),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),

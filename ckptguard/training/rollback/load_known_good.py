@@ -42,7 +42,7 @@ from ckptguard.training.saving.stores import Store
 from ckptguard.training.signals.weights import first_of
 from ckptguard.training.state.progress import wrong_with
 from ckptguard.training.state.rng import capture_rng, restore_rng
-from ckptguard.values.ids import MAX_STEP, CheckpointId
+from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
@@ -101,7 +101,7 @@ def go_back(view: RunView, store: Store, *, before_step: int, reason: str) -> Lo
             if isinstance(loaded, Loaded):
                 return loaded
             if read_back:
-                before_step = rolled.known_good.step or 0
+                before_step = rolled.known_good.id.number or 0
             read_back = True  # it is not what its verdict says: a copy of it that is may still be there
 
 
@@ -110,14 +110,15 @@ def newest_good_step(view: RunView, store: Store, *, before_step: int) -> int | 
     wanted = Wanted(before_step=before_step, series=store.series)
     verify_pending(view, wanted)
     found = newest_candidate(view, wanted)
-    return found.id.step if found is not None else None
+    return found.id.number if found is not None else None
 
 
 def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded | None:
     """Load the newest checkpoint before a step that is GOOD as it is read now, for where no verdict can be written (a
     full disk). Newer ones stay where they are. None if there is none."""
-    found = [c for c in view.checkpoints if c.series == store.series and c.step is not None and c.step < before_step]
-    for checkpoint in sorted(found, key=lambda c: -(c.step or 0)):
+    own = ((single_number(c.step), c) for c in view.checkpoints if c.series == store.series)
+    found = [(step, c) for step, c in own if step is not None and step < before_step]
+    for _, checkpoint in sorted(found, key=lambda pair: -pair[0]):
         try:
             checked = verify_checkpoint(view, checkpoint, _READ_ONLY)
             if checked.outcome is not Outcome.GOOD:
@@ -185,7 +186,8 @@ def _load(view: RunView, store: Store, manifest: Manifest, in_use: InUse) -> Loa
         extra = store.read(manifest)
         why = wrong_with(extra)
         if why is None:
-            return Loaded(step=manifest.step or 0, id=manifest.id, path=view.run.usable(manifest.path), extra=extra)
+            step, path = manifest.training_step or 0, view.run.usable(manifest.path)
+            return Loaded(step=step, id=manifest.id, path=path, extra=extra)
         wrong = f"what was saved beside {manifest.path} cannot be put back: {why}"
     except NotAsSealed as error:
         wrong = error.message

@@ -23,7 +23,7 @@ from ckptguard.training.client import let_daemon_verify
 from ckptguard.training.ranks import Ranks
 from ckptguard.training.rollback.incident_log import begin_incident, end_incident
 from ckptguard.training.rollback.lead_and_follow import Loaded, Rollback, lead_or_follow
-from ckptguard.values.ids import CheckpointId
+from ckptguard.values.ids import CheckpointId, single_number
 from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
@@ -226,8 +226,8 @@ class Unrecorded:
         if unmarked:
             try:
                 found = RunView(self._run, self._settings).checkpoints
-                own = [c for c in found if c.series == self._series and c.step is not None]
-                newer = [(c.path, c.signature) for c in own if (c.step or 0) > loaded.step]
+                own = [c for c in found if c.series == self._series]
+                newer = [(c.path, c.signature) for c in own if (single_number(c.step) or 0) > loaded.step]
             except CkptguardError as error:
                 _log.warning("what is newer than %s cannot be listed: %s", loaded.path, error.message)
         if newer:

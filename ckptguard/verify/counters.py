@@ -1,0 +1,59 @@
+"""Counters: what a checkpoint itself says of its place in the training, such as ``iter_num`` in nanoGPT's ckpt.pt."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from ckptguard.checks import Evidence
+from ckptguard.decisions.known_good import COUNTERS
+from ckptguard.layouts.step_names import counter_in_name
+from ckptguard.values.ids import MAX_STEP
+from ckptguard.values.manifest import Counter
+
+_OPTIMIZER_STEP = re.compile(r"(?:^|\.)state\.[^.]+\.step$")
+_SETTINGS = re.compile(r"(?:^|\.)(?:\w*args|\w*config|cfg|\w*params|\w*settings|options?)\.", re.IGNORECASE)
+
+
+def counters_of(evidence: Evidence) -> tuple[Counter, ...]:
+    """The counters that a checkpoint holds, the finest first, one of each kind: that of the outermost key, and of
+    equally deep ones the highest. What is set by the user (``args.step``) counts nothing."""
+    best: dict[str, tuple[tuple[int, int], Counter]] = {}
+    for kind, value, file, name in _found(evidence):
+        if not math.isfinite(value) or value != int(value) or not 0 <= value <= MAX_STEP:
+            continue
+        depth = 0 if kind == "optimizer step" else name.count(".")
+        counter = Counter(kind, int(value), f"{file}: {name}")
+        if kind not in best or best[kind][0] < (-depth, counter.value):
+            best[kind] = ((-depth, counter.value), counter)
+    return tuple(best[kind][1] for kind in COUNTERS if kind in best)
+
+
+def named_counters(path: str) -> tuple[Counter, ...]:
+    """The counter that the name of a checkpoint states, if it does."""
+    named = counter_in_name(path.rpartition("/")[2])
+    return () if named is None else (Counter(*named, source=path),)
+
+
+def _found(evidence: Evidence) -> Iterator[tuple[str, float, str, str]]:
+    """(kind, value, file, key) of everything that may be a counter."""
+    for file in evidence.scan.files:
+        inside = evidence.checkpoint.inside(file.entry.key)
+        for leaf in file.structure.leaves:
+            kind = _kind_of(leaf.name)
+            if kind is not None and type(leaf.value) is not bool and not leaf.of_array:
+                yield kind, leaf.value, inside, leaf.name
+        for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
+            # A lone number in a tensor: its largest magnitude is the number itself, and no counter is negative.
+            if numbers is not None and numbers.count == 1 and not numbers.nan:
+                kind = _kind_of(tensor.name)
+                if kind is not None:
+                    yield kind, numbers.largest, inside, tensor.name
+
+
+def _kind_of(name: str) -> str | None:
+    if _OPTIMIZER_STEP.search(name):
+        return "optimizer step"
+    last = name.rpartition(".")[2]
+    return last if last in COUNTERS and not _SETTINGS.search(name) else None

@@ -157,8 +157,10 @@ class _Supervisor:
                 message = "the command could not be stopped: some of its processes survive being killed"
                 return Supervised(status=status or 1, error=BusyError(message))
             since = SavesSince(saved=True, good=True, gave_up=False)
-            look_back = self._saves.sick if self._is_asked else self._saves.last_look
-            sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
+            sick = found
+            if not self._is_asked or status == 0:  # else somebody is in a hurry, and the status tells enough
+                look_back = self._saves.sick if self._is_asked else self._saves.last_look
+                sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
             if not self._is_asked:
                 since = self._watch.beside(partial(self._saves.since, before), since)
             ended = CommandEnd(

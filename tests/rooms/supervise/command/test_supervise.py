@@ -319,10 +319,13 @@ if start(run) == 1:
 
 FIXED = """
 def save_over(step, nan=False):
-    save(run, step, nan=nan).rename(run / f"tmp-{step}")
+    parts = [weights(10 * step + n, nan=nan and n == 2).tobytes() for n in range(4)]
+    shape = {"dtype": "F32", "shape": [8, 8]}
+    places = {f"model.{n}": {**shape, "data_offsets": [n * 256, n * 256 + 256]} for n in range(4)}
+    header = json.dumps(places).encode()
+    run.mkdir(exist_ok=True)
     with open(run / "last.safetensors", "wb") as file:
-        file.write((run / f"tmp-{step}").read_bytes())
-    (run / f"tmp-{step}").unlink()
+        file.write(len(header).to_bytes(8, "little") + header + b"".join(parts))
 
 def verdicts(outcome):
     return len(list(run.glob(f"_ckptguard/ledger/last.safetensors/*.{outcome}.json")))

@@ -6,9 +6,10 @@ import math
 import re
 from collections.abc import Iterator
 
-from ckptguard.checks import Evidence
 from ckptguard.decisions.known_good import COUNTERS
+from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.step_names import counter_in_name
+from ckptguard.scan.result import Scan
 from ckptguard.values.ids import MAX_STEP
 from ckptguard.values.manifest import Counter
 
@@ -16,11 +17,11 @@ _OPTIMIZER_STEP = re.compile(r"(?:^|\.)state\.[^.]+\.step$")
 _SETTINGS = re.compile(r"(?:^|\.)(?:\w*args|\w*config|cfg|\w*params|\w*settings|options?)\.", re.IGNORECASE)
 
 
-def counters_of(evidence: Evidence) -> tuple[Counter, ...]:
+def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:
     """The counters that a checkpoint holds, the finest first, one of each kind: that of the outermost key, and of
     equally deep ones the highest. What is set by the user (``args.step``) counts nothing."""
     best: dict[str, tuple[tuple[int, int], Counter]] = {}
-    for kind, value, file, name in _found(evidence):
+    for kind, value, file, name in _found(checkpoint, scan):
         if not math.isfinite(value) or value != int(value) or not 0 <= value <= MAX_STEP:
             continue
         depth = 0 if kind == "optimizer step" else name.count(".")
@@ -36,10 +37,10 @@ def named_counters(path: str) -> tuple[Counter, ...]:
     return () if named is None else (Counter(*named, source=path),)
 
 
-def _found(evidence: Evidence) -> Iterator[tuple[str, float, str, str]]:
+def _found(checkpoint: Checkpoint, scan: Scan) -> Iterator[tuple[str, float, str, str]]:
     """(kind, value, file, key) of everything that may be a counter."""
-    for file in evidence.scan.files:
-        inside = evidence.checkpoint.inside(file.entry.key)
+    for file in scan.files:
+        inside = checkpoint.inside(file.entry.key)
         for leaf in file.structure.leaves:
             kind = _kind_of(leaf.name)
             if kind is not None and type(leaf.value) is not bool and not leaf.of_array:

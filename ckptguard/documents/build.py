@@ -116,6 +116,7 @@ FORMS: dict[str, Form] = {
             "metrics": lambda s: s.manifest.given_metrics(),
         },
     ),
+    "manifest.Counter": Form("kind value source"),
     "manifest.File": Form("path size format md5 tensors"),
     "manifest.Tensor": Form(
         "name dtype shape role bytes largest rms fp16_headroom", {"bytes": _stored_bytes, "fp16_headroom": _share}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from ckptguard.checks.order import named_counters
 from ckptguard.decisions.known_good import NUMBER_IN_NAME
 from ckptguard.decisions.rollback_plan import Content, SeriesNow, is_newer, next_save
 from ckptguard.layouts import Checkpoint
@@ -18,7 +19,6 @@ from ckptguard.runs.find_known_good import (
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, numbers_of
 from ckptguard.values.manifest import Manifest
-from ckptguard.verify.counters import named_counters
 
 
 def content_of(candidate: Candidate) -> Content:

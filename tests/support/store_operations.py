@@ -20,7 +20,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.retention_policy import Policy
 from ckptguard.verify.checkpoint import verify_checkpoint
-from support.tiny_run import TINY, Content, forget, inline, name_of, rot, save
+from support.tiny_run import TINY, Content, delete, forget, inline, name_of, rot, save
 from support.views import look
 
 LAST = Policy(keep_last=2, keep_good=2)
@@ -90,6 +90,17 @@ def _put_back(run: Run, stage: Stage) -> None:
     roll_back(look(run, TINY), GoBack(reason="loss", before_step=301, check_writing=False), work=Work(scanner=inline))
 
 
+def _own_bytes(run: Run, stage: Stage) -> None:
+    auto = TINY.changed(keep="auto")
+    reconcile(look(run, auto), PassNotes(), work=Work(scanner=inline))
+
+
+def _judge_copy(run: Run, stage: Stage) -> None:
+    protect_finished(look(run, TINY))
+    delete(stage.url, 700)
+    reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline))
+
+
 def _scrub(run: Run, stage: Stage) -> None:
     scrub(
         look(run, TINY),
@@ -118,6 +129,8 @@ OPERATIONS = {
         pending=True,
         known=(600, 700),
     ),
+    "own bytes": Operation(_own_bytes, pending=True, known=(600, 700)),
+    "judge a copy": Operation(_judge_copy, pending=True, known=(600, 700)),
     "verify": Operation(_check_again),
     "prune": Operation(lambda run, stage: prune(look(run), LAST, grace=GRACE)),
     "prune for good": Operation(lambda run, stage: prune(look(run), LAST, grace=-1.0), removes=(400,)),

@@ -130,6 +130,7 @@ class PassNotes:
     """Notes about one run between passes. They only save work: losing them loses nothing."""
 
     samples: dict[str, CheckpointSample] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)  # places that were seen empty since what lay there was judged
     collect_at: float = 0.0  # monotonic: when leftovers of killed processes are looked for
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and until when to wait
     prune_at: float = 0.0  # monotonic: when pruning is due although nothing new was verified
@@ -238,6 +239,7 @@ class _Pass:
         view, checkpoints = self.view, self.view.checkpoints
         self._gone = tuple(sorted(set(self.notes.samples) - {c.path for c in checkpoints}))
         self._unjudged = {path for path in self._gone if not self.notes.samples.pop(path).done}
+        self.notes.gone.update(self._gone)
         ready: list[Checkpoint] = []
         finished: list[tuple[Checkpoint, bool]] = []
         for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
@@ -269,8 +271,10 @@ class _Pass:
                 self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
             sample = self.notes.samples[checkpoint.path]
-            result = _verify(self.view, checkpoint, sample, self.work)
+            was_gone = checkpoint.path in self.notes.gone
+            result = _verify(self.view, checkpoint, sample, self.work, was_gone=was_gone)
             if isinstance(result, Checked):
+                self.notes.gone.discard(checkpoint.path)
                 self.checked.append(result)
                 self.troubles += release_other(self.view, checkpoint, result.id)
                 continue
@@ -320,10 +324,12 @@ def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
     return sample
 
 
-def _verify(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work) -> Checked | str:
+def _verify(
+    view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, was_gone: bool
+) -> Checked | str:
     """The verdict that was given; or why there is none, and `sample` says when to try again."""
     left = view.settings.unfinished_limit - sample.stable_for(checkpoint)
-    how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP)
+    how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP, was_gone=was_gone)
     try:
         result = verify_checkpoint(view, checkpoint, how, work=work)
     except ResavingError as error:

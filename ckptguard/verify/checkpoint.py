@@ -10,11 +10,14 @@ import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.order import counters_of
+from ckptguard.checks.schema import QUESTION
 from ckptguard.errors import (
     BusyError,
     ChangedWhileReadError,
     CouldNotTellError,
     DeniedError,
+    RecordsError,
     ResavingError,
     StorageFullError,
 )
@@ -23,6 +26,7 @@ from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
+from ckptguard.records.trash import MOVED, read_trashed
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.file_signatures import signature_seen
 from ckptguard.runs.history import History
@@ -53,11 +57,13 @@ class Resave(enum.Enum):
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """How a checkpoint is verified. `record`: the verdict goes into the ledger. `md5`: MD5 is taken too, unless the
     settings leave it out where it is on record. `resealed`: what lies there is a new generation, whatever the manifest
-    says. `reference`: the schema to match, in place of the run's own. `notes` go into the verdict."""
+    says; `was_gone`: its place was seen empty since it was judged. `reference`: the schema to match, in place of the
+    run's own. `notes` go into the verdict."""
 
     record: bool = True
     md5: bool = True
     resealed: bool = False
+    was_gone: bool = False
     resave: Resave = Resave.JUDGE
     reference: Manifest | None = None
     notes: tuple[Finding, ...] = ()
@@ -150,7 +156,7 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
     sealed = history.manifest(id) if id is not None else None
     content = Content(id, sealed) if id is not None else None
     if id is not None and sealed is not None:
-        change = change_of(view, checkpoint, scan, sealed)
+        change = change_of(view, checkpoint, scan, sealed, was_gone=how.was_gone)
         if change is Change.RESAVING and how.resave is Resave.WAIT:
             raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
         content = None if change is Change.RESAVED else Content(id, sealed, change)
@@ -200,7 +206,7 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verif
     return checked(checkpoint, known, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
 
 
-def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> Change:
+def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
     """How what was read differs from what was sealed."""
     history, layout = view.history, LAYOUTS[checkpoint.layout]
     verdict = history.verdict(sealed.id)
@@ -208,6 +214,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         ever_good=history.was_good(sealed.id),
         facts=verdict.facts if verdict is not None and not verdict.place_damaged else Facts(),
         other_contents=lambda: _other_contents(history, sealed.id),
+        was_gone=lambda: was_gone or _was_thrown_away(view, sealed.id),
     )
     broken = any(f.structure.problems for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
     return classify_change(
@@ -217,7 +224,17 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         whole=not broken,
         last_written=layout.last_written(sealed.path),
         sealed_by_writer=layout.sealed_by_writer,
+        counters=lambda: counters_of(checkpoint, scan),
     )
+
+
+def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
+    """Whether the sealed files were moved to the trash: what lies in their place came later."""
+    try:
+        mark = read_trashed(view.run, id)
+    except RecordsError:
+        return False
+    return mark is not None and mark.how == MOVED
 
 
 def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> KnownFacts:
@@ -229,6 +246,7 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
         sealed=sealed,
         reference=manifest,
         reference_facts=verdict.facts if verdict is not None else None,
+        must_match=reference is not None,
         previous=previous,
         previous_facts=previous_facts,
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
@@ -247,12 +265,13 @@ def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
 
 
 def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:
-    """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good."""
+    """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good. A question about the
+    schema is asked anew each time: `accept` answers it."""
     sickness: list[Finding] = []
     cleared: list[Finding] = []
     for verdict in before:
         if verdict is not None and not sickness and not cleared:
-            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS]
+            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check != QUESTION]
             cleared = [f for f in verdict.findings if is_clearance(f)]
     if cleared:
         findings = [

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptguard.records.kept import read_kept
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
@@ -18,9 +19,10 @@ from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import protect_finished
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.verify.checkpoint import verify_checkpoint
-from support.tiny_run import TINY, Content, delete, forget, inline, name_of, rot, save
+from support.tiny_run import SERIES, TINY, Content, delete, forget, inline, name_of, rot, save
 from support.views import look
 
 LAST = Policy(keep_last=2, keep_good=2)
@@ -97,9 +99,11 @@ def _own_bytes(run: Run, stage: Stage) -> None:
 
 def _judge_copy(run: Run, stage: Stage) -> None:
     protect_finished(look(run, TINY))
+    if read_kept(run, CheckpointId(SERIES, 700, 1)) is None:
+        return  # the storage failed: a trainer that goes on is another matter
     if run.storage.root is None:
         delete(stage.url, 700)
-    else:  # in one step: a folder that was removed in part is another matter
+    else:  # in one step: a folder that was removed in part is yet another
         Path(stage.url, name_of(700)).rename(Path(stage.url).with_name("gone"))
     reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline))
 

@@ -175,7 +175,7 @@ class TrainerMachine(RuleBasedStateMachine):
                 "the trainer wrote what nobody knows"
             )
         if self.keep == "link":
-            self.promises_what_is_whole(at_most=self.promised)
+            self.promised = {series: id for series, id in self.promised.items() if self.lies(id)}
 
     # What we do.
 
@@ -247,7 +247,7 @@ class TrainerMachine(RuleBasedStateMachine):
         assert self.training.disk.at(self.path_of(done.known_good.id)) == known, done
         if "going back" in self.laws:
             self.resumes_from_something_good(before, self.training.knows[known].born)
-        self.promises_what_is_whole(at_most={done.known_good.series: done.known_good.id})
+        self.promises_less()
 
     def roll_back(self, to: CheckpointId | None = None) -> RolledBack:
         """Go back, to the newest known-good one or to this one."""
@@ -273,7 +273,7 @@ class TrainerMachine(RuleBasedStateMachine):
         assert done.trouble is None, done
         self.learns()
         for found in known_good_candidates(RunView(open_run(self.replica, must_exist=False), self.settings)):
-            if found.in_place:
+            if found.in_place and "presence" in self.laws:
                 content = Disk(self.replica).at(found.manifest.path)
                 assert content is not None
                 assert is_of(found.manifest, content), f"{found.id} is another one in the replica"
@@ -339,10 +339,11 @@ class TrainerMachine(RuleBasedStateMachine):
         """What was broken off: a rollback may have given up newer ones, and nothing else gives up anything."""
         self.learns()
         if name == "roll back":
-            before = bool(self.promised)
-            self.promises_what_is_whole(at_most=self.promised)
-            if "own bytes" in self.laws:
-                assert bool(self.promised) == before, "a rollback that was broken off left nothing good"
+            history, before = load_history(self.run()), bool(self.promised)
+            self.promises_less()
+            if before and "own bytes" in self.laws:
+                left = [id for series in history.names for id in self.good(history, series) if self.lies(id)]
+                assert left, "a rollback that was broken off left nothing good"
         self.kept_its_promises()
 
     # What must hold.
@@ -403,16 +404,17 @@ class TrainerMachine(RuleBasedStateMachine):
         assert self.training.disk.at(place) == self.sealed[answer.id], f"{door}: {answer.id} at {place} is another one"
 
     def kept_its_promises(self) -> None:
-        """What was promised, or a newer good one, comes back byte for byte."""
+        """What was promised comes back byte for byte, or a newer good one does."""
         if "own bytes" not in self.laws:
             return
         for series, id in self.promised.items():
-            found = [c for c in self.candidates(series) if c.id.order >= id.order]
-            if any(self.has_bytes(c) for c in found):
-                continue
-            history = load_history(self.run())
-            newer = [one for one in self.good(history, series) if one.order >= id.order]
-            assert any(self.lies(one) for one in newer), f"{id} was promised, and is lost"
+            if not any(self.has_bytes(c) for c in self.candidates(series) if self.keeps(id, c.id)):
+                good = self.good(load_history(self.run()), series)
+                assert any(self.lies(one) for one in good if self.keeps(id, one)), f"{id} was promised, and is lost"
+
+    def keeps(self, promised: CheckpointId, id: CheckpointId) -> bool:
+        """Whether a promise is kept by this one: it is newer, or the same content."""
+        return id.order >= promised.order or self.sealed[id] == self.sealed[promised]
 
     def has_bytes(self, found: Candidate) -> bool:
         """Whether a known-good one is where it is said to be."""
@@ -425,16 +427,18 @@ class TrainerMachine(RuleBasedStateMachine):
         places = [self.path_of(id)] + ([f"_ckptguard/{copy.checkpoint_key}"] if copy is not None else [])
         return any(self.training.disk.at(place) == self.sealed[id] for place in places)
 
-    def promises_what_is_whole(self, at_most: dict[str, CheckpointId] | None = None) -> None:
-        """Promise the newest good one of each series that is whole somewhere; `at_most` those of some series."""
-        history, limits = load_history(self.run()), at_most or {}
-        self.promised = {}
+    def promises_what_is_whole(self) -> None:
+        """Promise the newest good one of each series, of those that are whole somewhere."""
+        history = load_history(self.run())
         for series in history.names:
-            limit = limits.get(series)
-            for id in self.good(history, series):
-                if (limit is None or id.order <= limit.order) and self.lies(id):
-                    self.promised[series] = id
-                    break
+            found = next((id for id in self.good(history, series) if self.lies(id)), None)
+            if found is not None:
+                self.promised[series] = found
+
+    def promises_less(self) -> None:
+        """Hold no promise any more about what was taken back."""
+        view = self.view()
+        self.promised = {series: id for series, id in self.promised.items() if view.is_good(id)}
 
     def good(self, history: History, series: str) -> list[CheckpointId]:
         """The good generations of a series, newest first."""

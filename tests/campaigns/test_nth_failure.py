@@ -95,7 +95,7 @@ def violations(stage: Stage, saved: dict[int, Content], known: tuple[int, ...], 
             wrong += [f"the pass: {said}" for said in last.could_not_tell if not lied]
     wrong += [f"left behind: {key}" for key in leftovers(run)]
     for id, standing in load_history(run).standings("model-#").items():
-        step, generation = id.order
+        step, generation = id.step, id.generation
         whole = files_below(stage.url, name_of(step)) == saved[step]
         if whole and standing.outcome is Outcome.BAD and not lied and step not in (200, 300):
             wrong.append(f"{step}.{generation} is whole, and BAD")

@@ -120,12 +120,13 @@ def _scrub(run: Run, stage: Stage) -> None:
 class Operation:
     """One thing that a store does. `pending`: it needs a save without a verdict; `known`: the steps that may be
     known-good when it is over (a rollback takes an older one where it cannot read); `removes`: those of which nothing
-    may be left."""
+    may be left; `alone`: those whose only bytes are read for the first time, which a storage that lies may spoil."""
 
     act: Callable[[Run, Stage], object]
     pending: bool = False
     known: tuple[int, ...] = (600,)
     removes: tuple[int, ...] = ()
+    alone: tuple[int, ...] = ()
 
 
 OPERATIONS = {
@@ -137,7 +138,7 @@ OPERATIONS = {
         known=(600, 700),
     ),
     "own bytes": Operation(_own_bytes, pending=True, known=(600, 700)),
-    "judge a copy": Operation(_judge_copy, pending=True, known=(600, 700)),
+    "judge a copy": Operation(_judge_copy, pending=True, known=(600, 700), alone=(700,)),
     "verify": Operation(_check_again),
     "prune": Operation(lambda run, stage: prune(look(run), LAST, grace=GRACE)),
     "prune for good": Operation(lambda run, stage: prune(look(run), LAST, grace=-1.0), removes=(400,)),

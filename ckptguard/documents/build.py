@@ -126,7 +126,7 @@ FORMS: dict[str, Form] = {
     "known-good of the daemon": Form("path series step id kept verified_at reason place"),
     "status.Status": Form(
         "target=run protected explanation known_good known_good_age_seconds pending outcomes"
-        " last_incident>incident daemon kept_kinds replicas>standing"
+        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing"
     ),
     "standing": Form("url behind last_good trouble"),
     "restore.Restored": Form("path series step id outcome bytes kept source"),

@@ -9,7 +9,7 @@ from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
 from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, trim_kept
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
-from ckptguard.runs.file_signatures import looks_unchanged
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
@@ -115,4 +115,4 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
 def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     """Whether its files look as they did when this generation was judged: another content would be no copy of it."""
     manifest, verdict = view.history.manifest(id), view.history.verdict(id)
-    return manifest is not None and verdict is not None and looks_unchanged(checkpoint, manifest, verdict)
+    return manifest is not None and verdict is not None and looks_as_read(checkpoint.entries, manifest, verdict)

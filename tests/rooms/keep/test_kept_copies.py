@@ -75,7 +75,7 @@ def test_a_link_on_a_server_that_does_not_count_names(root, run, monkeypatch):
         )
     copy = msgspec.structs.replace(copy, how="link")
     os.utime(root / "_ckptguard" / copy.key("net-1.pt"), ns=(0, (root / "net-1.pt").stat().st_mtime_ns))
-    monkeypatch.setattr(type(run.records), "root", None)
+    monkeypatch.setattr(run.records, "root", None)
     assert own_bytes(run, copy) == 0
     size = (root / "net-1.pt").stat().st_size
     (root / "net-1.pt").unlink()

@@ -7,7 +7,8 @@ import logging
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, NoKnownGoodError, StorageFullError
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS
-from ckptguard.runs.find_known_good import Candidate, Wanted, first_whole
+from ckptguard.runs.candidates import first_whole
+from ckptguard.runs.find_known_good import Candidate, Wanted
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.work import Work

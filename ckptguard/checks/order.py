@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
 from ckptguard.decisions.known_good import COUNTERS
+from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.step_names import counter_in_name
+from ckptguard.scan.result import Scan
 from ckptguard.values.ids import MAX_STEP
 from ckptguard.values.manifest import Counter
 from ckptguard.values.verdict import Finding, Severity
@@ -26,7 +28,9 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
     if before is None:
         return
     earlier = {counter.kind: counter for counter in before.counters if counter.kind in COUNTERS}
-    own = next((counter for counter in counters_of(evidence) if counter.kind in earlier), None)
+    own = next(
+        (counter for counter in counters_of(evidence.checkpoint, evidence.scan) if counter.kind in earlier), None
+    )
     if own is not None and own.value < earlier[own.kind].value:
         there = earlier[own.kind].value
         message = (
@@ -36,11 +40,11 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("order", Severity.WARNING, message, tensor=own.source)
 
 
-def counters_of(evidence: Evidence) -> tuple[Counter, ...]:
+def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:
     """The counters that a checkpoint holds, the finest first, one of each kind: that of the outermost key, and of
     equally deep ones the highest. What is set by the user (``args.step``) counts nothing."""
     best: dict[str, tuple[tuple[int, int], Counter]] = {}
-    for kind, value, file, name in _found(evidence):
+    for kind, value, file, name in _found(checkpoint, scan):
         if not math.isfinite(value) or value != int(value) or not 0 <= value <= MAX_STEP:
             continue
         depth = 0 if kind == "optimizer step" else name.count(".")
@@ -56,10 +60,10 @@ def named_counters(path: str) -> tuple[Counter, ...]:
     return () if named is None else (Counter(*named, source=path),)
 
 
-def _found(evidence: Evidence) -> Iterator[tuple[str, float, str, str]]:
+def _found(checkpoint: Checkpoint, scan: Scan) -> Iterator[tuple[str, float, str, str]]:
     """(kind, value, file, key) of everything that may be a counter."""
-    for file in evidence.scan.files:
-        inside = evidence.checkpoint.inside(file.entry.key)
+    for file in scan.files:
+        inside = checkpoint.inside(file.entry.key)
         for leaf in file.structure.leaves:
             kind = _kind_of(leaf.name)
             if kind is not None and type(leaf.value) is not bool and not leaf.of_array:

@@ -100,7 +100,7 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
         version="",
         nonce="",
         files=manifest_files(evidence),
-        counters=counters_of(evidence),
+        counters=counters_of(evidence.checkpoint, evidence.scan),
     )
     return Shown(
         target=resolved.url,

@@ -19,7 +19,8 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
-from ckptguard.recover.roll_back import GoBack, restore_pending_copies, roll_back, verify_pending
+from ckptguard.recover.put_back import restore_pending_copies
+from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import load_settings
@@ -168,6 +169,12 @@ class GuardedRun:
         if self._protecting is not None:
             self._protecting.join(_PROTECT_SECONDS)
             self._protecting = None
+
+    def judge_last_save(self) -> None:
+        """Training is over: have its newest save judged, by the daemon or here. Trouble is logged, never raised."""
+        self.wait_for_protection()
+        if self.leads:
+            self._rollbacks.judge_last_save(seconds=self._deadline if self.ranks.size > 1 else None)
 
     def close(self) -> None:
         """End the daemon that was started here. Idempotent."""

@@ -28,7 +28,7 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
     checkpoint, metrics = evidence.checkpoint, read_metrics(run, id)
     metrics = logged_metrics(evidence) if metrics is None else metrics
     files = manifest_files(evidence)
-    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, counters_of(evidence))
+    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, counters_of(checkpoint, evidence.scan))
 
 
 def seal_written(

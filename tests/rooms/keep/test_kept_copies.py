@@ -42,7 +42,7 @@ def test_a_link_that_was_written_through_is_no_copy(root, run):
     ("keep", "name", "expected"),
     [
         ("auto", "net-1.pt", {"link", "reflink"}),
-        ("auto", "last.pt", {"copy", "reflink"}),  # it is saved into again and again
+        ("auto", "last.pt", {"link", "reflink"}),  # until it is good, or seen to be saved over
         ("link", "last.pt", {"link", "reflink"}),
         ("copy", "net-1.pt", {"copy"}),
         ("none", "net-1.pt", {None}),

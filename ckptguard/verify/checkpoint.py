@@ -10,6 +10,7 @@ import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.order import counters_of
 from ckptguard.checks.schema import QUESTION
 from ckptguard.errors import (
     BusyError,
@@ -39,7 +40,6 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest, identity
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
 from ckptguard.verify.collect_evidence import collect_evidence, copy_differs, gaps_of, manifest_files, scan_checkpoint
-from ckptguard.verify.counters import counters_of
 from ckptguard.verify.damage_or_resave import Change, KnownBefore, classify_change
 from ckptguard.verify.seal import seal_observed
 from ckptguard.verify.selection import Selection
@@ -142,20 +142,35 @@ def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
     return all(f.md5 for f in sealed.files) or (verdict is not None and "md5" in verdict.digests)
 
 
+class Content(msgspec.Struct, frozen=True):
+    """What was read: its generation, the manifest of that if it is sealed already, and how the files differ."""
+
+    id: CheckpointId
+    sealed: Manifest | None = None
+    change: Change = Change.SAME
+
+
 def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, work: Work) -> Checked:
-    run, history = view.run, view.history
-    layout = LAYOUTS[checkpoint.layout]
+    history = view.history
     id = None if how.resealed else view.current(checkpoint)
     sealed = history.manifest(id) if id is not None else None
-    change = Change.SAME
+    content = Content(id, sealed) if id is not None else None
     if id is not None and sealed is not None:
-        change = _change(view, checkpoint, scan, sealed, was_gone=how.was_gone)
+        change = change_of(view, checkpoint, scan, sealed, was_gone=how.was_gone)
         if change is Change.RESAVING and how.resave is Resave.WAIT:
             raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
-        if change is Change.RESAVED:
-            id, sealed = None, None
-    if id is None:
-        id = history.next_id(checkpoint.series, checkpoint.step)
+        content = None if change is Change.RESAVED else Content(id, sealed, change)
+    content = content or Content(view.new_id(checkpoint))
+    found = record_verdict(view, checkpoint, scan, how, content)
+    if how.record and content.sealed is not None and content.change is not Change.SAME:
+        _confirm_kept(view, content.sealed, work)
+    return found
+
+
+def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, content: Content) -> Checked:
+    """Judge what was read, seal it if it is new, and record the verdict. BusyError if another process sealed it."""
+    run, history, layout = view.run, view.history, LAYOUTS[checkpoint.layout]
+    id, sealed, change = content.id, content.sealed, content.change
     evidence = collect_evidence(run.storage, checkpoint, scan, _known(view, id, sealed, how.reference))
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
@@ -181,19 +196,17 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
             seconds=round(scan.seconds, 3),
             facts=facts_of(evidence),
             place_damaged=damaged,
-            seen=signature_seen(checkpoint, sealed) if sealed is not None and outcome is Outcome.GOOD else (),
+            seen=signature_seen(checkpoint.entries, sealed, damaged=damaged) if sealed is not None else (),
             read_back="bytes",
             content=sealed_outcome(before) if damaged and before is not None else None,
         )
         if not _says_nothing_new(history, verdict, before):
             history.note_verdict(id.series, append_verdict(run, verdict))
-        if damaged and sealed is not None:
-            _confirm_kept(view, sealed, work)
     known = id if how.record or sealed else None
     return checked(checkpoint, known, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
 
 
-def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool) -> Change:
+def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
     """How what was read differs from what was sealed."""
     history, layout = view.history, LAYOUTS[checkpoint.layout]
     verdict = history.verdict(sealed.id)

@@ -186,7 +186,7 @@ def test_a_resave_killed_midway_is_never_good(root, run):
 
 def test_damage_in_place_leaves_a_copy_with_its_own_bytes_known_good(root, run):
     """A flipped bit makes the place BAD; an independent copy is still known-good, a hard link is not."""
-    for keep, survives in (("copy", True), ("auto", False)):
+    for keep, survives in (("copy", True), ("auto", True), ("link", False)):
         folder = root / keep
         folder.mkdir()
         write_torch(folder, 100, seed=1)

@@ -43,6 +43,10 @@ class NoKnownGoodError(CkptguardError, kind="no_known_good"):
     """No checkpoint that was verified good is present."""
 
 
+class NotGivenBackError(NoKnownGoodError, kind="not_given_back"):
+    """A name that training may resume from could hold nothing good after a rollback. Nothing was moved."""
+
+
 class BusyError(CkptguardError, kind="busy"):
     """Locked, raced by another process, or training is still writing."""
 

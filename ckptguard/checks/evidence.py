@@ -28,13 +28,15 @@ class ScannedTensor(NamedTuple):
 
 class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a checkpoint besides its bytes. `sealed` is the manifest of this very generation (None at first
-    sight). `reference` is the manifest that keys, shapes and dtypes must match. `previous` is that of the nearest lower
-    step of the series that training went on from, whatever its outcome. Both come with the facts of their verdicts.
-    `in_run`: saved by the user's own training, as opposed to a stray file of unknown origin."""
+    sight). `reference` is the manifest that keys, shapes and dtypes should match; `must_match`: the user asked for it,
+    and else a difference is a question. `previous` is that of the nearest lower step of the series that training went
+    on from, whatever its outcome. Both come with the facts of their verdicts. `in_run`: saved by the user's own
+    training, as opposed to a stray file of unknown origin."""
 
     sealed: Manifest | None = None
     reference: Manifest | None = None
     reference_facts: Facts | None = None
+    must_match: bool = False
     previous: Manifest | None = None
     previous_facts: Facts | None = None
     in_run: bool = True

@@ -17,7 +17,8 @@ from ckptguard.values.verdict import Finding, Severity
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "base_model.model.", "network.", "net.")
 _DCP_METADATA = "dcp_metadata"
-_ACCEPT = "if the change is deliberate: ckptguard accept RUN --step N"
+QUESTION = "schema"  # the check whose suspicions are questions: they say nothing of sick training
+_ACCEPT = "is this deliberate? ckptguard accept RUN CHECKPOINT"
 # What is laid out by rank: its sizes, and how many there are, change with the number of ranks.
 _BY_RANK = re.compile(
     r".*zero_pp_rank_\d+_mp_rank_\d+_(?:optim|model)_states\.pt|.*distrib_optim\.pt|.*\.distcp|.*shard-\d+-model-.*\.safetensors"
@@ -25,7 +26,7 @@ _BY_RANK = re.compile(
 _FLAT = re.compile(
     r"(?:.*[._])?flat_param(?:_\d+)?(?:\..*)?|(?:.*\.)?(?:single_partition_of_)?fp32(?:_flat)?_groups\b.*"
 )
-_error = partial(Finding, "schema", Severity.ERROR)
+_error = partial(Finding, QUESTION, Severity.ERROR)
 
 _Kind = tuple[str, tuple[int, ...]]  # dtype and shape
 TensorSchema = Mapping[str, Collection[_Kind]]  # several kinds: ranks hold pieces of their own under one name
@@ -58,15 +59,18 @@ class _Place(NamedTuple):
 
 def check_schema(evidence: Evidence) -> Iterator[Finding]:
     """Errors for model tensors that are missing, unexpected, reshaped or re-typed, and for optimizer state that
-    vanished or was reshaped: against this checkpoint's own manifest if it was sealed, and against the reference."""
-    for manifest, where in (
-        (evidence.sealed, "the sealed manifest"),
-        (evidence.reference, evidence.reference and f"{evidence.reference.path} ({evidence.reference.id})"),
+    vanished or was reshaped: against this checkpoint's own manifest if it was sealed, and against the reference. A
+    user may well mean to differ from another checkpoint (another head, another optimizer): there it is a suspicion,
+    unless the user asked for a match."""
+    reference, question = evidence.reference, Severity.ERROR if evidence.must_match else Severity.SICKNESS
+    for manifest, where, severity in (
+        (evidence.sealed, "the sealed manifest", Severity.ERROR),
+        (reference, reference and f"{reference.path} ({reference.id})", question),
     ):
         if manifest is not None and where and evidence.scan.files and not _undescribed(evidence):
-            for role in ("model", "ema"):
-                yield from _compare_role(evidence, manifest, role, where)
-            yield from _optimizer(evidence, manifest, where)
+            compared = [_compare_role(evidence, manifest, role, where) for role in ("model", "ema")]
+            for finding in itertools.chain(*compared, _optimizer(evidence, manifest, where)):
+                yield msgspec.structs.replace(finding, severity=severity)
 
 
 def compare_schemas(reference: TensorSchema, found: TensorSchema, *, aliases: Iterable[str] = ()) -> SchemaDifference:

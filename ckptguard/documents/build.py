@@ -116,6 +116,7 @@ FORMS: dict[str, Form] = {
             "metrics": lambda s: s.manifest.given_metrics(),
         },
     ),
+    "manifest.Counter": Form("kind value source"),
     "manifest.File": Form("path size format md5 tensors"),
     "manifest.Tensor": Form(
         "name dtype shape role bytes largest rms fp16_headroom", {"bytes": _stored_bytes, "fp16_headroom": _share}
@@ -133,7 +134,7 @@ FORMS: dict[str, Form] = {
         "path series step id outcome bytes kept source", {"outcome": lambda _: "good", "kept": lambda _: False}
     ),
     "roll_back.RolledBack": Form(
-        "dry_run known_good quarantined put_back unverified",
+        "dry_run known_good quarantined put_back given pointed unverified",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
     # diff, bisect, doctor, sums

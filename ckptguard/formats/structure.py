@@ -112,6 +112,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     `containers` are the top-level keys, as written, whose values hold values of their own: a dotted name tells
     nesting only together with them. `unread` names what may hold floats that nobody could look at. `chunks` are the
     ranges that the file says other files beside it hold, by their names, sorted by offset and without overlaps.
+    `checksums` is a digest of what an archive states of its content (names, sizes, CRC-32s), where it states all of it.
     """
 
     format: str
@@ -126,6 +127,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     containers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     chunks: dict[str, tuple[ChunkPlace, ...]] = {}
+    checksums: str = ""
 
 
 def broken(name: str, message: str, *, truncated: bool = False, names: frozenset[str] = frozenset()) -> Structure:

@@ -12,6 +12,7 @@ import logging
 
 import msgspec
 
+from ckptguard.checks.schema import QUESTION
 from ckptguard.errors import CkptguardError, ObjectExistsError, RecordsError
 from ckptguard.incidents.build_report import checkpoint_of, report_of
 from ckptguard.incidents.notify import reason_of
@@ -45,13 +46,14 @@ _log = logging.getLogger("ckptguard")
 def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
     """Open an incident about a checkpoint, and leave what the records know of it as a report; where training noticed
     the same trouble itself, that becomes evidence of its incident instead. None where there is nothing to record: it is
-    not bad, or there is an incident about this generation already."""
-    if checked.outcome not in (Outcome.BAD, Outcome.SUSPECT) or checked.id is None:
+    not bad, only the user can say whether it is, or there is an incident about this generation already."""
+    errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
+    asks = checked.outcome is Outcome.SUSPECT and errors == {QUESTION}
+    if asks or checked.outcome not in (Outcome.BAD, Outcome.SUSPECT) or checked.id is None:
         return None
     about = {"checkpoint": str(checked.id), "series": checked.series, "path": checked.path}
     if any(about.items() <= incident.evidence.items() for incident in list_incidents(run)):
         return None
-    errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
     noticed = _noticed_by_guard(run, checked.id) if errors and errors <= _OF_NUMBERS else None
     if noticed is not None:
         sentence = f"{checked.path} ({checked.id}): {reason_of(checked)}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ckptguard.checks.order import counters_of
 from ckptguard.decisions.known_good import parse_verdict_name
 from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
 from ckptguard.layouts import Checkpoint
@@ -18,7 +19,6 @@ from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Verdict
 from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
-from ckptguard.verify.counters import counters_of
 
 _BITS = dict(SAFETENSORS_DTYPES.values())  # of one element, by our names
 
@@ -97,7 +97,7 @@ def _as_it_lies(resolved: Target, checkpoint: Checkpoint, work: Work) -> Shown:
         version="",
         nonce="",
         files=manifest_files(evidence),
-        counters=counters_of(evidence),
+        counters=counters_of(evidence.checkpoint, evidence.scan),
     )
     return Shown(
         target=resolved.url,

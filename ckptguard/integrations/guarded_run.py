@@ -19,7 +19,8 @@ from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, StateError
 from ckptguard.records.run import Run, open_run
-from ckptguard.recover.roll_back import GoBack, restore_pending_copies, roll_back, verify_pending
+from ckptguard.recover.put_back import restore_pending_copies
+from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import load_settings

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 
 from msgspec.structs import asdict
 
-from ckptguard.errors import ObjectExistsError, SettingsError, StorageError
-from ckptguard.layouts import Checkpoint, step_from_name
+from ckptguard.errors import ChangedWhileReadError, ObjectExistsError, SettingsError, StorageError
+from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, list_kept, read_kept, read_set_aside, set_aside
 from ckptguard.records.pins import pinned_generations
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.file_signatures import saved_over, seen_when_sealed
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage import Storage
@@ -27,17 +28,21 @@ _BLOCK = 512  # what st_blocks counts in, whatever the file system's own blocks 
 _WEAKEST = ("link", "reflink", "copy")  # a copy made in several ways is only as independent as its weakest file
 
 
-def keep_checkpoint(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> KeptCopy | None:
+def keep_checkpoint(
+    view: RunView, checkpoint: Checkpoint, id: CheckpointId, *, how: str | None = None, whole: bool = True
+) -> KeptCopy | None:
     """Copy a checkpoint aside under an id; None if copies are off or cannot be made on this storage.
 
-    A hard link is made only where the name contains the step and the path was never saved again: an in-place writer
-    changes a link's content too; with ``keep = "link"`` it is made all the same. A reflink is always preferred to it.
-    Where the storage has neither, it is a copy, on an object store by its own means. StorageFullError leaves nothing
-    behind, and comes before the first byte where it can be told that a copy has no room.
+    A reflink, or a hard link where there are none: it takes no time and no room, and bytes of its own come with the
+    verdict. Of a path that was saved over in place it is a copy: that writer changes a link's content too. Where the
+    storage has neither, it is a copy, on an object store by its own means. `how` overrides all that; `whole`: the files
+    are known to be all of them. StorageFullError leaves nothing behind, and comes before the first byte where it can be
+    told that a copy has no room; ChangedWhileReadError if what was copied is not what was listed.
     """
     run, settings = view.run, view.settings
     present = read_kept(run, id)
-    if present is not None or settings.keep == "none":
+    same = present is not None and (view.history.has_verdict(id) or present.is_of(checkpoint.entries))
+    if same or settings.keep == "none":
         return present
     if read_set_aside(run, id) is not None:
         return None  # its whole files may be the last ones; a repair puts the others right
@@ -45,10 +50,13 @@ def keep_checkpoint(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> 
         storage, run_prefix, records_prefix = run.shared()
     except SettingsError:
         return None
-    how = settings.keep
-    if how == "auto":
-        names_step = step_from_name(checkpoint.path.rpartition("/")[2]) is not None
-        how = "link" if names_step and id.generation == 1 else "clone"
+    if how is None:
+        how = settings.keep
+        if how == "auto":
+            many = checkpoint.bytes > settings.copy_limit
+            how = "clone" if not many and is_saved_over(view, checkpoint) else "link"
+    if present is not None:
+        release(run, id)  # of the same save, before it was finished
     folder = kept_folder(id)
     run.records.remove(folder)  # leftovers of a copy that did not finish
     done = []
@@ -68,12 +76,39 @@ def keep_checkpoint(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> 
         files=checkpoint.files,
         sources=tuple(e.signature for e in checkpoint.entries),
         kept_at=utc_now(),
+        whole=whole,
     )
+    if whole and not _is_as_listed(view, copy):
+        run.records.remove(folder)
+        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was copied", key=checkpoint.path)
     try:
         commit_kept(run, copy)
     except ObjectExistsError:
         return read_kept(run, id)
     return copy
+
+
+def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
+    """Whether what was copied is what was listed: links are the very files, whatever lies there by now; of other
+    copies the sources have not changed."""
+    entries = (find_entry(view.run.records, copy.key(file)) for file in copy.files)
+    kept = [entry.signature if entry is not None else None for entry in entries]
+    if copy.how == "link" and all(
+        one is None or one[2] == source[2] for one, source in zip(kept, copy.sources, strict=True)
+    ):
+        return kept == list(copy.sources)
+    now = view.look_again(copy.path)
+    return now is not None and copy.lies_in(now.entries)
+
+
+def is_saved_over(view: RunView, checkpoint: Checkpoint) -> bool:
+    """Whether this path was seen to be saved over in place: one of its files was written again through its inode."""
+    history = view.history
+    waiting = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path]
+    sealed = (history.manifest(id) for id in history.generations(checkpoint.series, checkpoint.step)[-2:])
+    before = [seen_when_sealed(m) for m in sealed if m is not None and m.path == checkpoint.path]
+    before += [[(file, *source) for file, source in zip(c.files, c.sources, strict=False)] for c in waiting]
+    return any(saved_over(contents, checkpoint.entries) for contents in before)
 
 
 def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bool:
@@ -157,17 +192,20 @@ def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId
 
 def trim_kept(view: RunView) -> list[CheckpointId]:
     """Remove the kept copies that nothing asks for any more; returns them. In each series there stay the newest
-    `keep_good` GOOD ones, the newest `keep_pending` without a verdict, and the pinned ones. One that was GOOD before
-    its place was damaged counts as GOOD: it was verified when the damage was found, or removed then."""
+    `keep_good` GOOD ones, the newest of them that has bytes of its own, the newest `keep_pending` without a verdict,
+    and the pinned ones. One that was GOOD before its place was damaged counts as GOOD: it was verified when the damage
+    was found, or removed then."""
     run, settings = view.run, view.settings
     unwanted: list[CheckpointId] = []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
         ordered = sorted(ids, key=lambda id: id.order, reverse=True)
-        whole = [id for id in ordered if read_kept(run, id) is not None]
+        copies = {id: copy for id in ordered if (copy := read_kept(run, id)) is not None}
+        whole = list(copies)
         good = [id for id in whole if view.is_good(id)]
         pending = [id for id in whole if not view.history.has_verdict(id)]
         harmed = [id for id in ordered if id not in whole and view.is_good(id)]
         harmed = [id for id in harmed if read_set_aside(run, id) is not None]
-        stay = {*good[: settings.keep_good], *pending[: settings.keep_pending], *harmed[: settings.keep_good]}
+        own = [id for id in good if copies[id].how != "link"]
+        stay = {*good[: settings.keep_good], *own[:1], *pending[: settings.keep_pending], *harmed[: settings.keep_good]}
         unwanted += [id for id in ordered if id not in stay]
     return release_unpinned(run, unwanted)

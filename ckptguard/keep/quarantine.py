@@ -38,7 +38,7 @@ def quarantine_checkpoint(view: RunView, checkpoint: Checkpoint, *, reason: str,
     """The same for a caller that holds the lock. The mark comes first: `finish_quarantines` mends a crash before the
     move. The next save of that step is a new generation, even with equal bytes."""
     run, history = view.run, view.history
-    id = view.current_if_readable(checkpoint) or history.next_id(checkpoint.series, checkpoint.step)
+    id = view.content_id(checkpoint)
     if suspect:
         mark_suspect(view, id, reason)
     mark = Quarantined(

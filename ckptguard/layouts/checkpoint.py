@@ -95,6 +95,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     name looks like a checkpoint's. `gaps(checkpoint, structures)` says what is missing, from the listing and the
     structures of the files (by key); no fatal gap and no structure problem means finished, once the files are quiet.
     `last_written(path)` is the key of the file that the writer writes last ("" where there is none).
+    `last_is_the_end`: with that file all others are there, and none is written again.
     `sealed_by_writer`: finished by its writer's manifest alone; an observer never seals it.
     """
 
@@ -105,4 +106,5 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     companions: Callable[[str, frozenset[str]], tuple[str, ...]] = lambda name, around: ()
     pieces: Callable[[str], bool] = lambda inner: False
     last_written: Callable[[str], str] = lambda path: ""
+    last_is_the_end: bool = False
     sealed_by_writer: bool = False

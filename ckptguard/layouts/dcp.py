@@ -67,4 +67,5 @@ LAYOUT = Layout(
     gaps=lambda checkpoint, structures: dcp_gaps(checkpoint, "", structures),
     accepts=_accepts,
     last_written=lambda path: f"{path}/{_METADATA}",
+    last_is_the_end=True,
 )

@@ -52,4 +52,5 @@ LAYOUT = Layout(
     accepts=_accepts,
     pieces=lambda inner: inner.startswith("global_step"),
     last_written=lambda path: f"{path}/trainer_state.json",
+    last_is_the_end=True,
 )

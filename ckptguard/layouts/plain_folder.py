@@ -12,7 +12,11 @@ from ckptguard.layouts.roles import file_role
 from ckptguard.layouts.sharded import adapter_gaps, shard_gaps
 from ckptguard.layouts.step_names import counts_by_word, step_from_name
 
-_ALONE = re.compile(r"(?:last|latest|best|final|init)(?:[-_.=].*)?\.(?:ckpt|pth?(?:\.tar)?)", re.IGNORECASE)
+_ALONE = re.compile(  # which of several saves it is, or a save and nothing else
+    r"(?:(?:(?:checkpoint|ckpt|epoch|model|weights|net)[-_.])?(?:last|latest|best|final|init)(?:[-_.=].*)?"
+    r"|checkpoint|ckpt|snapshot)\.(?:ckpt|pth?(?:\.tar)?)",
+    re.IGNORECASE,
+)
 
 
 def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:

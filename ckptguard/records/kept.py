@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from ckptguard.errors import RecordsError
 from ckptguard.records.move_marks import PlaceMark, list_marks, mark_folder
-from ckptguard.records.run import Run, create_record, list_records, read_record, write_once
-from ckptguard.values.ids import CheckpointId, id_from_record, is_safe_path
+from ckptguard.records.run import Run, as_line, create_record, list_records, read_record, write_once
+from ckptguard.storage.protocol import Entry
+from ckptguard.values.ids import CheckpointId, id_from_record, is_safe_path, series_folder
 from ckptguard.values.record_text import decode_record
 
 FOLDER = "kept"
@@ -24,6 +26,16 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
     files: tuple[str, ...]  # relative to the run, as in the manifest
     sources: tuple[tuple[int, int | None, int | None, str | None], ...]  # their size, mtime, inode, etag when copied
     kept_at: str
+    whole: bool = False  # what was copied was known to be complete: the copy can be judged by itself
+
+    def lies_in(self, entries: Iterable[Entry]) -> bool:
+        """Whether these entries of a listing hold every file that was copied, as it was then; others may be there."""
+        there = {e.key: e.signature for e in entries}
+        return all(there.get(file) == source for file, source in zip(self.files, self.sources, strict=False))
+
+    def is_of(self, entries: Sequence[Entry]) -> bool:
+        """Whether these entries are of exactly the files that were copied, as they were then."""
+        return len(entries) == len(self.files) and self.lies_in(entries)
 
     def key(self, file: str) -> str:
         """The records key of one of its files."""
@@ -43,6 +55,13 @@ def kept_folder(id: CheckpointId) -> str:
 def commit_kept(run: Run, copy: KeptCopy) -> None:
     """Make a copy count, after all of its files are there."""
     create_record(run, f"{copy.folder}.json", copy)
+
+
+def replace_kept(run: Run, copy: KeptCopy) -> None:
+    """Have the mark of a copy say something else of it, in one step."""
+    with run.records.upload(f"{copy.folder}.json", replace=True) as upload:
+        upload.write(as_line(copy))
+        upload.commit()
 
 
 def read_kept(run: Run, id: CheckpointId) -> KeptCopy | None:
@@ -87,6 +106,15 @@ def _read(run: Run, id: CheckpointId, suffix: str) -> KeptCopy | None:
 
 def list_kept(run: Run) -> list[CheckpointId]:
     """Every generation that has a whole kept copy, or leftovers of one; sorted by name."""
-    names = ((folder, name) for folder in list_records(run, FOLDER) for name in list_records(run, f"{FOLDER}/{folder}"))
-    ids = (id_from_record(folder, name.removesuffix(".json")) for folder, name in names)
+    return [id for folder in list_records(run, FOLDER) for id in _list_folder(run, folder)]
+
+
+def kept_of_series(run: Run, series: str) -> list[CheckpointId]:
+    """The same of one series."""
+    return _list_folder(run, series_folder(series))
+
+
+def _list_folder(run: Run, folder: str) -> list[CheckpointId]:
+    names = list_records(run, f"{FOLDER}/{folder}")
+    ids = (id_from_record(folder, name.removesuffix(".json")) for name in names)
     return list(dict.fromkeys(id for id in ids if id is not None))

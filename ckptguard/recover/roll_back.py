@@ -1,39 +1,40 @@
-"""Roll back: quarantine what is newer than known-good, and have the known-good in place under its own name."""
+"""Roll back: quarantine what is newer than known-good, and have every name that a resume reads hold known-good content.
+
+A rollback is a plan first. What it puts in place is staged and read back before anything is moved.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import uuid
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
 from ckptguard.decisions.known_good import choose_known_good
-from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, SettingsError
+from ckptguard.decisions.rollback_plan import Pointed, RollbackPlan, plan_rollback
+from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
 from ckptguard.keep.copies import put_aside
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
-from ckptguard.layouts import LAYOUTS, Checkpoint, tops
-from ckptguard.records.kept import KeptCopy, list_kept, read_kept
+from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
-from ckptguard.records.run import Run
+from ckptguard.recover.put_back import staged
+from ckptguard.recover.rollback_scope import RollbackScope
 from ckptguard.runs.find_known_good import (
     ANY,
     Candidate,
     KnownGood,
     Wanted,
     first_whole,
+    folder_of,
     known_good_candidates,
     newest_candidate,
 )
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.pointers import point_back
+from ckptguard.runs.pointers import point_back, pointers_in
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.storage.protocol import find_entry
 from ckptguard.values.ids import CheckpointId, numbers_of, single_number
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
@@ -44,14 +45,16 @@ from ckptguard.verify.seal import seal_written
 @dataclass(frozen=True, kw_only=True)
 class GoBack:
     """How far to go back, and with what care: to the newest known-good checkpoint before `before_step`, or to `to_id`
-    alone, in one `series` or any. `dry_run` changes nothing. `check_writing` refuses while training writes, which
-    `force` overrides. Without `read_back` what lies in place is taken at its verdict: for a caller that compares its
-    bytes next."""
+    alone. With `series` nothing else is looked at or touched: for a caller that resumes from it by itself. Without it,
+    all names in the known-good's folder are seen to; `folder` says which. `dry_run` changes nothing. `check_writing`
+    refuses while training writes, which `force` overrides. Without `read_back` what lies in place is taken at its
+    verdict: for a caller that compares its bytes next."""
 
     reason: str
     before_step: int | None = None
     to_id: CheckpointId | None = None
     series: str | None = None
+    folder: str | None = None
     dry_run: bool = False
     force: bool = False
     check_writing: bool = True
@@ -60,30 +63,44 @@ class GoBack:
     @property
     def wanted(self) -> Wanted:
         """Which checkpoints may be gone back to."""
-        return Wanted(before_step=self.before_step, series=self.series, only=self.to_id)
+        return Wanted(before_step=self.before_step, series=self.series, folder=self.folder, only=self.to_id)
+
+
+class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that holds content again, and the path and id under which that was judged."""
+
+    path: str
+    source: str
+    id: CheckpointId
 
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rollback did, or would do. `known_good` is in place afterwards; `quarantined` are paths in the run."""
+    """What a rollback did, or would do. `known_good` is in place afterwards; `quarantined` are paths in the run.
+    `given` says which other names hold what content now, and `pointed` which pointers name what."""
 
     known_good: KnownGood
     quarantined: tuple[str, ...]
     put_back: bool
     dry_run: bool
     unverified: tuple[str, ...] = ()  # with dry_run: newer checkpoints that would be verified first
+    given: tuple[GivenBack, ...] = ()
+    pointed: tuple[Pointed, ...] = ()
+    training_step: int | None = None  # to which it leads, as far as the known-good tells
 
 
 def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work: Work = PLAIN) -> RolledBack:
     """Go back to the newest known-good checkpoint, which is read and verified first.
 
     Newer checkpoints without a verdict are verified before that, newest first, until one is GOOD. A checkpoint that
-    fails is recorded BAD, and the next older one is taken. Newer checkpoints of the series are quarantined, the GOOD
-    ones as SUSPECT. The known-good is put back from its kept copy, with fresh times, where it is not in place. It is
-    pinned by `in_use`, if given beyond the end of this. The view is fresh afterwards.
+    fails is recorded BAD, and the next older one is taken. What is newer is quarantined, the GOOD ones as SUSPECT. The
+    known-good is put back from its kept copy, with fresh times, where it is not in place; so are fixed names beside it
+    that held anything newer or nothing good, and pointers follow. The known-good is pinned by `in_use`, if given beyond
+    the end of this. The view is fresh afterwards.
 
     Raises:
         BusyError: training is still writing, or another process holds the run.
         NoKnownGoodError: nothing good is left.
+        NotGivenBackError: a name that training may resume from could hold nothing good. Nothing was moved.
         CouldNotTellError: what was left could not be read, and may be good.
     """
     run = view.run
@@ -98,25 +115,114 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         unverified = verify_pending(view, before, dry_run=back.dry_run or back.to_id is not None, work=work)
         chosen = _choose(view, back, in_use, work)
         view.forget()  # reading took long, and saves in flight may have ended meanwhile
-        newer = _newer(view, chosen)
+        refused = _wrong_names(view, back, chosen, work)
+        while True:
+            scope = RollbackScope(view, chosen, alone=back.series is not None, refused=refused)
+            pointers = pointers_in(view, scope.folder)
+            plan = plan_rollback(scope.known_good, scope.series, pointers)
+            if plan.refused:
+                raise _not_given_back(view, plan, chosen)
+            if back.dry_run:
+                break
+            wrong = _carry_out(view, back, scope, plan, in_use, work)
+            if wrong is None:
+                break
+            if wrong == chosen.id:
+                raise CouldNotTellError(f"{chosen.manifest.path} could not be put back: it reads otherwise than before")
+            refused |= {wrong}
         answer = chosen.answer
         if not back.dry_run:
-            # The copy is staged and read back first: if that fails (a full disk), nothing was moved.
-            with _staged(run, chosen, work) as publish:
-                for checkpoint in newer:
-                    if checkpoint.path == chosen.manifest.path and view.current_if_readable(checkpoint) == chosen.id:
-                        move_aside(run, checkpoint, chosen.id)
-                    else:
-                        quarantine_checkpoint(view, checkpoint, reason=back.reason)
-                _suspect_copies(view, back, chosen)
-                publish()
             view.forget()  # files were moved
-            point_back(run, chosen.manifest.path, {c.path for c in view.checkpoints})
-            if not chosen.in_place:
-                answer = _arrived(view, chosen, work)
-                in_use.pin(answer.id)
-        gone, left, put_back = tuple(c.path for c in newer), tuple(unverified), not chosen.in_place
-        return RolledBack(known_good=answer, quarantined=gone, put_back=put_back, dry_run=back.dry_run, unverified=left)
+            point_back(run, plan.pointed)
+            for given in plan.given:
+                arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
+                in_use.pin(arrived)
+                if given.content.id == chosen.id and given.path == chosen.manifest.path:
+                    answer = replace(answer, path=run.usable(given.path), kept=False, id=arrived)
+        return RolledBack(
+            known_good=answer,
+            quarantined=tuple(c.path for c in plan.moved),
+            put_back=not chosen.in_place,
+            dry_run=back.dry_run,
+            unverified=tuple(unverified),
+            given=tuple(
+                GivenBack(path=g.path, source=g.content.path, id=g.content.id)
+                for g in plan.given
+                if g.content.id != chosen.id or g.path != chosen.manifest.path
+            ),
+            pointed=plan.pointed,
+            training_step=chosen.manifest.training_step,
+        )
+
+
+def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> frozenset[CheckpointId]:
+    """What lies under the fixed names beside the known-good, and is not what its verdict says when it is read."""
+    wrong: set[CheckpointId] = set()
+    if back.series is not None or back.dry_run or not back.read_back:
+        return frozenset()
+    for checkpoint in view.checkpoints:
+        beside = checkpoint.step is None and folder_of(checkpoint.path) == folder_of(chosen.manifest.path)
+        id = view.current_if_readable(checkpoint) if beside else None
+        if id is None or id == chosen.id or not view.is_good(id):
+            continue
+        try:
+            if verify_checkpoint(view, checkpoint, Verification(md5=False), work=work).id != id:
+                view.forget()
+        except CouldNotTellError:
+            wrong.add(id)
+    return frozenset(wrong)
+
+
+def _not_given_back(view: RunView, plan: RollbackPlan, chosen: Candidate) -> NotGivenBackError:
+    names = ", ".join(plan.refused)
+    return NotGivenBackError(
+        f"{names} cannot be given back: nothing good is there that it could hold, not newer than {chosen.answer.path}."
+        " Nothing was moved",
+        hint=f"move {plan.refused[0]} away if training needs no such file, or go further back: ckptguard rollback"
+        f" {view.run.url} --step N",
+    )
+
+
+def _carry_out(
+    view: RunView, back: GoBack, scope: RollbackScope, plan: RollbackPlan, in_use: InUse, work: Work
+) -> CheckpointId | None:
+    """Do what was planned; or nothing, and the id of what was not as it was sealed when it was read back."""
+    run = view.run
+    with contextlib.ExitStack() as held:
+        # All of it is staged and read back first: if that fails (a full disk), nothing was moved.
+        publish = []
+        for given in plan.given:
+            source = scope.candidates[given.content.id]
+            in_use.pin(source.id)
+            done = held.enter_context(staged(run, source, given.content, given.path, work))
+            if done is None:
+                return source.id
+            publish.append(done)
+        giving = {(g.path, g.content.id) for g in plan.given}
+        for content in plan.moved:
+            checkpoint = view.checkpoint(content.path)
+            if checkpoint is None:
+                continue  # it went meanwhile
+            if (content.path, content.id) in giving:
+                move_aside(run, checkpoint, content.id)
+            else:
+                quarantine_checkpoint(view, checkpoint, reason=back.reason)
+        _suspect_copies(view, back, scope)
+        for done in publish:
+            done()
+    return None
+
+
+def known_good_of(view: RunView, path_or_id: str | None, step: int | None) -> CheckpointId:
+    """The known-good checkpoint that a user means by its path in the run, its id, or its step. NoKnownGoodError."""
+    word = None if path_or_id is None else path_or_id.rstrip("/").removeprefix(view.run.url.rstrip("/") + "/")
+    for candidate in known_good_candidates(view, Wanted(step=step)):
+        if word in (None, candidate.manifest.path, str(candidate.id)):
+            return candidate.id
+    what = f"checkpoint {word}" if word is not None else f"checkpoint of step {step}"
+    raise NoKnownGoodError(
+        f"{view.run.url} has no known-good {what}", hint=f"ckptguard list {view.run.url} says what there is"
+    )
 
 
 def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False, work: Work = PLAIN) -> list[str]:
@@ -124,7 +230,7 @@ def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False
     paths that still have none (with `dry_run`: all of them). Raises nothing about their bytes."""
     floors: dict[str, tuple[tuple[int, ...], int]] = {}
     left = []
-    found = [c for c in view.checkpoints if wanted.series in (None, c.series)]
+    found = [c for c in view.checkpoints if wanted.is_of(c.series)]
     for checkpoint in sorted(found, key=lambda c: numbers_of(c.step), reverse=True):
         series, number = checkpoint.series, single_number(checkpoint.step)
         if series not in floors:
@@ -194,44 +300,29 @@ def _wrong_in_copy(view: RunView, candidate: Candidate, back: GoBack, work: Work
     return wrong
 
 
-def _newer(view: RunView, chosen: Candidate) -> list[Checkpoint]:
-    """What must go: higher steps of the series, and whatever else lies where the known-good belongs."""
-    numbers = numbers_of(chosen.id.step)
-    newer = []
-    for checkpoint in view.checkpoints:
-        if checkpoint.series != chosen.id.series:
-            continue
-        in_the_way = checkpoint.path == chosen.manifest.path and not chosen.in_place
-        if numbers_of(checkpoint.step) > numbers or in_the_way:
-            newer.append(checkpoint)
-    return sorted(newer, key=lambda c: numbers_of(c.step), reverse=True)
-
-
-def _suspect_copies(view: RunView, back: GoBack, chosen: Candidate) -> None:
+def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:
     """What is newer and was rotated away has no place to be moved from; its kept copy is as suspect. So is what a
     replica may hold of what was saved from `before_step` on."""
-    series = chosen.id.series
-    present = (candidate.id for candidate in known_good_candidates(view, Wanted(series=series)))
-    suspects = set(itertools.takewhile(lambda id: id.order > chosen.id.order, present))
+    suspects = {c.id for series in scope.series for c in series.good if scope.is_newer(c)}
     if back.before_step is not None:
-        on_record = choose_known_good({series: view.history.names.get(series, ())})
+        own = scope.known_good.id.series
+        on_record = choose_known_good({own: view.history.names.get(own, ())})
         suspects |= {s.id for s in on_record if (s.id.number or 0) >= back.before_step}
-    for id in sorted(suspects, key=lambda id: id.order):
+    for id in sorted(suspects, key=lambda id: (id.series, id.order)):
         if view.is_good(id):
             mark_suspect(view, id, back.reason)
 
 
-def _arrived(view: RunView, chosen: Candidate, work: Work) -> KnownGood:
-    """The known-good, verified in its place. Where another generation lay there it is a new one with the old bytes."""
-    path = chosen.manifest.path
+def _arrived(view: RunView, source: Candidate, path: str, work: Work) -> CheckpointId:
+    """Verify what was put back. Where another generation lay there it is a new one with the old bytes."""
     checkpoint = view.checkpoint(path)
     if checkpoint is None:
         raise CouldNotTellError(f"{path} vanished after it was put back")
-    _seal_again(view, chosen, checkpoint)
+    _seal_again(view, source, checkpoint)
     checked = verify_checkpoint(view, checkpoint, Verification(md5=False), work=work)
     if checked.outcome is not Outcome.GOOD or checked.id is None:
         raise CouldNotTellError(f"{path} is {checked.outcome.value} after it was put back")
-    return replace(chosen.answer, path=view.run.usable(path), kept=False, id=checked.id)
+    return checked.id
 
 
 def _seal_again(view: RunView, chosen: Candidate, checkpoint: Checkpoint) -> None:
@@ -245,62 +336,6 @@ def _seal_again(view: RunView, chosen: Candidate, checkpoint: Checkpoint) -> Non
     metrics = manifest.given_metrics()
     seal_written(run, path=manifest.path, layout=manifest.layout, step=step, files=files, metrics=metrics)
     view.refresh(manifest.series)
-
-
-@contextlib.contextmanager
-def _staged(run: Run, chosen: Candidate, work: Work) -> Iterator[Callable[[], None]]:
-    """Have the checkpoint to go back to staged and read back; nothing is to be done where it is in place."""
-    if chosen.in_place or chosen.copy is None:
-        yield lambda: None
-        return
-    with _copied_back(run, chosen.copy) as (temporary, publish):
-        wrong = copy_differs(run.storage, temporary + "/", chosen.manifest, scanner=work.scanner)
-        if wrong:
-            raise CouldNotTellError(f"the kept copy could not be put back: {wrong}")
-        yield publish
-
-
-@contextlib.contextmanager
-def _copied_back(run: Run, copy: KeptCopy) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Copy kept files to a temporary folder of the run, which is given; the call given gives them their own names.
-    Never a link: what the trainer does to the file must not reach the kept copy."""
-    storage, run_prefix, records_prefix = run.shared()
-    temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
-
-    def publish() -> None:
-        for top in tops(copy.path, copy.files):
-            storage.move(f"{run_prefix}{temporary}/{top}", run_prefix + top)
-
-    try:
-        for file in copy.files:
-            storage.copy(f"{records_prefix}{copy.key(file)}", f"{run_prefix}{temporary}/{file}", how="clone")
-        yield temporary, publish
-    finally:
-        run.storage.remove(temporary)
-
-
-def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
-    """Copy kept copies without a verdict back to their places, where those are empty, to be pending there; returns the
-    places. A trainer's rotation may have left nothing else."""
-    run = view.run
-    try:
-        run.shared()
-    except SettingsError:
-        return []
-    places = []
-    with run_lock(run):
-        view.refresh(series)
-        for id in list_kept(run):
-            wanted = id.series == series and not view.history.has_verdict(id)
-            copy = read_kept(run, id) if wanted else None
-            if copy is None or copy.path == "." or any(find_entry(run.storage, t) for t in tops(copy.path, copy.files)):
-                continue
-            with _copied_back(run, copy) as (_, publish):
-                publish()
-                places.append(copy.path)
-    for path in places:
-        view.look_again(path)
-    return places
 
 
 def _refuse_while_writing(view: RunView) -> None:

@@ -51,6 +51,18 @@ def is_new(sealed: File, entry: Entry | None) -> bool:
     return any(a is not None and b is not None and a != b for a, b in pairs)
 
 
+def saved_over(before: Iterable[Seen], now: Iterable[Entry]) -> bool:
+    """Whether a file was written again through its inode since: by then every hard link to it had changed, too."""
+    known = {path: (inode, size, mtime_ns) for path, size, mtime_ns, inode, _ in before if inode is not None}
+    there = ((known.get(e.key), (e.inode, e.size, e.mtime_ns)) for e in now)
+    return any(was is not None and was[0] == is_[0] and was != is_ for was, is_ in there)
+
+
+def seen_when_sealed(manifest: Manifest) -> list[Seen]:
+    """How the storage described the files when they were sealed."""
+    return [(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files]
+
+
 def all_there(storage: Storage, files: Iterable[File]) -> bool:
     """Whether all of these files are there now, with their sizes."""
     now = ((find_entry(storage, file.path), file) for file in files)

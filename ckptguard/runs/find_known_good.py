@@ -77,11 +77,13 @@ class Candidate(Presence, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other. A name that
-    does not state one number has the step that a counter inside tells; where none does, it is before no step."""
+    """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other; `folder`:
+    where it belongs. A name that does not state one number has the step that a counter inside tells; where none does,
+    it is before no step."""
 
     before_step: int | None = None
     series: str | None = None
+    folder: str | None = None
     exclude: frozenset[CheckpointId] = frozenset()
     step: int | None = None
     only: CheckpointId | None = None
@@ -90,6 +92,10 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it may be one of them, by its id alone."""
         in_time = self.before_step is None or id.number is None or id.number < self.before_step
         return in_time and self.step in (None, id.number if id.number is not None else self.step)
+
+    def is_of(self, series: str) -> bool:
+        """Whether it may be one of this series."""
+        return self.series in (None, series) and self.folder in (None, folder_of(series))
 
     def includes(self, manifest: Manifest) -> bool:
         """Whether it is one of them, if its id may be."""
@@ -101,6 +107,11 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ANY = Wanted()
+
+
+def folder_of(path: str) -> str:
+    """The folder where a checkpoint, or a series, belongs."""
+    return path.rpartition("/")[0]
 
 
 def find_known_good(
@@ -158,7 +169,7 @@ def newest_candidate(view: RunView, wanted: Wanted = ANY) -> Candidate | None:
 def candidates_in(history: History, wanted: Wanted = ANY) -> Iterator[Candidate]:
     """The same from a history."""
     series = wanted.series if wanted.only is None else wanted.only.series
-    wanted_series = sorted(history.names) if series is None else [series]
+    wanted_series = [one for one in sorted(history.names) if wanted.is_of(one)] if series is None else [series]
     return _best_first(_of_series(history, one, wanted, True) for one in wanted_series)
 
 

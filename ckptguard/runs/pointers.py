@@ -9,20 +9,22 @@ import contextlib
 import os
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ckptguard.errors import CouldNotTellError, ObjectMissingError
+from ckptguard.decisions.rollback_plan import Pointed, Pointer
+from ckptguard.errors import CouldNotTellError
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_pointer
 from ckptguard.formats.text_files import read_pointer
 from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
-from ckptguard.storage.protocol import Entry
-from ckptguard.values.ids import escape, series_of
+from ckptguard.storage.protocol import Entry, find_entry
+from ckptguard.values.ids import escape, is_safe_path
 from ckptguard.values.verdict import Outcome
 
 _TRACKER = "latest_checkpointed_iteration.txt"
+_LONGEST_LINE = 4096
 _ITERATION = re.compile(r"iter_(\d{1,12})")
 
 
@@ -50,7 +52,7 @@ def pointer_notes(view: RunView, outcomes: Mapping[str, Outcome]) -> list[str]:
         if name is None:
             notes.append(f"{escape(entry.key)} names no checkpoint")
             continue
-        path = f"{entry.key.rpartition('/')[0]}/{name}".lstrip("/")
+        path = _beside(entry.key, name)
         if path not in present:
             notes.append(f"{escape(entry.key)} names {escape(name)}, which is not there")
         elif outcomes.get(path) in (Outcome.BAD, Outcome.INCOMPLETE):
@@ -65,25 +67,91 @@ def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
         if entry.kind == "file" and is_pointer(entry.key, b""):
             name = _read_name(run, entry.key)
             if name is not None:
-                found[f"{entry.key.rpartition('/')[0]}/{name}".lstrip("/")] = entry.key
+                found[_beside(entry.key, name)] = entry.key
     return found
 
 
-def point_back(run: Run, known_good: str, present: Collection[str]) -> list[str]:
-    """Have pointers beside a checkpoint name it, if they name one of its series that is not `present` (paths). Returns
-    the pointers that were written anew. Without this, DeepSpeed would start from scratch and say so in a warning."""
-    folder, _, name = known_good.rpartition("/")
-    above = f"{folder}/" if folder else ""
-    words = {f"{above}latest": name}
-    if iteration := _ITERATION.fullmatch(name):
-        words[above + _TRACKER] = str(int(iteration[1]))
-    written = []
-    for key, word in words.items():
-        named = _read_if_there(run, key)
-        if named is not None and above + named not in present and series_of(above + named) == series_of(known_good):
-            _replace(run, key, word.encode())
-            written.append(key)
-    return written
+def pointers_in(view: RunView, folder: str) -> list[Pointer]:
+    """What may name a checkpoint of a folder, and lies there too: pointers, links, and any other small file of a single
+    line that ends in the name of one (detectron2's ``last_checkpoint``). What cannot be read is none."""
+    owned = {key for c in view.checkpoints for key in (*c.files, *(e.key for e in c.irregular))}
+    found = []
+    for entry in view.entries:
+        if entry.key in owned or entry.key.rpartition("/")[0] != folder:
+            continue
+        sure = entry.kind == "link" or is_pointer(entry.key, b"")
+        name = None
+        with contextlib.suppress(CouldNotTellError):
+            if entry.kind == "link":
+                name = _linked_name(view.run, entry.key)
+            elif entry.kind == "file" and sure:
+                name = _read_name(view.run, entry.key)
+            elif entry.kind == "file" and 0 < entry.size <= _LONGEST_LINE and not tensor_suffix(entry.key):
+                name = _last_word(_read_text(view.run, entry.key))
+        if name:
+            path = _beside(entry.key, name)
+            found.append(Pointer(key=entry.key, names=path, leads=view.checkpoint(path) is not None, sure=sure))
+    return found
+
+
+def point_back(run: Run, pointed: Iterable[Pointed]) -> None:
+    """Have pointers name other checkpoints of their folder. Without this, DeepSpeed would start from scratch and say so
+    in a warning."""
+    for pointer in pointed:
+        key, name = pointer.key, pointer.path.rpartition("/")[2]
+        if _kind(run, key) == "link":
+            _replace_link(run, key, name)
+        elif is_pointer(key, b""):
+            iteration = _ITERATION.fullmatch(name) if key.rpartition("/")[2] == _TRACKER else None
+            _replace(run, key, (str(int(iteration[1])) if iteration else name).encode())
+        else:
+            text = _read_text(run, key)
+            line = text.rstrip()
+            before = line[: len(line) - len(_last_word(text) or "")]
+            _replace(run, key, (before + name + text[len(line) :]).encode())
+
+
+def _kind(run: Run, key: str) -> str | None:
+    entry = find_entry(run.storage, key)
+    return None if entry is None else entry.kind
+
+
+def _beside(key: str, name: str) -> str:
+    return f"{key.rpartition('/')[0]}/{name}".lstrip("/")
+
+
+def _read_text(run: Run, key: str) -> str:
+    with run.storage.open(key) as reader:
+        return reader.read(0, reader.entry.size).decode("utf-8", "replace")
+
+
+def _last_word(text: str) -> str | None:
+    """The last part of the path that one line of text is; None for anything else."""
+    line = text.strip()
+    name = line.rpartition("/")[2]
+    return name if line and line.isprintable() and is_safe_path(name) else None
+
+
+def _linked_name(run: Run, key: str) -> str | None:
+    """The name beside a link that it leads to; None where it leads elsewhere."""
+    if run.storage.root is None:
+        return None
+    place = os.path.join(run.storage.root, *key.split("/"))
+    with contextlib.suppress(OSError):
+        folder = os.path.dirname(place)
+        leads_to = os.path.normpath(os.path.join(folder, os.readlink(place)))
+        name = os.path.basename(leads_to)
+        return name if os.path.dirname(leads_to) == folder and is_safe_path(name) else None
+    return None
+
+
+def _replace_link(run: Run, key: str, name: str) -> None:
+    assert run.storage.root is not None
+    place = os.path.join(run.storage.root, *key.split("/"))
+    temporary = os.path.join(os.path.dirname(place), f".tmp-{uuid.uuid4().hex[:8]}")
+    with translated(key, run.url):
+        os.symlink(name, temporary)
+        os.replace(temporary, place)
 
 
 def _dangles(run: Run, entry: Entry) -> bool:
@@ -99,19 +167,7 @@ def _read_name(run: Run, key: str) -> str | None:
     return name
 
 
-def _read_if_there(run: Run, key: str) -> str | None:
-    with contextlib.suppress(ObjectMissingError):
-        if run.storage.stat(key).kind == "file":
-            return _read_name(run, key)
-    return None
-
-
 def _replace(run: Run, key: str, content: bytes) -> None:
-    temporary = f"{key.rpartition('/')[0]}/.tmp-{uuid.uuid4().hex[:8]}".lstrip("/")
-    run.storage.create(temporary, content)
-    if run.storage.root is not None:
-        with translated(key, run.url):
-            os.replace(os.path.join(run.storage.root, temporary), os.path.join(run.storage.root, key))
-        return
-    run.storage.remove(key)
-    run.storage.move(temporary, key)
+    with run.storage.upload(key, replace=True) as upload:
+        upload.write(content)
+        upload.commit()

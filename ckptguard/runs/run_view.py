@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from ckptguard.errors import NotFoundError, RecordsError
 from ckptguard.layouts import LAYOUTS, Checkpoint, enter, find_checkpoints, step_from_name
+from ckptguard.records.kept import KeptCopy, kept_of_series, read_kept
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_generations
 from ckptguard.records.run import Run, list_records, open_run
@@ -93,6 +94,31 @@ class RunView:
     def current_if_readable(self, checkpoint: Checkpoint) -> CheckpointId | None:
         """The same; None also if a manifest cannot be read."""
         return self.history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
+
+    def new_id(self, checkpoint: Checkpoint) -> CheckpointId:
+        """The generation of what lies there and is not sealed yet: that of a kept copy of these files, else the next
+        one. Contents that were saved there before, and wait as whole copies, have ids of their own."""
+        id = self.history.next_id(checkpoint.series, checkpoint.step)
+        for copy in self.waiting_copies(checkpoint.series):
+            if (copy.step, copy.path) == (id.step, checkpoint.path) and copy.generation >= id.generation:
+                if copy.lies_in(checkpoint.entries):
+                    return copy.id
+                if copy.whole:
+                    return CheckpointId(id.series, id.step, copy.generation + 1)
+        return id
+
+    def content_id(self, checkpoint: Checkpoint) -> CheckpointId:
+        """The generation of what lies there now, whether it is sealed or waits for its verdict."""
+        current = self.current_if_readable(checkpoint)
+        copies = self.waiting_copies(checkpoint.series) if current is not None else []
+        here = (c.id for c in copies if c.path == checkpoint.path and c.lies_in(checkpoint.entries))
+        return next(here, current) or self.new_id(checkpoint)
+
+    def waiting_copies(self, series: str) -> list[KeptCopy]:
+        """The kept copies of a series that have no verdict, the newest first."""
+        ids = [id for id in kept_of_series(self.run, series) if not self.history.has_verdict(id)]
+        copies = (read_kept(self.run, id) for id in sorted(ids, key=lambda id: id.order, reverse=True))
+        return [copy for copy in copies if copy is not None]
 
     def is_good(self, id: CheckpointId) -> bool:
         """Whether what was sealed under this id is good, wherever a whole copy of it lies."""

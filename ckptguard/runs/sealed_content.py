@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ckptguard.records.kept import KeptCopy
@@ -76,14 +76,17 @@ def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
 def kept_matches(run: Run, copy: KeptCopy, manifest: Sealed) -> bool:
     """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
     yet that its bytes are right). A hard link that was written through since has another time."""
-    if not made_of_sealed(copy, manifest):
-        return False
+    return made_of_sealed(copy, manifest) and is_untouched(run, copy, {f.path: f.size for f in manifest.files})
+
+
+def is_untouched(run: Run, copy: KeptCopy, sizes: Mapping[str, int]) -> bool:
+    """Whether these files of a kept copy are there with these sizes, and no hard link was written through."""
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     there = {entry.key: entry for entry in run.records.list(copy.folder, recursive=True)}
-    for file in manifest.files:
-        entry, (_, mtime_ns, inode, _) = there.get(copy.key(file.path)), made_of[file.path]
-        if entry is None or entry.size != file.size:
+    for path, size in sizes.items():
+        entry, (_, mtime_ns, inode, _) = there.get(copy.key(path)), made_of[path]
+        if entry is None or entry.size != size:
             return False
-        if entry.inode is not None and entry.inode == inode and entry.mtime_ns != mtime_ns:
-            return False  # written through
+        if copy.how == "link" and entry.inode == inode is not None and entry.mtime_ns != mtime_ns:
+            return False
     return True

@@ -10,6 +10,7 @@ import msgspec
 from ckptguard.errors import NotFoundError, ObjectMissingError, StorageError
 from ckptguard.layouts import Checkpoint, enter, find_checkpoints, folder_as_checkpoint, single_file
 from ckptguard.layouts.discovery import MAX_DEPTH
+from ckptguard.layouts.plain_folder import is_loose
 from ckptguard.layouts.step_names import step_from_name
 from ckptguard.records.run import has_records
 from ckptguard.runs.hub_paths import HubPlace, find_hub_place, hub_checkpoints, linked_repositories
@@ -137,9 +138,8 @@ def _is_run(storage: Storage, below: Sequence[Entry], patterns: tuple[Pattern, .
     except StorageError:
         pass
     children = find_checkpoints(below, patterns)
-    return any(
-        "/" in c.path or c.layout != single_file.LAYOUT.name or c.step is not None for c in children if c.path != "."
-    )
+    lone = (c.layout == single_file.LAYOUT.name and c.step is None and not is_loose(c.path) for c in children)
+    return any("/" in c.path or not alone for c, alone in zip(children, lone, strict=True) if c.path != ".")
 
 
 def _inside_run(url: str, settings: Settings) -> Target | None:

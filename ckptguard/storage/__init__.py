@@ -52,17 +52,7 @@ def open_storage(
     Opening reads nothing else and writes nothing.
     """
     place = normalise_url(url)
-    storage: Storage
-    if _SCHEME.match(place):
-        from ckptguard.storage.opening import open_remote
-        from ckptguard.storage.retries import Retries, RetryingStorage
-
-        retries = retries if retries is not None else Retries()
-        storage = RetryingStorage(open_remote(place, retries, options), retries)
-    else:
-        from ckptguard.storage.local.local_storage import LocalStorage
-
-        storage = LocalStorage(place)
+    storage = _opened(place, retries, options)
     if must_exist:
         try:
             found = storage.stat("").kind
@@ -71,3 +61,15 @@ def open_storage(
         if found != "folder":
             raise NotFoundError(f"{escape(place)} is no folder", hint="name the folder that it lies in")
     return storage
+
+
+def _opened(place: str, retries: Retries | None, options: StorageOptions) -> Storage:
+    if _SCHEME.match(place):
+        from ckptguard.storage.opening import open_remote
+        from ckptguard.storage.retries import Retries, RetryingStorage
+
+        retries = retries if retries is not None else Retries()
+        return RetryingStorage(open_remote(place, retries, options), retries)
+    from ckptguard.storage.local.local_storage import LocalStorage
+
+    return LocalStorage(place)

@@ -35,8 +35,8 @@ def sickness_in(verdict: Verdict) -> str | None:
         return None
     # A model of zeros is an error of the same check, but without a count: storage makes such files too.
     numbers = [f for f in errors if f.check == "finite" and f.count]
-    # Of check "incident" is what people or guards marked: they have acted on it already.
-    others = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check != "incident"]
+    # Of check "incident" is what people or guards marked: they have acted on it already. "schema" is but a question.
+    others = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check not in ("incident", "schema")]
     for finding in (*numbers, *others):
         about = finding.tensor or finding.file
         return f"{about}: {finding.message}" if about else finding.message

@@ -13,7 +13,8 @@ from functools import cached_property
 
 import msgspec
 
-from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
+from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, ResavingError
+from ckptguard.keep.copies import is_saved_over
 from ckptguard.keep.quarantine import finish_quarantines
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.names_by_step import FOLDERS
@@ -31,11 +32,12 @@ from ckptguard.runs.run_view import Listing, RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
-from ckptguard.upkeep.settle_kept import looks_as_judged, protect, settle_kept
+from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import Step
 from ckptguard.values.settings import Settings
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
-from ckptguard.verify.collect_evidence import unfinished_because
+from ckptguard.verify.collect_evidence import completeness
+from ckptguard.verify.kept_copy import verify_kept
 
 _COLLECT_INTERVAL = 3600.0  # seconds; what is not old yet is at the next look
 _PRUNE_INTERVAL = 600.0  # seconds; the trash is emptied, and pins are lifted, without anything being saved
@@ -59,6 +61,7 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     checked: tuple[Checked, ...] = ()
     pending: tuple[Waiting, ...] = ()
     gone: tuple[str, ...] = ()
+    lost: str | None = None  # once a run: one was gone before it could be verified, and what to do about it
     pruned: tuple[str, ...] = ()  # paths that the settings' policy did not keep
     could_not_tell: tuple[str, ...] = ()
     next_in: float | None = None
@@ -93,6 +96,7 @@ class CheckpointSample:
     since: float  # monotonic: when this signature was first seen
     unfinished: str | None = None  # why, as of this signature
     looked: bool = False  # `unfinished` was computed
+    whole: bool = False  # so were all of its files: its layout proves it
     done: bool = False  # a verdict stands for this signature
     retry_at: float = 0.0
     failures: int = 0
@@ -126,10 +130,12 @@ class PassNotes:
     """Notes about one run between passes. They only save work: losing them loses nothing."""
 
     samples: dict[str, CheckpointSample] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)  # places that were seen empty since what lay there was judged
     collect_at: float = 0.0  # monotonic: when leftovers of killed processes are looked for
     hopeless: dict[Where, float] = field(default_factory=dict)  # what could not be repaired, and until when to wait
     prune_at: float = 0.0  # monotonic: when pruning is due although nothing new was verified
     remembered: Remembered = field(default_factory=Remembered)  # what retention has read
+    told_of_lost: bool = False
     settled: Start | None = None  # what the last pass began from, if it left nothing to be done
 
     def prune_is_due(self) -> bool:
@@ -160,8 +166,9 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     one = _Pass(view, notes, work)
     one.clean_up(start)
     one.verify(one.look(assume_quiet=assume_quiet))
+    one.judge_copies()
     view.refresh()
-    one.troubles += settle_kept(view)
+    one.troubles += settle_kept(view, work=work, saved_over=one.saved_over)
     if one.checked or notes.prune_is_due():
         one.mend_and_prune()
     if not one.pending and not one.troubles:
@@ -177,7 +184,9 @@ class _Pass:
         self.checked: list[Checked] = []
         self.pending: list[Waiting] = []
         self.troubles: list[str] = []
+        self.saved_over = False
         self._gone: tuple[str, ...] = ()
+        self._unjudged: set[str] = set()  # of these, the ones without a verdict
         self._pruned: tuple[str, ...] = ()
         self._delays: list[float] = []
 
@@ -187,9 +196,21 @@ class _Pass:
             checked=tuple(self.checked),
             pending=tuple(self.pending),
             gone=self._gone,
+            lost=self._lost(),
             pruned=self._pruned,
             could_not_tell=tuple(self.troubles),
             next_in=min(self._delays, default=None),
+        )
+
+    def _lost(self) -> str | None:
+        judged = {one.path for one in self.checked}
+        lost = next((path for path in sorted(self._unjudged - judged)), None)
+        if lost is None or self.notes.told_of_lost:
+            return None
+        self.notes.told_of_lost = True
+        return (
+            f"{lost} was gone before it could be verified, and so may others be: keep more of them in place "
+            "(save_total_limit), save less often, or set a smaller settle"
         )
 
     def clean_up(self, start: Start) -> None:
@@ -217,22 +238,25 @@ class _Pass:
         """Find what can be verified now, and protect what is finished and has no verdict."""
         view, checkpoints = self.view, self.view.checkpoints
         self._gone = tuple(sorted(set(self.notes.samples) - {c.path for c in checkpoints}))
-        for path in self._gone:
-            del self.notes.samples[path]
+        self._unjudged = {path for path in self._gone if not self.notes.samples.pop(path).done}
+        self.notes.gone.update(self._gone)
         ready: list[Checkpoint] = []
-        finished: list[Checkpoint] = []
+        finished: list[tuple[Checkpoint, bool]] = []
         for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
-            sample = _sample(self.notes, checkpoint)
+            sample, known = _sample(self.notes, checkpoint), False
             try:
                 if sample.done or _stands(view, checkpoint):
                     sample.done = True
                     continue
+                known = view.current_if_readable(checkpoint) is not None
+                self.saved_over = self.saved_over or (known and is_saved_over(view, checkpoint))
                 waits = _not_yet(view, checkpoint, sample, self.work, assume_quiet=assume_quiet)
             except CouldNotTellError as error:
                 waits = NotYet(why=error.message, seconds=sample.retry_later(view.settings))
                 self.troubles.append(f"{checkpoint.path}: {error.message}")
             if sample.is_finished:
-                finished.append(checkpoint)
+                # Quiet files are a whole save, but for one that is being saved over, part by part.
+                finished.append((checkpoint, sample.whole or (waits is None and not known)))
             if waits is None:
                 ready.append(checkpoint)
             else:
@@ -247,13 +271,29 @@ class _Pass:
                 self._wait(checkpoint, NotYet(why="the daemon is stopping", seconds=None))
                 continue
             sample = self.notes.samples[checkpoint.path]
-            result = _verify(self.view, checkpoint, sample, self.work)
+            was_gone = checkpoint.path in self.notes.gone
+            result = _verify(self.view, checkpoint, sample, self.work, was_gone=was_gone)
             if isinstance(result, Checked):
+                self.notes.gone.discard(checkpoint.path)
                 self.checked.append(result)
+                self.troubles += release_other(self.view, checkpoint, result.id)
                 continue
+            self.view.look_again(checkpoint.path)
             self._wait(checkpoint, NotYet(why=result, seconds=max(0.0, sample.retry_at - time.monotonic())))
             if sample.failures:
                 self.troubles.append(f"{checkpoint.path}: {result}")
+
+    def judge_copies(self) -> None:
+        """Judge kept copies by themselves whose saves were rotated away or saved over, the newest first."""
+        for copy in waiting_alone(self.view):
+            if self.work.is_stopped():
+                return
+            try:
+                result = verify_kept(self.view, copy, work=self.work)
+            except (BusyError, CouldNotTellError) as error:
+                self.troubles.append(f"the kept copy of {copy.path}: {error.message}")
+            else:
+                self.checked += [] if result is None else [result]
 
     def mend_and_prune(self) -> None:
         """Repair what can be repaired unasked, and remove what the settings do not keep."""
@@ -284,10 +324,12 @@ def _sample(notes: PassNotes, checkpoint: Checkpoint) -> CheckpointSample:
     return sample
 
 
-def _verify(view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work) -> Checked | str:
+def _verify(
+    view: RunView, checkpoint: Checkpoint, sample: CheckpointSample, work: Work, *, was_gone: bool
+) -> Checked | str:
     """The verdict that was given; or why there is none, and `sample` says when to try again."""
     left = view.settings.unfinished_limit - sample.stable_for(checkpoint)
-    how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP)
+    how = Verification(resave=Resave.WAIT if left > 0 else Resave.GIVE_UP, was_gone=was_gone)
     try:
         result = verify_checkpoint(view, checkpoint, how, work=work)
     except ResavingError as error:
@@ -323,7 +365,7 @@ def _not_yet(
         return NotYet(why="it could not be read; trying again", seconds=sample.retry_at - now)
     stable = sample.stable_for(checkpoint)
     if not sample.looked:
-        sample.unfinished = unfinished_because(view.run.storage, checkpoint, scanner=work.scanner)
+        sample.unfinished, sample.whole = completeness(view.run.storage, checkpoint, scanner=work.scanner)
         sample.looked = True
     sealed = view.current(checkpoint)
     by_writer = LAYOUTS[checkpoint.layout].sealed_by_writer

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError
+from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, StorageFullError
 from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, trim_kept
+from ckptguard.keep.own_bytes import give_own_bytes
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.kept import KeptCopy, list_kept, read_kept
 from ckptguard.runs.file_signatures import looks_unchanged
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
+from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.collect_evidence import unfinished_because
@@ -22,51 +25,83 @@ def protect_finished(view: RunView) -> list[str]:
     """Protect the saves that are finished and have no verdict, for a trainer that knows that one is; returns sentences
     about what went wrong."""
     newest = sorted(view.checkpoints, key=lambda c: numbers_of(c.step), reverse=True)[: view.settings.keep_pending]
-    return protect(view, [c for c in newest if unfinished_because(view.run.storage, c) is None])
+    return protect(view, [(c, True) for c in newest if unfinished_because(view.run.storage, c) is None])
 
 
-def protect(view: RunView, finished: Iterable[Checkpoint]) -> list[str]:
-    """Keep finished saves that have no verdict, the newest `keep_pending` of each series; returns sentences about what
-    went wrong. What was sealed before and changed is not kept: it may be damage."""
+def protect(view: RunView, finished: Iterable[tuple[Checkpoint, bool]]) -> list[str]:
+    """Keep finished saves that have no verdict, and whether each is known to be whole: the newest `keep_pending` of
+    each series. Returns sentences about what went wrong."""
     if view.settings.keep == "none":
         return []
     troubles: list[str] = []
     kept: Counter[str] = Counter()
-    for checkpoint in sorted(finished, key=lambda c: (numbers_of(c.step), c.path), reverse=True):
+    for checkpoint, whole in sorted(finished, key=lambda one: (numbers_of(one[0].step), one[0].path), reverse=True):
         if kept[checkpoint.series] >= view.settings.keep_pending:
             continue
         try:
-            kept[checkpoint.series] += _protect(view, checkpoint)
-        except ObjectMissingError:
-            continue  # rotated away under our hands
+            kept[checkpoint.series] += _protect(view, checkpoint, whole, troubles)
+        except (ChangedWhileReadError, ObjectMissingError):
+            continue  # saved over or rotated away under our hands
         except (BusyError, CouldNotTellError) as error:
             troubles.append(f"{checkpoint.path} could not be kept: {error.message}")
     return troubles
 
 
-def _protect(view: RunView, checkpoint: Checkpoint) -> bool:
-    """Keep one of them; whether it has a copy that waits for its verdict."""
-    current = view.current_if_readable(checkpoint)
-    if current is not None and not LAYOUTS[checkpoint.layout].sealed_by_writer:
+def _protect(view: RunView, checkpoint: Checkpoint, whole: bool, troubles: list[str]) -> bool:
+    """Keep one of them; whether it has a copy that waits for its verdict. What was sealed before and changed is kept as
+    a content of its own: it may be damage, and then its copy goes with the verdict on its place."""
+    current, by_writer = view.current_if_readable(checkpoint), LAYOUTS[checkpoint.layout].sealed_by_writer
+    if current is not None and not by_writer and _looks_sealed(view, checkpoint, current):
         return False
-    id = current or view.history.next_id(checkpoint.series, checkpoint.step)
+    id = current if current is not None and by_writer else view.new_id(checkpoint)
     with run_lock(view.run):
-        copy = keep_checkpoint(view, checkpoint, id)
+        try:
+            copy = keep_checkpoint(view, checkpoint, id, whole=whole or by_writer)
+        except StorageFullError as error:
+            copy = keep_checkpoint(view, checkpoint, id, how="link", whole=whole or by_writer)
+            troubles.append(f"{checkpoint.path} is kept, but not against saving over it: {error.message}")
         trim_kept(view)
     return copy is not None and not view.history.has_verdict(id)
 
 
-def settle_kept(view: RunView) -> list[str]:
-    """Have exactly those kept copies that the verdicts ask for; returns sentences about what went wrong."""
+def waiting_alone(view: RunView) -> list[KeptCopy]:
+    """The kept copies without a verdict that are to be judged by themselves, the newest of each series first: whole
+    ones, of which no save lies in its place any more, not even as a part of what it has become."""
+    series = sorted({id.series for id in list_kept(view.run)})
+    waiting = [copy for one in series for copy in view.waiting_copies(one) if copy.whole]
+    there = ((copy, view.checkpoint(copy.path)) for copy in waiting)
+    return [copy for copy, place in there if place is None or not copy.lies_in(place.entries)]
+
+
+def release_other(view: RunView, checkpoint: Checkpoint, id: CheckpointId | None) -> list[str]:
+    """Release the copy that was made of these files as of a content of their own, where they were found to be none but
+    what was sealed before under `id`, or its damage. Returns a sentence if that failed."""
+    copies = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path and c.id != id]
+    wrong = [c.id for c in copies if c.lies_in(checkpoint.entries)]
+    try:
+        with run_lock(view.run) if wrong else contextlib.nullcontext():
+            release_unpinned(view.run, wrong)
+    except (BusyError, CouldNotTellError) as error:
+        return [f"kept copies could not be looked after: {error.message}"]
+    return []
+
+
+def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) -> list[str]:
+    """Have exactly those kept copies that the verdicts ask for, and bytes of their own where they owe them; returns
+    sentences about what went wrong. `saved_over`: as for `give_own_bytes`."""
+    troubles: list[str] = []
     try:
         with run_lock(view.run):
             _release_refuted(view)
             for checkpoint, id in list(_good_without_copy(view)):
                 keep_checkpoint(view, checkpoint, id)
             trim_kept(view)
+        troubles = give_own_bytes(view, work, saved_over=saved_over)
+        with run_lock(view.run):
+            trim_kept(view)
     except (BusyError, CouldNotTellError) as error:
-        return [f"kept copies could not be looked after: {error.message}"]
-    return []
+        troubles.append(f"kept copies could not be looked after: {error.message}")
+    return troubles
 
 
 def _release_refuted(view: RunView) -> None:
@@ -114,5 +149,9 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
 
 def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     """Whether its files look as they did when this generation was judged: another content would be no copy of it."""
-    manifest, verdict = view.history.manifest(id), view.history.verdict(id)
-    return manifest is not None and verdict is not None and looks_unchanged(checkpoint, manifest, verdict)
+    return view.history.verdict(id) is not None and _looks_sealed(view, checkpoint, id)
+
+
+def _looks_sealed(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
+    manifest = view.history.manifest(id)
+    return manifest is not None and looks_unchanged(checkpoint, manifest, view.history.verdict(id))

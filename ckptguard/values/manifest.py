@@ -66,6 +66,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tensors: tuple[Tensor, ...] = ()
     globals: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()  # tied names that the file states without storing them again
+    checksums: str = ""  # a digest of what a torch archive states of its own records
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

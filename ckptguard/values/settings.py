@@ -27,7 +27,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     unfinished_limit: float = 900.0  # a save that does not finish for so long is INCOMPLETE
     keep_good: int = 2  # newest GOOD checkpoints of a series that keep a protected copy
     keep_pending: int = 2  # finished saves of a series that are protected before their verdict
-    keep: str = "auto"  # "auto": reflink, link or copy; "link": no bytes of its own; "copy": always its own; "none"
+    keep: str = "auto"  # "auto": a link at once, bytes of its own once GOOD; "link": never; "copy": at once; "none"
+    copy_limit: int = 8 * 1024**3  # bytes; larger ones get bytes of their own at most every `copy_every`
+    copy_every: float = 3600.0  # of saves; where reflinks cost nothing, neither counts
     on_full: str = "error"  # what a save or restore does where there is no room for it: "error", or "wait" for room
     records: str | None = None  # another place for our records than <run>/_ckptguard
     allow_nonfinite: tuple[str, ...] = ()  # patterns (fnmatch) of tensors that may hold NaN or Inf
@@ -60,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if not isinstance(self.storage, StorageOptions):  # a plain table will do
             msgspec.structs.force_setattr(self, "storage", StorageOptions(self.storage))
-        for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds"):
+        for name in ("settle", "scan_interval", "unfinished_limit", "worker_seconds", "copy_every"):
             value = getattr(self, name)
             if not 0 <= value < 1e9:
                 raise SettingsError(f"{name} must be a number of seconds, not {value}")
@@ -72,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("keep_pending must be at least 1")
         if self.keep not in ("auto", "link", "copy", "none"):
             raise SettingsError(f'keep must be "auto", "link", "copy" or "none", not "{self.keep}"')
+        if self.copy_limit < 0:
+            raise SettingsError(f"copy_limit must be a number of bytes, not {self.copy_limit}")
         if self.digest not in ("md5", "blake3"):
             raise SettingsError(f'digest must be "md5" or "blake3", not "{self.digest}"')
         if self.executor not in ("inline", "threads", "processes"):

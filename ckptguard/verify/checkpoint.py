@@ -10,11 +10,14 @@ import msgspec
 
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.order import counters_of
+from ckptguard.checks.schema import QUESTION
 from ckptguard.errors import (
     BusyError,
     ChangedWhileReadError,
     CouldNotTellError,
     DeniedError,
+    RecordsError,
     ResavingError,
     StorageFullError,
 )
@@ -23,6 +26,7 @@ from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import read_kept
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
+from ckptguard.records.trash import MOVED, read_trashed
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.runs.file_signatures import signature_seen
 from ckptguard.runs.history import History
@@ -53,11 +57,13 @@ class Resave(enum.Enum):
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """How a checkpoint is verified. `record`: the verdict goes into the ledger. `md5`: MD5 is taken too, unless the
     settings leave it out where it is on record. `resealed`: what lies there is a new generation, whatever the manifest
-    says. `reference`: the schema to match, in place of the run's own. `notes` go into the verdict."""
+    says; `was_gone`: its place was seen empty since it was judged. `reference`: the schema to match, in place of the
+    run's own. `notes` go into the verdict."""
 
     record: bool = True
     md5: bool = True
     resealed: bool = False
+    was_gone: bool = False
     resave: Resave = Resave.JUDGE
     reference: Manifest | None = None
     notes: tuple[Finding, ...] = ()
@@ -136,20 +142,35 @@ def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
     return all(f.md5 for f in sealed.files) or (verdict is not None and "md5" in verdict.digests)
 
 
+class Content(msgspec.Struct, frozen=True):
+    """What was read: its generation, the manifest of that if it is sealed already, and how the files differ."""
+
+    id: CheckpointId
+    sealed: Manifest | None = None
+    change: Change = Change.SAME
+
+
 def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, work: Work) -> Checked:
-    run, history = view.run, view.history
-    layout = LAYOUTS[checkpoint.layout]
+    history = view.history
     id = None if how.resealed else view.current(checkpoint)
     sealed = history.manifest(id) if id is not None else None
-    change = Change.SAME
+    content = Content(id, sealed) if id is not None else None
     if id is not None and sealed is not None:
-        change = _change(view, checkpoint, scan, sealed)
+        change = change_of(view, checkpoint, scan, sealed, was_gone=how.was_gone)
         if change is Change.RESAVING and how.resave is Resave.WAIT:
             raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
-        if change is Change.RESAVED:
-            id, sealed = None, None
-    if id is None:
-        id = history.next_id(checkpoint.series, checkpoint.step)
+        content = None if change is Change.RESAVED else Content(id, sealed, change)
+    content = content or Content(view.new_id(checkpoint))
+    found = record_verdict(view, checkpoint, scan, how, content)
+    if how.record and content.sealed is not None and content.change is not Change.SAME:
+        _confirm_kept(view, content.sealed, work)
+    return found
+
+
+def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, content: Content) -> Checked:
+    """Judge what was read, seal it if it is new, and record the verdict. BusyError if another process sealed it."""
+    run, history, layout = view.run, view.history, LAYOUTS[checkpoint.layout]
+    id, sealed, change = content.id, content.sealed, content.change
     evidence = collect_evidence(run.storage, checkpoint, scan, _known(view, id, sealed, how.reference))
     findings = run_checks(evidence)
     if layout.sealed_by_writer and sealed is None:
@@ -181,13 +202,11 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
         )
         if not _says_nothing_new(history, verdict, before):
             history.note_verdict(id.series, append_verdict(run, verdict))
-        if damaged and sealed is not None:
-            _confirm_kept(view, sealed, work)
     known = id if how.record or sealed else None
     return checked(checkpoint, known, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
 
 
-def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest) -> Change:
+def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
     """How what was read differs from what was sealed."""
     history, layout = view.history, LAYOUTS[checkpoint.layout]
     verdict = history.verdict(sealed.id)
@@ -195,6 +214,7 @@ def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest)
         ever_good=history.was_good(sealed.id),
         facts=verdict.facts if verdict is not None and not verdict.place_damaged else Facts(),
         other_contents=lambda: _other_contents(history, sealed.id),
+        was_gone=lambda: was_gone or _was_thrown_away(view, sealed.id),
     )
     broken = any(f.structure.problems for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
     return classify_change(
@@ -204,7 +224,17 @@ def _change(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest)
         whole=not broken,
         last_written=layout.last_written(sealed.path),
         sealed_by_writer=layout.sealed_by_writer,
+        counters=lambda: counters_of(checkpoint, scan),
     )
+
+
+def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
+    """Whether the sealed files were moved to the trash: what lies in their place came later."""
+    try:
+        mark = read_trashed(view.run, id)
+    except RecordsError:
+        return False
+    return mark is not None and mark.how == MOVED
 
 
 def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> KnownFacts:
@@ -216,6 +246,7 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
         sealed=sealed,
         reference=manifest,
         reference_facts=verdict.facts if verdict is not None else None,
+        must_match=reference is not None,
         previous=previous,
         previous_facts=previous_facts,
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
@@ -234,12 +265,13 @@ def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
 
 
 def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:
-    """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good."""
+    """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good. A question about the
+    schema is asked anew each time: `accept` answers it."""
     sickness: list[Finding] = []
     cleared: list[Finding] = []
     for verdict in before:
         if verdict is not None and not sickness and not cleared:
-            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS]
+            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check != QUESTION]
             cleared = [f for f in verdict.findings if is_clearance(f)]
     if cleared:
         findings = [

@@ -22,24 +22,37 @@ from ckptguard.values.manifest import File, Manifest, Span, Tensor
 NOTHING_KNOWN = KnownFacts()
 # Small files whose content a layout's gaps depend on.
 _READ_AHEAD = (".index.json", "config.json", "trainer_state.json", "latest", ".yaml", ".metadata", ".distcp")
+_ARCHIVES = ("torch_zip", "safetensors")  # of these a part is seen to be one
 
 
 def unfinished_because(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> str | None:
-    """Why a checkpoint is not finished, from names and file structures alone; None if it is. Problems that time will
-    not mend (a wrong CRC) do not count as unfinished: the scan will judge them."""
+    """Why a checkpoint is not finished; None if it is."""
+    return completeness(storage, checkpoint, scanner=scanner)[0]
+
+
+def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner = scan_files) -> tuple[str | None, bool]:
+    """Why a checkpoint is not finished, from names and file structures alone, or None if it is; and whether its layout
+    proves that nothing more will come. Problems that time will not mend (a wrong CRC) do not count as unfinished: the
+    scan will judge them."""
     names = [e for e in checkpoint.entries if tensor_suffix(e.key) or e.name.endswith(_READ_AHEAD)]
     try:
         scan = scanner(storage, [e.key for e in names], ScanOptions(structure_only=True), None)
     except (ObjectMissingError, ChangedWhileReadError) as error:
-        return f"{checkpoint.inside(error.key)} is being replaced"
+        return f"{checkpoint.inside(error.key)} is being replaced", False
     structures = {f.entry.key: f.structure for f in scan.files}
     for key, structure in structures.items():
         if structure.truncated:
-            return f"{checkpoint.inside(key)} is not whole yet"
-    gaps = [g for g in LAYOUTS[checkpoint.layout].gaps(checkpoint, structures) if g.fatal]
+            return f"{checkpoint.inside(key)} is not whole yet", False
+    layout = LAYOUTS[checkpoint.layout]
+    gaps = [g for g in layout.gaps(checkpoint, structures) if g.fatal]
     if gaps:
-        return gaps[0].message if gaps[0].file is None else f"{checkpoint.inside(gaps[0].file)}: {gaps[0].message}"
-    return None
+        where = "" if gaps[0].file is None else f"{checkpoint.inside(gaps[0].file)}: "
+        return where + gaps[0].message, False
+    if checkpoint.files == (checkpoint.path,):
+        return None, any(s.format in _ARCHIVES for s in structures.values())
+    times = {e.key: e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None}
+    last = times.get(layout.last_written(checkpoint.path)) if len(times) == len(checkpoint.entries) else None
+    return None, layout.last_is_the_end and last is not None and last >= max(times.values())
 
 
 def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN) -> Scan:
@@ -130,6 +143,7 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         globals=file.structure.globals,
         # Names that a safetensors header gives to tensors that the file holds under another name.
         aliases=tuple(sorted(alias for alias, name in file.structure.metadata.items() if name in held)),
+        checksums=file.structure.checksums,
     )
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 import msgspec
 
 from ckptguard.checks import Evidence
+from ckptguard.checks.order import counters_of, named_counters
 from ckptguard.records.manifests import MOST_METRICS, is_metric_name, read_metrics, write_manifest
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import utc_now
@@ -16,7 +17,6 @@ from ckptguard.runs.history import history_of_series
 from ckptguard.values.ids import CheckpointId, Step, series_of
 from ckptguard.values.manifest import Counter, File, Manifest, split_metrics
 from ckptguard.verify.collect_evidence import manifest_files
-from ckptguard.verify.counters import counters_of, named_counters
 from ckptguard.version import __version__
 
 _LOGGED = "log_history.-1."  # of trainer_state.json
@@ -28,7 +28,7 @@ def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
     checkpoint, metrics = evidence.checkpoint, read_metrics(run, id)
     metrics = logged_metrics(evidence) if metrics is None else metrics
     files = manifest_files(evidence)
-    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, counters_of(evidence))
+    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, counters_of(checkpoint, evidence.scan))
 
 
 def seal_written(

@@ -94,6 +94,7 @@ class StrayJudge:
         known = KnownFacts(
             sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
             reference=self._reference,
+            must_match=self._reference is not None,
             in_run=target.view is not None,
             allow_nonfinite=settings.allow_nonfinite,
             trust_globals=settings.trust_globals,

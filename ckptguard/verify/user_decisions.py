@@ -21,10 +21,10 @@ from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 
-def accept(view: RunView, step: int, *, work: Work = PLAIN) -> Checked:
-    """Take the schema of this step's checkpoint as it should be, from now on, and verify the checkpoint again.
-    RefusedError if the checkpoint could not even be sealed (INCOMPLETE)."""
-    checkpoint = select_checkpoint(view.run, view.checkpoints, str(step))
+def accept(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
+    """Take the schema of a checkpoint (its path, id or step) as it should be, from now on, and verify the checkpoint
+    again. RefusedError if the checkpoint could not even be sealed (INCOMPLETE)."""
+    checkpoint = select_checkpoint(view.run, view.checkpoints, word)
     first = verify_checkpoint(view, checkpoint, work=work)
     id = view.current(checkpoint)
     if id is None:

@@ -175,6 +175,8 @@ class WatchedRun:
             self._log_once("could_not_tell", level="warning", reason=sentence)
         for path in done.gone:
             log("gone", run=self.url, path=path)
+        if done.lost is not None:
+            log("lost", level="warning", run=self.url, reason=done.lost)
         for path in done.pruned:
             log("pruned", run=self.url, path=path)
 

@@ -63,18 +63,22 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
 
 @click.command("accept", cls=Command, codes=_VERIFYING, short_help="Accept a deliberate change of the schema.")
 @click.argument("run", type=Place())
-@click.option(
-    "--step", type=click.IntRange(min=0), metavar="N", required=True, help="Whose tensors are right from now on."
-)
+@click.argument("checkpoint", required=False)
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="The checkpoint, by its step.")
 @shared_options
-def accept_command(run: str, step: int, shared: Shared) -> None:
-    """Take the tensors, shapes and dtypes of this step of RUN as the reference from now on, and verify it again."""
+def accept_command(run: str, checkpoint: str | None, step: int | None, shared: Shared) -> None:
+    """Take the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) as the reference from now on.
+
+    It is verified again.
+    """
     from ckptguard.runs.run_view import open_view
     from ckptguard.verify.user_decisions import accept
 
+    if (checkpoint is None) == (step is None):
+        raise click.UsageError("name one checkpoint: by its path or id, or by --step")
     view = open_view(run, shared.settings())
     with working("verifying") as work:
-        checked = accept(view, step, work=work)
+        checked = accept(view, str(step) if checkpoint is None else checkpoint, work=work)
     if shared.as_json:
         emit("accept", target=view.run.url, checkpoint=checked)
     else:

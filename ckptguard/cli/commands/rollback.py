@@ -16,17 +16,24 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.argument("run", type=Place())
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--force", is_flag=True, help="Even while files of the run are being written.")
+@click.option("--to", "to", metavar="CKPT", help="Go back to this one: a path in RUN, or an id.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good one of this step.")
 @shared_options
-def command(run: str, dry_run: bool, force: bool, shared: Shared) -> None:
+def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | None, shared: Shared) -> None:
     """Move what is newer than RUN's known-good checkpoint to quarantine, and put the known-good one back in its place.
 
-    A trainer that resumes from its latest checkpoint then finds the good one. Refused while RUN is being written.
+    Names that a trainer resumes from (last.pt, latest, links) then hold the good one too. If one of them cannot,
+    nothing is moved. Refused while RUN is being written.
     """
-    from ckptguard.recover.roll_back import GoBack, roll_back
+    from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
     from ckptguard.runs.run_view import open_view
 
+    if to is not None and step is not None:
+        raise click.UsageError("give --to or --step, not both")
     view = open_view(run, shared.settings())
-    done = roll_back(view, GoBack(reason="rolled back from the command line", dry_run=dry_run, force=force))
+    id = None if to is None and step is None else known_good_of(view, to, step)
+    back = GoBack(reason="rolled back from the command line", to_id=id, dry_run=dry_run, force=force)
+    done = roll_back(view, back)
     if shared.as_json:
         emit("rollback", done, target=view.run.url)
         return
@@ -38,3 +45,8 @@ def command(run: str, dry_run: bool, force: bool, shared: Shared) -> None:
         say(f"{'would quarantine' if dry_run else 'quarantined'} {cell(path)}")
     if done.put_back:
         say(f"{'would put' if dry_run else 'put'} the kept copy back under its own name")
+    for given in done.given:
+        what = "its own content" if given.source == given.path else cell(given.source)
+        say(f"{'would give' if dry_run else 'gave'} {cell(given.path)} {what} ({given.id})")
+    for pointer in done.pointed:
+        say(f"{'would have' if dry_run else 'had'} {cell(pointer.key)} name {cell(pointer.path)}")

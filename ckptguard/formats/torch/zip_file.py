@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from blake3 import blake3
 
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
@@ -29,12 +30,19 @@ class ReadingBudget(msgspec.Struct):
 
 def read(reader: Reader, path: str) -> Structure:
     """The structure of a torch archive; each storage is a span, with the CRC-32 that the archive states."""
-    return read_within(reader, ReadingBudget(each=_ROOM_EACH))
+    archive = read_archive(reader)
+    stated = sorted((name, record.size, record.crc32) for name, record in archive.records.items())
+    checksums = blake3(msgspec.json.encode(stated)).hexdigest(16)
+    found = _read(reader, archive, ReadingBudget(each=_ROOM_EACH))
+    return msgspec.structs.replace(found, checksums=checksums)
 
 
 def read_within(reader: Source, room: ReadingBudget) -> Structure:
     """Like `read`, for one of many archives."""
-    archive = read_archive(reader)
+    return _read(reader, read_archive(reader), room)
+
+
+def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
     if "constants.pkl" in archive.records:  # torch.save writes no such record
         found = Found()
         _read_state(reader, archive, room, found)

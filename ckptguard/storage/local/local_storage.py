@@ -206,6 +206,9 @@ class LocalUpload(Upload):
             with translated(self._key, self._root):
                 self._refuse_taken()
                 if self._replace:
+                    with contextlib.suppress(FileNotFoundError):  # whoever could not read it still cannot
+                        mode = os.lstat(self._name, dir_fd=self._folder).st_mode
+                        os.fchmod(self._descriptor, stat.S_IMODE(mode) & 0o777)
                     os.fsync(self._descriptor)
                     os.replace(self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
                     folders.sync_folder(self._folder)

@@ -45,7 +45,7 @@ def read_alike(first: bytes, others: list[bytes], room: zip_file.ReadingBudget) 
 
 def read_in_full(raw: bytes) -> Structure:
     """One by itself."""
-    return zip_file.read(MemoryReader("x.pt", raw), "x.pt")
+    return zip_file.read_within(MemoryReader("x.pt", raw), zip_file.ReadingBudget(zip_file.BUDGET * 10))
 
 
 def damaged(raw: bytes) -> Iterator[bytes]:

@@ -186,7 +186,7 @@ def test_a_resave_killed_midway_is_never_good(root, run):
 
 def test_damage_in_place_leaves_a_copy_with_its_own_bytes_known_good(root, run):
     """A flipped bit makes the place BAD; an independent copy is still known-good, a hard link is not."""
-    for keep, survives in (("copy", True), ("auto", False)):
+    for keep, survives in (("copy", True), ("auto", True), ("link", False)):
         folder = root / keep
         folder.mkdir()
         write_torch(folder, 100, seed=1)
@@ -229,7 +229,7 @@ def test_one_shard_saved_anew_waits_for_the_others(root, run):
     assert [(str(c.id), c.outcome) for c in done.checked] == [("100.2", Outcome.GOOD)]
 
 
-def test_a_missing_tensor_against_the_reference_is_bad_until_accepted(root, run):
+def test_a_missing_tensor_against_the_reference_is_suspect_until_accepted(root, run):
     """The schema of the previous good checkpoint is the reference; `accept` makes a change deliberate."""
     from ckptguard.verify.user_decisions import accept
 
@@ -238,13 +238,14 @@ def test_a_missing_tensor_against_the_reference_is_bad_until_accepted(root, run)
     del state["embed.weight"]
     torch.save(state, root / "net-200.pt")
     reconcile(look(run), PassNotes())
-    assert outcomes(run)["net-200.pt"] is Outcome.BAD
-    assert accept(look(run), 200).outcome is Outcome.GOOD
+    assert outcomes(run)["net-200.pt"] is Outcome.SUSPECT
+    assert str(find_known_good(run).id) == "100.1"
+    assert accept(look(run), "200").outcome is Outcome.GOOD
     assert str(find_known_good(run).id) == "200.1"
 
 
-def test_a_bad_verdict_survives_verifying_again(root, run):
-    """What was BAD at first sight is BAD when it is read again, now with a manifest of its own."""
+def test_a_question_stands_when_it_is_verified_again(root, run):
+    """What is SUSPECT at first sight for its shapes is so when it is read again, now with a manifest of its own."""
     write_torch(root, 100, seed=1)
     state = state_dict(2)
     state["layers.0.query.weight"] = state["layers.0.query.weight"][:24].clone()
@@ -252,7 +253,7 @@ def test_a_bad_verdict_survives_verifying_again(root, run):
     for _ in range(2):
         reconcile(look(run), PassNotes())
         (root / "net-200.pt").touch()
-    assert outcomes(run)["net-200.pt"] is Outcome.BAD
+    assert outcomes(run)["net-200.pt"] is Outcome.SUSPECT
 
 
 def test_folders_are_kept_whole(root, run):

@@ -184,25 +184,25 @@ def test_drift_is_told_and_stays_good(run: Run) -> None:
     assert of(verify(run, save(run, 4, weights(4))), "drift") == []
 
 
-def test_a_reshaped_moment_is_bad_until_it_is_accepted(run: Run) -> None:
+def test_a_reshaped_moment_is_suspect_until_it_is_accepted(run: Run) -> None:
     """The weights are as they were; a resume would fail."""
     verify(run, save(run, 1, both(1, 1)))
     state = both(2, 2)
     state["optimizer"]["state"][1]["exp_avg"] = torch.randn(16, 8)
     path = save(run, 2, state)
     checked = verify(run, path)
-    assert checked.outcome is Outcome.BAD
+    assert checked.outcome is Outcome.SUSPECT
     assert [f.tensor for f in of(checked, "schema")] == ["optimizer.state.1.exp_avg"]
 
 
-def test_frozen_layers_are_bad_until_they_are_accepted(run: Run) -> None:
+def test_frozen_layers_are_suspect_until_they_are_accepted(run: Run) -> None:
     """The finding says how, and that is how."""
     verify(run, save(run, 1, both(1, 1)))
     path = save(run, 2, {"model": weights(2), "optimizer": moments(2, count=1)})
     checked = verify(run, path)
-    assert checked.outcome is Outcome.BAD
-    assert "ckptguard accept RUN --step N" in of(checked, "schema")[0].message
-    accept(look(run), 2)
+    assert checked.outcome is Outcome.SUSPECT
+    assert "ckptguard accept RUN CHECKPOINT" in of(checked, "schema")[0].message
+    accept(look(run), "2")
     assert verify(run, path).outcome is Outcome.GOOD
     assert verify(run, save(run, 3, {"model": weights(3), "optimizer": moments(3, count=1)})).outcome is Outcome.GOOD
 
@@ -217,7 +217,7 @@ def test_a_swapped_rank_is_named_whatever_its_place(run: Run) -> None:
             torch.save({"w": torch.randn(*shape)}, folder / f"mp_rank_{rank:02d}.pt")
         checked = verify(run, folder.name)
         assert [f.found for f in of(checked, "schema")] == ([] if broken is None else ["[9, 9]"])
-        assert checked.outcome is (Outcome.GOOD if broken is None else Outcome.BAD)
+        assert checked.outcome is (Outcome.GOOD if broken is None else Outcome.SUSPECT)
 
 
 def test_files_of_one_save_are_unknown_only_at_first_sight(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Counters: what a checkpoint itself says of its place in the training, such as ``iter_num`` in nanoGPT's ckpt.pt."""
+"""Does a checkpoint's name put it where its own counters do, such as ``iter_num`` in nanoGPT's ckpt.pt?"""
 
 from __future__ import annotations
 
@@ -6,21 +6,45 @@ import math
 import re
 from collections.abc import Iterator
 
-from ckptguard.checks import Evidence
+from ckptguard.checks.evidence import Evidence
 from ckptguard.decisions.known_good import COUNTERS
+from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.step_names import counter_in_name
+from ckptguard.scan.result import Scan
 from ckptguard.values.ids import MAX_STEP
 from ckptguard.values.manifest import Counter
+from ckptguard.values.verdict import Finding, Severity
 
 _OPTIMIZER_STEP = re.compile(r"(?:^|\.)state\.[^.]+\.step$")
-_SETTINGS = re.compile(r"(?:^|\.)(?:\w*args|\w*config|cfg|\w*params|\w*settings|options?)\.", re.IGNORECASE)
+_SETTINGS = re.compile(
+    r"(?:^|\.)(?:\w*args|\w*config|cfg|\w*params|\w*parameters|\w*settings|options?)\.", re.IGNORECASE
+)
 
 
-def counters_of(evidence: Evidence) -> tuple[Counter, ...]:
+def check_order(evidence: Evidence) -> Iterator[Finding]:
+    """A warning where a name puts a checkpoint behind another one of its series, and a counter inside it is lower: its
+    numbers may be no steps, or training began anew."""
+    before = evidence.previous
+    if before is None:
+        return
+    earlier = {counter.kind: counter for counter in before.counters if counter.kind in COUNTERS}
+    own = next(
+        (counter for counter in counters_of(evidence.checkpoint, evidence.scan) if counter.kind in earlier), None
+    )
+    if own is not None and own.value < earlier[own.kind].value:
+        there = earlier[own.kind].value
+        message = (
+            f"its name puts it after {before.path}, but its {own.kind} is {own.value}, and {there} there;"
+            " if the numbers in its name are not its order, say so by a pattern in ckptguard.toml"
+        )
+        yield Finding("order", Severity.WARNING, message, tensor=own.source)
+
+
+def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:
     """The counters that a checkpoint holds, the finest first, one of each kind: that of the outermost key, and of
     equally deep ones the highest. What is set by the user (``args.step``) counts nothing."""
     best: dict[str, tuple[tuple[int, int], Counter]] = {}
-    for kind, value, file, name in _found(evidence):
+    for kind, value, file, name in _found(checkpoint, scan):
         if not math.isfinite(value) or value != int(value) or not 0 <= value <= MAX_STEP:
             continue
         depth = 0 if kind == "optimizer step" else name.count(".")
@@ -36,10 +60,10 @@ def named_counters(path: str) -> tuple[Counter, ...]:
     return () if named is None else (Counter(*named, source=path),)
 
 
-def _found(evidence: Evidence) -> Iterator[tuple[str, float, str, str]]:
+def _found(checkpoint: Checkpoint, scan: Scan) -> Iterator[tuple[str, float, str, str]]:
     """(kind, value, file, key) of everything that may be a counter."""
-    for file in evidence.scan.files:
-        inside = evidence.checkpoint.inside(file.entry.key)
+    for file in scan.files:
+        inside = checkpoint.inside(file.entry.key)
         for leaf in file.structure.leaves:
             kind = _kind_of(leaf.name)
             if kind is not None and type(leaf.value) is not bool and not leaf.of_array:

@@ -1,0 +1,170 @@
+"""The plan of a rollback: what is moved aside, and what each name holds afterwards. Pure.
+
+The law: afterwards every name that the trainer's own resume may read holds known-good content that is not newer than
+the known-good checkpoint; or a name is refused, and nothing may be moved. Such names are fixed names (``last.pt``) and
+pointers (``latest``, links); numbered ones are found by looking, and those that are newer go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from ckptguard.decisions.known_good import COUNTERS, NAMED
+from ckptguard.values.ids import CheckpointId, numbers_of, series_of
+
+_EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies, or lay, under a path. `good`: its bytes are known-good, and present. `shape`: equal where names,
+    shapes, types and roles of all tensors are; None where nobody knows. `saved_at`: in ns, by the storage's clock."""
+
+    id: CheckpointId
+    path: str
+    in_place: bool
+    good: bool
+    counters: Mapping[str, int] = {}
+    has_optimizer: bool = False
+    saved_at: int | None = None
+    shape: Hashable = None
+
+
+class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
+    """A series of the place where the known-good checkpoint belongs: what is `lying` there and what is `good` (in place
+    or kept), the newest first. `fixed`: its one path, if its name is fixed. `last` is its newest sealed content."""
+
+    name: str
+    fixed: str | None = None
+    lying: tuple[Content, ...] = ()
+    good: tuple[Content, ...] = ()
+    ever_good: bool = False
+    last: Content | None = None
+
+
+class Pointer(msgspec.Struct, frozen=True, kw_only=True):
+    """A link, or a file that holds a name, and the path that it names. `leads`: a checkpoint is there. `sure`: it is
+    known to be a pointer."""
+
+    key: str
+    names: str
+    leads: bool
+    sure: bool = True
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """A name, and the content that it holds afterwards, which is put there."""
+
+    path: str
+    content: Content
+
+
+class Pointed(msgspec.Struct, frozen=True, kw_only=True):
+    """A pointer, and the path that it names afterwards."""
+
+    key: str
+    path: str
+
+
+class RollbackPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is moved aside, what is given back, which pointers are written anew; and which names are `refused`, because
+    nothing good is there that they could hold."""
+
+    moved: tuple[Content, ...] = ()
+    given: tuple[Given, ...] = ()
+    pointed: tuple[Pointed, ...] = ()
+    refused: tuple[str, ...] = ()
+
+
+def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Iterable[Pointer] = ()) -> RollbackPlan:
+    """The plan for going back to a known-good checkpoint. `every` series of its place is given, its own too."""
+    following = next_save(known_good, every)
+
+    def too_new(content: Content) -> bool:
+        return is_newer(content, known_good, following)
+
+    targets = {known_good.id.series: known_good}
+    for series in every:
+        target = next((c for c in series.good if not too_new(c)), None)
+        if target is not None:
+            targets.setdefault(series.name, target)
+    moved: list[Content] = []
+    given: list[Given] = []
+    refused: list[str] = []
+    for series in every:
+        target = targets.get(series.name)
+        if series.fixed is None:
+            goes = [c for c in series.lying if (_above(c, target) if target is not None else too_new(c))]
+            moved += goes
+            if target is not None and not target.in_place and (goes or target is known_good):
+                given.append(Given(path=target.path, content=target))
+            continue
+        lies = next(iter(series.lying), None)
+        if target is not None and target.in_place:
+            continue
+        target = _given_to(series, target, known_good, targets)
+        if target is not None:
+            moved += series.lying
+            given.append(Given(path=series.fixed, content=target))
+        elif lies is not None and _may_be_resumed(series, lies, known_good):
+            refused.append(series.fixed)
+        elif lies is not None and not lies.good:
+            moved.append(lies)
+    gone = {c.path for c in moved} - {g.path for g in given}
+    back = {g.path for g in given}
+    pointed = []
+    for pointer in pointers:
+        # What was moved aside before may have left a pointer to nothing, if that rollback was cut short.
+        lost = pointer.names in gone or (pointer.sure and not pointer.leads and pointer.names not in back)
+        target = targets.get(series_of(pointer.names), known_good if pointer.names in gone else None)
+        if lost and target is not None:
+            pointed.append(Pointed(key=pointer.key, path=target.path))
+    return RollbackPlan(moved=tuple(moved), given=tuple(given), pointed=tuple(pointed), refused=tuple(refused))
+
+
+def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
+    """When the first save after the known-good one of its series was made, as far as that is known."""
+    own = (c for s in every if s.name == known_good.id.series for c in (*s.lying, *s.good))
+    return min((c.saved_at for c in own if c.id.order > known_good.id.order and c.saved_at is not None), default=None)
+
+
+def is_newer(content: Content, known_good: Content, following: int | None) -> bool:
+    """Whether a content was saved after the known-good one. Of another series it is told by the finest counter that
+    both have; where there is none, or only an equal epoch, by the order of saving: a save belongs to whichever is
+    nearer in time, the known-good one or the one that followed it."""
+    if content.id.series == known_good.id.series:
+        return content.id.order > known_good.id.order
+    one, other = content.counters, known_good.counters
+    kind = next((k for k in (*COUNTERS, *NAMED) if k in one and k in other), None)
+    if kind is not None and (one[kind] != other[kind] or kind not in _EPOCHS):
+        return one[kind] > other[kind]
+    if content.saved_at is None or known_good.saved_at is None or following is None:
+        return False
+    return content.saved_at - known_good.saved_at > following - content.saved_at
+
+
+def _above(content: Content, target: Content) -> bool:
+    """Whether something must go where this is gone back to: a later number, or what lies where the target belongs."""
+    in_the_way = content.path == target.path and not target.in_place
+    return numbers_of(content.id.step) > numbers_of(target.id.step) or in_the_way
+
+
+def _given_to(
+    series: SeriesNow, own: Content | None, known_good: Content, targets: Mapping[str, Content]
+) -> Content | None:
+    """What a fixed name is to hold: good content of its own; where there is none, or only an older one, that of another
+    series of one shape with it, the known-good one first."""
+    shape = series.last.shape if series.last is not None else None
+    others = sorted(targets.values(), key=lambda c: (c is not known_good, c.id.step is None))
+    found = next((c for c in others if shape is not None and c.shape == shape), None)
+    if own is None or (found is known_good and is_newer(known_good, own, None)):
+        return found or own
+    return own
+
+
+def _may_be_resumed(series: SeriesNow, lies: Content, known_good: Content) -> bool:
+    """Whether a trainer may resume from what a fixed name held: where the known-good holds an optimizer's state, only
+    from what does. Without any, from what was good at some time: a dump of numbers never was."""
+    last = series.last or lies
+    return last.has_optimizer or (series.ever_good and not known_good.has_optimizer)

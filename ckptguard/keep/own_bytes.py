@@ -1,0 +1,97 @@
+"""Bytes of its own for a kept copy that is a hard link: what a trainer writes into its file cannot reach them."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from ckptguard.decisions.own_bytes import Kept, owes_bytes
+from ckptguard.errors import BusyError, CouldNotTellError, StoppedError
+from ckptguard.records.kept import KeptCopy, list_kept, read_kept, replace_kept
+from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import seconds_of
+from ckptguard.runs.free_space import need_room
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
+from ckptguard.scan.paced_reader import Pace, read_through
+from ckptguard.scan.sealed_stream import SealedStream
+from ckptguard.scan.thread_buffers import BLOCK
+from ckptguard.storage.protocol import find_entry
+from ckptguard.values.manifest import File, Manifest
+
+_REMOTE_BLOCK = 8 << 20  # each is one request
+
+
+def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
+    """Give the newest good kept copy of each series bytes of its own, where it owes them; returns sentences about what
+    went wrong. `saved_over`: a file of the run was seen to be saved over in place. The run is not locked meanwhile."""
+    run, settings, troubles = view.run, view.settings, list[str]()
+    if settings.keep != "auto":
+        return []
+    for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
+        newest_first = sorted(ids, key=lambda id: id.order, reverse=True)
+        good = [copy for id in newest_first if view.is_good(id) and (copy := read_kept(run, id)) is not None]
+        own = next((_kept(copy) for copy in good if copy.how != "link"), None)
+        for copy in itertools.takewhile(lambda copy: copy.how == "link", good):
+            manifest = view.history.manifest(copy.id)
+            if manifest is None or not owes_bytes(_kept(copy), own, settings, saved_over=saved_over):
+                break
+            try:
+                wrong = _replace_links(view, copy, manifest, work)
+            except (BusyError, CouldNotTellError) as error:
+                wrong = error.message
+            if wrong is None:
+                break
+            troubles.append(f"{copy.path} is kept, but not against saving over it: {wrong}")
+    return troubles
+
+
+def _kept(copy: KeptCopy) -> Kept:
+    return Kept(bytes=sum(size for size, *_ in copy.sources), at=seconds_of(copy.kept_at))
+
+
+def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work) -> str | None:
+    """Replace each link by its bytes, which are held against the manifest on their way, then the mark. At each moment
+    a file is the link or the whole copy. Returns what is wrong with the bytes; StorageFullError before the first."""
+    run = view.run
+    inodes = {file: inode for file, (_, _, inode, _) in zip(copy.files, copy.sources, strict=False)}
+    linked = [
+        f for f in manifest.files if (e := find_entry(run.records, copy.key(f.path))) and e.inode == inodes[f.path]
+    ]
+    need_room(run.records, sum(f.size for f in linked), "bytes of its own")
+
+    def hold() -> None:
+        if work.is_stopped():
+            raise StoppedError("the copying was called off", key=copy.folder)
+
+    pace = Pace(view.settings.verify_rate, hold)
+    for file in linked:
+        wrong = _replace_link(run, copy, file, pace)
+        if wrong is not None:
+            return wrong
+    with run_lock(run):
+        if read_kept(run, copy.id) == copy:
+            replace_kept(run, msgspec.structs.replace(copy, how="copy"))
+    return None
+
+
+def _replace_link(run: Run, copy: KeptCopy, file: File, pace: Pace) -> str | None:
+    key, stream, remote = copy.key(file.path), SealedStream(file), run.records.root is None
+    with run.records.open(key) as reader, run.records.upload(key, replace=True) as upload:
+
+        def take(block: bytes) -> None:
+            stream.add(block)
+            upload.write(block)
+
+        read_through(reader, take, pace, block=_REMOTE_BLOCK if remote else BLOCK, remote=remote)
+        reader.check_unchanged()
+        wrong = stream.wrong()
+        if wrong is not None:
+            return wrong
+        with run_lock(run):
+            if read_kept(run, copy.id) != copy:
+                raise BusyError("it was released meanwhile")
+            upload.commit()
+    return None

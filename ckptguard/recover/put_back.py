@@ -1,0 +1,81 @@
+"""Put back: files of kept copies, or of another checkpoint, are staged, read back, and then have their names."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+
+from ckptguard.decisions.rollback_plan import Content
+from ckptguard.errors import SettingsError
+from ckptguard.layouts import tops
+from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.run import Run
+from ckptguard.runs.find_known_good import Candidate
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import Work
+from ckptguard.storage.protocol import find_entry
+from ckptguard.verify.collect_evidence import copy_differs
+
+
+@contextlib.contextmanager
+def staged(run: Run, source: Candidate, content: Content, path: str, work: Work) -> Iterator[Callable[[], None] | None]:
+    """Have a checkpoint staged and read back, to be published under a path; None where its bytes are not those that
+    were sealed."""
+    manifest, copy = source.manifest, None if content.in_place else source.copy
+    files = [f.path for f in manifest.files]
+    with _copied_back(run, manifest.path, files, "" if copy is None else copy.folder + "/", path) as done:
+        temporary, publish = done
+        if copy_differs(run.storage, temporary + "/", manifest, scanner=work.scanner) is None:
+            yield publish
+            return
+        yield None
+
+
+@contextlib.contextmanager
+def _copied_back(
+    run: Run, path: str, files: Iterable[str], kept: str, name: str
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Copy files to a temporary folder of the run, which is given; the call given has them lie under `name`. They come
+    from the folder `kept` of the records, or from their place in the run. Never a link: what the trainer does to the
+    file must not reach another."""
+    storage, run_prefix, records_prefix = run.shared()
+    prefix, files = records_prefix + kept if kept else run_prefix, list(files)
+    temporary = f"tmp-rollback-{uuid.uuid4().hex[:8]}"
+
+    def publish() -> None:
+        for top in tops(path, files):
+            target = name if top == path else top
+            storage.move(f"{run_prefix}{temporary}/{top}", run_prefix + target)
+
+    try:
+        for file in files:
+            storage.copy(prefix + file, f"{run_prefix}{temporary}/{file}", how="clone")
+        yield temporary, publish
+    finally:
+        run.storage.remove(temporary)
+
+
+def restore_pending_copies(view: RunView, *, series: str) -> list[str]:
+    """Copy kept copies without a verdict back to their places, where those are empty, to be pending there; returns the
+    places. A trainer's rotation may have left nothing else."""
+    run = view.run
+    try:
+        run.shared()
+    except SettingsError:
+        return []
+    places = []
+    with run_lock(run):
+        view.refresh(series)
+        for id in list_kept(run):
+            wanted = id.series == series and not view.history.has_verdict(id)
+            copy = read_kept(run, id) if wanted else None
+            if copy is None or copy.path == "." or any(find_entry(run.storage, t) for t in tops(copy.path, copy.files)):
+                continue
+            with _copied_back(run, copy.path, copy.files, copy.folder + "/", copy.path) as (_, publish):
+                publish()
+                places.append(copy.path)
+    for path in places:
+        view.look_again(path)
+    return places

@@ -1,0 +1,138 @@
+"""What a rollback has to do with: the series and the pointers of the place where the known-good checkpoint belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from ckptguard.checks.order import named_counters
+from ckptguard.decisions.known_good import NUMBER_IN_NAME
+from ckptguard.decisions.rollback_plan import Content, SeriesNow, is_newer, next_save
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.quarantine import read_quarantined
+from ckptguard.runs.find_known_good import (
+    Candidate,
+    Wanted,
+    folder_of,
+    known_good_candidates,
+    standpoint_of,
+)
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId, numbers_of
+from ckptguard.values.manifest import Manifest
+
+
+def content_of(candidate: Candidate) -> Content:
+    """A known-good checkpoint, as plans see it."""
+    return _content(candidate.manifest, good=True, in_place=candidate.in_place)
+
+
+class RollbackScope:
+    """The place of a known-good checkpoint. `alone`: its own series is all there is; `refused` ones are good no more.
+    `candidates` are what was found to be good, by id."""
+
+    def __init__(self, view: RunView, chosen: Candidate, *, alone: bool, refused: frozenset[CheckpointId]) -> None:
+        self._view, self._refused = view, refused
+        self.folder = folder_of(chosen.manifest.path)
+        self.known_good = content_of(chosen)
+        self.candidates = {chosen.id: chosen}
+        own = chosen.id.series
+        self._lying: dict[str, list[Checkpoint]] = {own: []}
+        for checkpoint in view.checkpoints:
+            if folder_of(checkpoint.path) == self.folder and (not alone or checkpoint.series == own):
+                self._lying.setdefault(checkpoint.series, []).append(checkpoint)
+        self._following: int | None = None  # only other series ask for it
+        self._missing = {} if alone else dict(self._names_moved_aside())
+        first = self._series(own, None)
+        self._following = next_save(self.known_good, [first])
+        others = sorted({*self._lying, *self._missing} - {own})
+        self.series = (first, *(self._series(name, self._missing.get(name)) for name in others))
+
+    def _names_moved_aside(self) -> Iterator[tuple[str, str]]:
+        """Fixed names that hold nothing since their content went to quarantine: a rollback may have been cut short."""
+        history = self._view.history
+        for series in history.quarantined:
+            if folder_of(series) != self.folder or series in self._lying:
+                continue
+            newest = next(reversed(history.generations(series, None)), None)
+            mark = read_quarantined(history.run, newest) if newest and history.is_quarantined(newest) else None
+            if mark is not None:
+                yield series, mark.path
+
+    def _series(self, name: str, missing: str | None) -> SeriesNow:
+        history = self._view.history
+        lying = sorted(self._lying.get(name, ()), key=lambda c: numbers_of(c.step), reverse=True)
+        good = tuple(self._good(name))
+        found = tuple(self._lies(c, good) for c in lying if self._counts(c, good))
+        fixed = next((c.path for c in lying if c.step is None), missing)
+        if name == self.known_good.id.series and self.known_good.id.step is None:
+            fixed = self.known_good.path
+        sealed = fixed is not None and max(history.sealed(name), key=lambda id: id.order, default=None)
+        last = history.manifest(sealed) if sealed else None
+        return SeriesNow(
+            name=name,
+            fixed=fixed,
+            lying=found,
+            good=good,
+            ever_good=any(history.was_good(id) for id in history.standings(name)),
+            last=None if last is None else _content(last, good=False, in_place=False),
+        )
+
+    def _counts(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> bool:
+        """Whether it may have to go. What has a lower number than what its series goes back to never does."""
+        own = checkpoint.series == self.known_good.id.series
+        target = self.known_good if own else next((c for c in good if not self.is_newer(c)), None)
+        return target is None or numbers_of(checkpoint.step) >= numbers_of(target.id.step)
+
+    def _lies(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> Content:
+        view = self._view
+        id = view.current_if_readable(checkpoint)
+        known = next((c for c in good if c.id == id and c.in_place and c.path == checkpoint.path), None)
+        manifest = view.history.manifest(id) if id is not None else None
+        if known is not None:
+            return known
+        if manifest is not None:
+            return _content(manifest, good=False, in_place=True)
+        counters = {c.kind: c.value for c in named_counters(checkpoint.path)}
+        id = id or view.history.next_id(checkpoint.series, checkpoint.step)
+        if id.number is not None:
+            counters.setdefault(NUMBER_IN_NAME, id.number)
+        saved_at = max((e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None), default=None)
+        return Content(id=id, path=checkpoint.path, in_place=True, good=False, counters=counters, saved_at=saved_at)
+
+    def _good(self, series: str) -> Iterator[Content]:
+        """The known-good ones, newest first, down to the first that is not newer."""
+        for candidate in known_good_candidates(self._view, Wanted(series=series, exclude=self._refused)):
+            content = content_of(candidate)
+            self.candidates.setdefault(candidate.id, candidate)
+            yield content
+            if not self.is_newer(content):
+                return
+
+    def is_newer(self, content: Content) -> bool:
+        return is_newer(content, self.known_good, self._following)
+
+
+def _content(manifest: Manifest, *, good: bool, in_place: bool) -> Content:
+    stands = standpoint_of(manifest)
+    return Content(
+        id=manifest.id,
+        path=manifest.path,
+        in_place=in_place,
+        good=good,
+        counters=stands.counters,
+        has_optimizer=stands.has_optimizer,
+        saved_at=max((f.mtime_ns for f in manifest.files if f.mtime_ns is not None), default=None),
+        shape=_shape(manifest),
+    )
+
+
+def _shape(manifest: Manifest) -> Hashable:
+    """What two checkpoints have in common of which each can stand under the name of the other: the files below the
+    name, and names, types, shapes and roles of their tensors. None where a file lies beside, or there is no tensor."""
+    files = []
+    for file in manifest.files:
+        if file.path != manifest.path and not file.path.startswith(manifest.path + "/"):
+            return None
+        tensors = tuple(sorted((t.name, t.dtype, t.shape, t.role) for t in file.tensors))
+        files.append((file.path[len(manifest.path) :], file.format, tensors))
+    return tuple(sorted(files)) if any(tensors for _, _, tensors in files) else None

@@ -1,0 +1,37 @@
+"""ckptguard rollback: how far back, and what is said of it."""
+
+import pytest
+from support.runs import QUICK
+from support.trainer_saves import load, open_clip, update_of
+from support.views import look
+
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+
+
+@pytest.fixture
+def epochs(root):
+    """Three healthy epochs of open_clip."""
+    notes = PassNotes()
+    for epoch in (1, 2, 3):
+        open_clip(root, epoch)
+        reconcile(look(str(root), QUICK), notes)
+    return root
+
+
+@pytest.mark.parametrize("words", [("--step", "1"), ("--to", "epoch_1.pt"), ("--to", "1.1")])
+def test_one_may_go_further_back(epochs, invoke, words):
+    """By step, path or id; all that is newer goes, and the fixed name follows."""
+    said = invoke("rollback", epochs, *words, "--force", "--dry-run").output
+    assert "would quarantine epoch_3.pt" in said
+    assert "would give epoch_latest.pt" in said
+    assert invoke("rollback", epochs, *words, "--force").exit_code == 0
+    assert sorted(p.name for p in epochs.glob("*.pt")) == ["epoch_1.pt", "epoch_latest.pt"]
+    assert update_of(load(epochs / "epoch_latest.pt")) == 10
+
+
+def test_what_is_not_known_good_is_not_gone_back_to(epochs, invoke):
+    """13, in a sentence."""
+    done = invoke("rollback", epochs, "--step", "9", "--force")
+    assert done.exit_code == 13
+    assert "no known-good checkpoint of step 9" in done.stderr
+    assert invoke("rollback", epochs, "--step", "9", "--to", "1.1").exit_code == 2

@@ -1,0 +1,158 @@
+"""The plan of a rollback against what must be so after it, told from the values alone."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptguard.decisions.rollback_plan import Content, Pointer, SeriesNow, is_newer, next_save, plan_rollback
+from ckptguard.values.ids import CheckpointId
+
+NUMBERED, FIXED = "net-#.pt", ("last.pt", "best.pt")
+
+
+def numbered(step, *, good=True, in_place=True, shape="full"):
+    """A numbered checkpoint, saved at its step."""
+    return Content(
+        id=CheckpointId(NUMBERED, step, 1),
+        path=f"net-{step}.pt",
+        in_place=in_place,
+        good=good,
+        counters={"global_step": step},
+        has_optimizer=shape == "full",
+        saved_at=step * 1000,
+        shape=shape,
+    )
+
+
+def fixed(name, generation, update, *, good, in_place, shape, counts):
+    """A content of a fixed name, which was saved just after that update."""
+    return Content(
+        id=CheckpointId(name, None, generation),
+        path=name,
+        in_place=in_place,
+        good=good,
+        counters={"global_step": update} if counts else {},
+        has_optimizer=shape == "full",
+        saved_at=update * 1000 + 1,
+        shape=shape,
+    )
+
+
+@st.composite
+def places(draw):
+    """The series of one folder after ten updates, and the known-good to go back to."""
+    steps = sorted(draw(st.sets(st.integers(1, 10), min_size=1)))
+    good = draw(st.sets(st.sampled_from(steps), min_size=1))
+    gone = draw(st.sets(st.sampled_from(steps)))
+    target = draw(st.sampled_from(sorted(good)))
+    all_of = {n: numbered(n, good=n in good, in_place=n not in gone) for n in steps}
+    newest_good = [all_of[n] for n in reversed(steps) if n in good and n >= target]
+    lying = [all_of[n] for n in reversed(steps) if n not in gone and n >= target]
+    every = [SeriesNow(name=NUMBERED, lying=tuple(lying), good=tuple(newest_good), ever_good=True)]
+    for name in FIXED:
+        updates = sorted(draw(st.sets(st.integers(1, 10))))
+        if not updates:
+            continue
+        shape, counts = draw(st.sampled_from(["full", "weights"])), draw(st.booleans())
+        kept = [draw(st.booleans()) for _ in updates]
+        contents = [
+            fixed(name, g, u, good=k, in_place=u == updates[-1], shape=shape, counts=counts)
+            for g, (u, k) in enumerate(zip(updates, kept, strict=True), 1)
+        ]
+        present = draw(st.booleans())
+        lies = contents[-1:] if present else []
+        whole = [c for c in reversed(contents) if c.good and (present or not c.in_place)]
+        every.append(
+            SeriesNow(
+                name=name,
+                fixed=name,
+                lying=tuple(lies),
+                good=tuple(whole),
+                ever_good=any(kept),
+                last=contents[-1],
+            )
+        )
+    return all_of[target], every
+
+
+@settings(max_examples=200)
+@given(places())
+def test_every_name_holds_what_is_good_and_not_newer_or_is_refused(place):
+    """Told by carrying the plan out on a dict of names."""
+    known_good, every = place
+    names = {c.path: c for series in every for c in series.lying}
+    before = set(names)
+    plan = plan_rollback(known_good, every)
+    for content in plan.moved:
+        assert names.pop(content.path) is content, "what is moved lies there, and is moved once"
+    for given_back in plan.given:
+        assert given_back.path not in names, "nothing is written over"
+        assert given_back.content.good
+        names[given_back.path] = given_back.content
+    following = next_save(known_good, every)
+    fixed_names = {series.fixed: series for series in every if series.fixed}
+    for path, content in names.items():
+        if path in plan.refused:
+            continue
+        output = path in fixed_names and not content.has_optimizer
+        assert content.good or content.id.number is not None
+        assert not is_newer(content, known_good, following) or (output and content.good)
+    assert names.get(known_good.path, known_good).id == known_good.id
+    for path in before & set(fixed_names):
+        holds = names.get(path)
+        may_go = not fixed_names[path].last.has_optimizer
+        assert holds is not None or may_go, "no name that holds an optimizer's state is lost"
+    if not plan.refused:
+        assert known_good.path in names
+        newer = [c for c in names.values() if c.id.series == NUMBERED and c.id.number > known_good.id.number]
+        assert newer == []
+
+
+@given(places())
+def test_a_plan_that_was_carried_out_leaves_nothing_to_do(place):
+    """Planned again from what is there then, it is empty."""
+    known_good, every = place
+    plan = plan_rollback(known_good, every)
+    if plan.refused:
+        return
+    after = []
+    gone, given_back = {c.id for c in plan.moved}, {g.path: g.content for g in plan.given}
+    replace = msgspec.structs.replace
+    for series in every:
+        lying = [c for c in series.lying if c.id not in gone]
+        for path, content in given_back.items():
+            if path == series.fixed or (series.fixed is None and content.id.series == series.name == NUMBERED):
+                generation = content.id.generation if path == content.path else 99
+                new = CheckpointId(series.name, content.id.step if series.fixed is None else None, generation)
+                lying.append(replace(content, path=path, id=new, in_place=True))
+        good = [c for c in lying if c.good]
+        after.append(replace(series, lying=tuple(lying), good=tuple(good), last=lying[0] if lying else series.last))
+    again = plan_rollback(replace(known_good, in_place=True), after)
+    lost = {s.fixed for s in after if s.fixed and not s.lying}  # it could not be given back
+    assert again.moved == ()
+    assert {g.path for g in again.given} <= lost
+    assert again.refused == ()
+
+
+def test_pointers_follow_what_they_named():
+    """To what its series went back to; what names something older, or nothing that is known, stays."""
+    old, new = numbered(1), numbered(2, good=False)
+    every = [SeriesNow(name=NUMBERED, lying=(new, old), good=(old,), ever_good=True)]
+    named = {"a": new.path, "b": old.path, "c": "net-7.pt", "d": "other_3.pt", "e": "net-7.pt"}
+    pointers = [
+        Pointer(key=key, names=path, leads=path in (new.path, old.path), sure=key != "e") for key, path in named.items()
+    ]
+    plan = plan_rollback(old, every, pointers)
+    assert {p.key: p.path for p in plan.pointed} == {"a": old.path, "c": old.path}
+
+
+def test_saves_of_one_moment_belong_together_whatever_their_order():
+    """Without a counter that both have, the nearer in time counts: a pair is one save."""
+    good, following = numbered(1), 2000
+    for written in (999, 1001, 1400):
+        pair = Content(id=CheckpointId("ema.pt", None, 1), path="ema.pt", in_place=True, good=True, saved_at=written)
+        assert not is_newer(pair, good, following)
+    for written in (1999, 2001, 9000):
+        pair = Content(id=CheckpointId("ema.pt", None, 1), path="ema.pt", in_place=True, good=True, saved_at=written)
+        assert is_newer(pair, good, following)
+        assert not is_newer(pair, good, None), "nothing followed"

@@ -1,0 +1,190 @@
+"""After a rollback every name that a trainer's own resume reads holds known-good content, or nothing was moved."""
+
+import os
+
+import pytest
+import torch
+from support.runs import QUICK
+from support.trainer_saves import SICK, TRAINERS, load, open_clip, save, training_state, update_of
+from support.views import look
+
+from ckptguard.errors import NoKnownGoodError, NotGivenBackError, StorageFullError
+from ckptguard.recover import put_back
+from ckptguard.recover import roll_back as roll_back_module
+from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+
+COPIES = QUICK.changed(keep="copy", keep_good=3)
+BACK = GoBack(reason="NaN", check_writing=False)
+
+
+def files(root):
+    """What lies in a run, ours aside: names, contents and links."""
+    own = [p for p in sorted(root.rglob("*")) if "_ckptguard" not in p.parts]
+    return {str(p.relative_to(root)): p.readlink() if p.is_symlink() else p.read_bytes() for p in own if not p.is_dir()}
+
+
+def look_after(run, notes):
+    """One pass of the daemon."""
+    return reconcile(look(run, COPIES), notes)
+
+
+@pytest.fixture
+def notes():
+    """Of the passes of one test."""
+    return PassNotes()
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_the_name_that_a_trainer_resumes_from_holds_the_known_good(root, run, notes, name):
+    """Three healthy epochs and a sick one: the trainer goes on from the third."""
+    train, resume = TRAINERS[name]
+    for epoch in (1, 2, 3):
+        train(root, epoch)
+        look_after(run, notes)
+    names = set(files(root))
+    train(root, 4, sick=SICK)
+    look_after(run, notes)
+    done = roll_back(look(run, COPIES), BACK)
+    assert done.training_step in (3, 10, 30, None)
+    assert update_of(load(root / resume)) == 30
+    assert set(files(root)) == names, "nothing newer is left, and nothing is missing"
+    for path in names:
+        assert 0 < update_of(load(root / path)) <= 30
+        assert os.stat(root / path).st_nlink == 1 or name == "timm"
+    again = roll_back(look(run, COPIES), BACK)
+    assert (again.quarantined, again.given, again.put_back) == ((), (), False), "it is as it should be"
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_training_that_saves_on_does_not_write_into_what_was_given_back(root, run, notes, name):
+    """What is given back shares no bytes with another name or a kept copy: it is written over in place; they stay."""
+    train, resume = TRAINERS[name]
+    for epoch in (1, 2):
+        train(root, epoch)
+        look_after(run, notes)
+    train(root, 3, sick=SICK)
+    look_after(run, notes)
+    roll_back(look(run, COPIES), BACK)
+    torch.save(training_state(90, sick=SICK), root / resume)  # in place
+    look_after(run, notes)
+    roll_back(look(run, COPIES), BACK)
+    assert update_of(load(root / resume)) == 20
+
+
+def test_a_name_without_a_kept_copy_gets_the_content_of_a_numbered_one(root, run):
+    """epoch_2.pt as epoch_latest.pt; a dry run says so, and JSON too."""
+    notes = PassNotes()
+    plain = QUICK.changed(keep="none")
+    for epoch in (1, 2):
+        open_clip(root, epoch)
+        reconcile(look(run, plain), notes)
+    open_clip(root, 3, sick=SICK)
+    reconcile(look(run, plain), notes)
+    before = files(root)
+    planned = roll_back(look(run, plain), GoBack(reason="NaN", check_writing=False, dry_run=True))
+    assert files(root) == before
+    done = roll_back(look(run, plain), BACK)
+    assert (
+        [(g.path, g.source) for g in done.given]
+        == [("epoch_latest.pt", "epoch_2.pt")]
+        == [(g.path, g.source) for g in planned.given]
+    )
+    assert sorted(done.quarantined) == ["epoch_3.pt", "epoch_latest.pt"] == sorted(planned.quarantined)
+    assert update_of(load(root / "epoch_latest.pt")) == 20
+    assert not (root / "epoch_3.pt").exists()
+
+
+def test_where_a_name_can_hold_nothing_good_nothing_is_moved(root, run):
+    """last.pt holds more than any numbered checkpoint does, and no copy of it was kept."""
+    plain = QUICK.changed(keep="none")
+    for epoch in (1, 2):
+        save(root / f"epoch_{epoch}.pt", epoch * 10, epoch=epoch)
+    save(root / "epoch_3.pt", 30, epoch=3, sick=SICK)
+    state = training_state(30, sick=SICK, epoch=3)
+    state["ema"] = dict(state["model"])
+    torch.save(state, root / "last.pt")
+    reconcile(look(run, plain), PassNotes())
+    before = files(root)
+    with pytest.raises(NotGivenBackError, match=r"last\.pt cannot be given back.*Nothing was moved"):
+        roll_back(look(run, plain), BACK)
+    assert files(root) == before
+    (root / "last.pt").unlink()
+    assert roll_back(look(run, plain), BACK).quarantined == ("epoch_3.pt",)
+    assert issubclass(NotGivenBackError, NoKnownGoodError)
+
+
+def test_weights_alone_that_are_good_stay_and_sick_ones_go(root, run, notes):
+    """Nothing resumes from them where the known-good has an optimizer's state."""
+    for epoch in (1, 2):
+        save(root / f"epoch_{epoch}.pt", epoch * 10, epoch=epoch)
+    torch.save(training_state(20)["model"], root / "best.pt")
+    look_after(run, notes)
+    save(root / "epoch_3.pt", 30, epoch=3, sick=SICK)
+    torch.save({"activations": torch.full((4, 4), float("nan"))}, root / "dump.pt")
+    look_after(run, notes)
+    done = roll_back(look(run, COPIES), BACK)
+    assert sorted(done.quarantined) == ["dump.pt", "epoch_3.pt"]
+    assert sorted(files(root)) == ["best.pt", "epoch_1.pt", "epoch_2.pt"]
+
+
+def test_pointers_of_every_kind_follow(root, run, notes):
+    """A link, a word, detectron2's path in a file; what names an older one stays."""
+    for epoch in (1, 2):
+        save(root / f"model_{epoch}.pth", epoch * 10, iteration=epoch * 10)
+    save(root / "model_3.pth", 30, iteration=30, sick=SICK)
+    (root / "latest.pth").symlink_to("model_3.pth")
+    (root / "first.pth").symlink_to("model_1.pth")
+    (root / "latest").write_text("model_3.pth")
+    (root / "last_checkpoint").write_text(f"{root}/model_3.pth\n")
+    (root / "notes.txt").write_text("model_7.pth")
+    look_after(run, notes)
+    done = roll_back(look(run, COPIES), BACK)
+    assert {p.key for p in done.pointed} == {"latest.pth", "latest", "last_checkpoint"}
+    assert os.readlink(root / "latest.pth") == "model_2.pth"
+    assert os.readlink(root / "first.pth") == "model_1.pth"
+    assert (root / "latest").read_text() == "model_2.pth"
+    assert (root / "last_checkpoint").read_text() == f"{root}/model_2.pth\n"
+    assert (root / "notes.txt").read_text() == "model_7.pth"
+
+
+def test_a_rollback_that_was_cut_short_is_finished_by_the_next(root, run, notes, monkeypatch):
+    """Between the move aside and the new name, a kill leaves the name empty."""
+    for epoch in (1, 2):
+        open_clip(root, epoch)
+        look_after(run, notes)
+    open_clip(root, 3, sick=SICK)
+    look_after(run, notes)
+
+    class Killed(BaseException):
+        """The end of the process."""
+
+    def dies(*arguments):
+        raise Killed
+
+    monkeypatch.setattr(roll_back_module, "_suspect_copies", dies)
+    with pytest.raises(Killed):
+        roll_back(look(run, COPIES), BACK)
+    monkeypatch.undo()
+    assert not (root / "epoch_latest.pt").exists()
+    roll_back(look(run, COPIES), BACK)
+    assert update_of(load(root / "epoch_latest.pt")) == 20
+    assert sorted(files(root)) == ["epoch_1.pt", "epoch_2.pt", "epoch_latest.pt"]
+
+
+def test_a_full_disk_moves_nothing(root, run, notes, monkeypatch):
+    """What is given back is staged first."""
+    for epoch in (1, 2):
+        open_clip(root, epoch)
+        look_after(run, notes)
+    open_clip(root, 3, sick=SICK)
+    look_after(run, notes)
+    before = files(root)
+
+    def full(*arguments, **more):
+        raise StorageFullError("no space left", key="epoch_latest.pt")
+
+    monkeypatch.setattr(put_back, "copy_differs", full)
+    with pytest.raises(StorageFullError):
+        roll_back(look(run, COPIES), BACK)
+    assert files(root) == before

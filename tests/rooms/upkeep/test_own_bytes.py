@@ -1,0 +1,191 @@
+"""Bytes of our own: what a trainer writes, by whatever way, leaves a checkpoint that comes back byte for byte."""
+
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.runs import QUICK, state_dict
+from support.views import look
+
+from ckptguard.errors import StorageFullError
+from ckptguard.records.kept import list_kept, read_kept
+from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.storage.local import local_storage
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
+
+
+def save(path, seed):
+    """As a training script does: through the inode that is there."""
+    torch.save(state_dict(seed, layers=1, width=8), path)
+
+
+def how_kept(run):
+    """The kinds of the kept copies, by id."""
+    return {str(id): read_kept(run, id).how for id in list_kept(run)}
+
+
+def known_bytes(run):
+    """What one who goes back now gets."""
+    with open(find_known_good(run).path, "rb") as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("name", ["epoch_2.pt", "ckpt.pt"])
+def test_a_good_one_has_bytes_that_saving_over_it_does_not_reach(root, run, name):
+    """The script saves over its file in place, one pass after it was called good. Who may read it stays the same."""
+    save(root / name, 1)
+    (root / name).chmod(0o600)
+    first = (root / name).read_bytes()
+    reconcile(look(run), PassNotes())
+    assert set(how_kept(run).values()) <= {"copy", "reflink"}
+    with open(root / name, "wb") as file:
+        file.write(b"cut off")
+    [id] = list_kept(run)
+    kept = root / "_ckptguard" / read_kept(run, id).checkpoint_key
+    assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (first, 0o600)
+
+
+def test_with_links_alone_it_is_not_so(root, run):
+    """`keep = "link"` opts out."""
+    save(root / "epoch_2.pt", 1)
+    reconcile(look(run, QUICK.changed(keep="link")), PassNotes())
+    assert set(how_kept(run).values()) <= {"link", "reflink"}
+
+
+def test_a_full_disk_leaves_the_link_and_says_so(root, run, monkeypatch):
+    """No room for bytes of its own: the link stays, a sentence says what it is not good for, and later it has them."""
+    save(root / "epoch_2.pt", 1)
+    with monkeypatch.context() as full:
+        full.setattr(local_storage.LocalStorage, "free_space", lambda self: 0)
+        done = reconcile(look(run), PassNotes())
+    assert [c.outcome.value for c in done.checked] == ["good"]
+    if how_kept(run) == {"2.1": "reflink"}:
+        pytest.skip("this file system has reflinks")
+    assert how_kept(run) == {"2.1": "link"}
+    assert ["not against saving over it" in one for one in done.could_not_tell] == [True]
+    reconcile(look(run), PassNotes())
+    assert how_kept(run) == {"2.1": "copy"}
+
+
+def test_a_disk_that_fills_up_meanwhile_leaves_the_link(root, run, monkeypatch):
+    """The first byte had room, the last one has not."""
+
+    def full(self, data):
+        raise StorageFullError("no space left", key="")
+
+    save(root / "epoch_2.pt", 1)
+    with monkeypatch.context() as faulty:
+        faulty.setattr(local_storage.LocalUpload, "write", full)
+        reconcile(look(run), PassNotes())
+    assert how_kept(run)["2.1"] in ("link", "reflink")
+    assert known_bytes(run) == (root / "epoch_2.pt").read_bytes()
+
+
+def test_large_ones_are_behind_by_an_hour_at_most_until_one_is_saved_over(root, run):
+    """Only the first of three has bytes of its own; the first sign of saving over in place has the newest copied."""
+    rare = QUICK.changed(copy_limit=0, keep_good=3)
+    for step in (1, 2, 3):
+        save(root / f"epoch_{step}.pt", step)
+        reconcile(look(run, rare), PassNotes())
+    if "reflink" in how_kept(run).values():
+        pytest.skip("this file system has reflinks")
+    assert how_kept(run) == {"1.1": "copy", "2.1": "link", "3.1": "link"}
+    save(root / "epoch_1.pt", 9)
+    reconcile(look(run, rare), PassNotes())
+    assert how_kept(run)["3.1"] == "copy"
+
+
+def test_the_one_with_bytes_of_its_own_stays_beyond_keep_good(root, run):
+    """Two newer ones are links: they may die with one write."""
+    rare = QUICK.changed(copy_limit=0, keep_good=1)
+    for step in (1, 2, 3):
+        save(root / f"epoch_{step}.pt", step)
+        reconcile(look(run, rare), PassNotes())
+    if "reflink" in how_kept(run).values():
+        pytest.skip("this file system has reflinks")
+    assert how_kept(run) == {"1.1": "copy", "3.1": "link"}
+
+
+WRITES = ("over", "part", "rename", "unlink", "mv", "cp", "again")
+
+
+def write(root, names, how, which, seed):
+    """One thing that a trainer may do to its files."""
+    path, other = root / names[which % len(names)], root / names[(which + 1) % len(names)]
+    if how == "over":
+        save(path, seed)
+    elif how == "part" and path.exists():
+        with open(path, "r+b") as file:
+            file.truncate(path.stat().st_size // 2)
+    elif how == "rename":
+        save(root / "tmp-new", seed)
+        (root / "tmp-new").replace(path)
+    elif how == "unlink":
+        path.unlink(missing_ok=True)
+    elif how == "mv" and path.exists():
+        path.replace(other)
+    elif how == "cp" and path.exists():
+        other.write_bytes(path.read_bytes())
+    elif how == "again":
+        path.unlink(missing_ok=True)
+        save(path, seed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    names=st.sampled_from([("ckpt.pt",), ("epoch_1.pt", "epoch_2.pt"), ("last.pt", "net-5.pt", "net-10.pt")]),
+    actions=st.lists(st.tuples(st.sampled_from((*WRITES, "pass")), st.integers(0, 2)), min_size=1, max_size=12),
+    keep_good=st.integers(1, 2),
+)
+def test_no_sequence_of_writes_takes_the_last_good_one(tmp_path_factory, names, actions, keep_good):
+    """After each pass that called one good, whatever is written: every kept good one of the newest of each series is
+    there byte for byte, as it was judged."""
+    place = tmp_path_factory.mktemp("run")
+    root = place / "run"
+    root.mkdir()
+    run, notes, good = open_run(str(root)), PassNotes(), {}
+    for number, (how, which) in enumerate([("over", 0), ("pass", 0), *actions]):
+        if how == "pass":
+            before = {p.name: p.read_bytes() for p in root.iterdir() if p.is_file()}
+            done = reconcile(look(run, QUICK.changed(keep_good=keep_good)), notes, assume_quiet=True)
+            for one in done.checked:
+                if one.outcome.value == "good" and one.id not in good and one.path in before:
+                    good[one.id] = before[one.path]
+        else:
+            write(root, names, how, which, number)
+        for series in {id.series for id in good}:
+            newest = max((id for id in good if id.series == series), key=lambda id: id.order)
+            copy = read_kept(run, newest)
+            assert copy is not None, (newest, how)
+            assert (root / "_ckptguard" / copy.checkpoint_key).read_bytes() == good[newest], (newest, how)
+    shutil.rmtree(place)
+
+
+def test_a_save_that_was_rotated_away_is_judged_by_its_copy(root, run):
+    """Settle is longer than it lives: it is known-good from its copy, under its own id and times."""
+    slow, notes = QUICK.changed(settle=60.0), PassNotes()
+    for step in (1, 2, 3):
+        save(root / f"epoch_{step}.pt", step)
+        saved = (root / f"epoch_{step}.pt").read_bytes()
+        reconcile(look(run, slow), notes)
+        (root / f"epoch_{step}.pt").unlink()
+    done = reconcile(look(run, slow), notes)
+    assert [(str(c.id), c.outcome.value) for c in done.checked] == [("3.1", "good")]
+    assert done.lost is None
+    answer = find_known_good(run)
+    assert (str(answer.id), answer.kept) == ("3.1", True)
+    assert known_bytes(run) == saved
+
+
+def test_one_name_saved_over_every_second_has_known_good_ones(root, run):
+    """nanoGPT's way: each content is judged from its copy once the next one lies there; they count up in order."""
+    slow, notes, checked, saved = QUICK.changed(settle=60.0), PassNotes(), [], []
+    for number in range(1, 7):
+        save(root / "ckpt.pt", number)
+        saved.append((root / "ckpt.pt").read_bytes())
+        checked += reconcile(look(run, slow), notes).checked
+    assert [(str(c.id), c.outcome.value) for c in checked] == [(f"-.{n}", "good") for n in range(2, 6)]
+    assert (root / "_ckptguard" / read_kept(run, checked[-1].id).checkpoint_key).read_bytes() == saved[4]

@@ -197,7 +197,7 @@ class TrainerContract:
             ask("verify", training.run)
 
     def test_after_a_rollback_its_own_resume_loads_what_was_good(self, trained, tmp_path):
-        """All that it would resume from is damaged: a rollback gives it what was good, under the names that it reads."""
+        """All that it would resume from is damaged: a rollback gives it what was good, under its names."""
         training = trained.copied(tmp_path / "copy")
         for path in training.files():
             flip_bit(path, -path.stat().st_size // 2)

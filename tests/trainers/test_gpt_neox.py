@@ -4,7 +4,7 @@ import pytest
 from support.trainers import Trainer, TrainerContract
 
 pytestmark = [pytest.mark.trainers, pytest.mark.torch]
-TRAINER = Trainer("gpt_neox.py", ("global_step*/*_states.pt",))
+TRAINER = Trainer("gpt_neox.py", ("global_step*/*_states.pt",), named=True)
 
 
 class TestTrainer(TrainerContract):

@@ -1,9 +1,10 @@
 """GPT-NeoX's way of saving, by DeepSpeed's pipeline engine: ``global_stepN`` with a file for each layer, the model
-states, the optimizer's states and the configuration, then ``latest``; the oldest go. A resume reads ``latest``."""
+states, the optimizer's states and the configuration, then ``latest``; the oldest go. A resume reads ``latest``,
+or the folder of the iteration that is asked for."""
 
 import shutil
 
-from tells import LAST, RUN, Tells, small_model, torch, train
+from tells import FROM, LAST, RUN, Path, Tells, small_model, torch, train
 
 EVERY, KEEP = 10, 3
 
@@ -12,8 +13,8 @@ tells, latest = Tells(RUN), RUN / "latest"
 model = small_model()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 number = 0
-if latest.exists():
-    folder = RUN / latest.read_text().strip()
+if FROM or latest.exists():
+    folder = Path(FROM) if FROM else RUN / latest.read_text().strip()
     for index, layer in enumerate(model):
         name = f"layer_{index:02d}-model_00-model_states.pt"
         layer.load_state_dict(torch.load(folder / name, weights_only=False))

@@ -85,7 +85,8 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     unverified: tuple[str, ...] = ()  # with dry_run: newer checkpoints that would be verified first
     given: tuple[GivenBack, ...] = ()
     pointed: tuple[Pointed, ...] = ()
-    training_step: int | None = None  # to which it leads, as far as the known-good tells
+    source: CheckpointId  # the same content before it was put back
+    training_step: int | None = None  # as far as the known-good tells
 
 
 def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work: Work = PLAIN) -> RolledBack:
@@ -151,6 +152,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 if g.content.id != chosen.id or g.path != chosen.manifest.path
             ),
             pointed=plan.pointed,
+            source=chosen.id,
             training_step=chosen.manifest.training_step,
         )
 

@@ -56,7 +56,7 @@ def test_a_destination_with_something_in_it_is_refused(three, tmp_path):
 
 def test_damaged_bytes_are_refused_and_leave_nothing(root, three, tmp_path):
     """Damage since the verdict is found while restoring; DEST is as it was: absent."""
-    reconcile(look(three), PassNotes())
+    reconcile(look(three, QUICK.changed(keep="link")), PassNotes())
     flip(root / "net-300.pt")
     with pytest.raises(RefusedError) as caught:
         restore(look(three), str(tmp_path / "out"), step=300)
@@ -126,7 +126,7 @@ def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path,
     """The newest rotted since its verdict, and its kept copy is a link to it: 200 comes out, a warning says why, and
     the damage is on record."""
     before = (root / "net-200.pt").read_bytes()
-    reconcile(look(three), PassNotes())
+    reconcile(look(three, QUICK.changed(keep="link")), PassNotes())
     flip(root / "net-300.pt")
     done = restore(look(three), str(tmp_path / "out"))
     assert (str(done.id), (tmp_path / "out" / "net-200.pt").read_bytes()) == ("200.1", before)

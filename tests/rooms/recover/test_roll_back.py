@@ -41,12 +41,21 @@ def test_newer_ones_are_quarantined_and_the_good_among_them_suspect(root, three)
 
 def test_damage_with_kept_times_is_found_by_reading_and_skipped(root, three):
     """The newest was damaged after its verdict: the rollback reads it, calls it BAD and takes the one before."""
-    reconcile(look(three), PassNotes())
+    reconcile(look(three, QUICK.changed(keep="link")), PassNotes())
     flip(root / "net-300.pt")
     assert str(find_known_good(three).id) == "300.1"
     done = roll_back(look(three), GoBack(reason="NaN", check_writing=False))
     assert str(done.known_good.id) == "200.1"
     assert {str(s.id): s.outcome for s in survey(look(three))}["300.1"] is Outcome.BAD
+
+
+def test_damage_in_place_costs_nothing_where_the_copy_has_bytes_of_its_own(root, three):
+    """By default the newest good one has: the rollback reads the place, calls it BAD and puts the copy back."""
+    before = (root / "net-300.pt").read_bytes()
+    reconcile(look(three), PassNotes())
+    flip(root / "net-300.pt")
+    done = roll_back(look(three), GoBack(reason="NaN", check_writing=False))
+    assert (done.known_good.step, (root / "net-300.pt").read_bytes()) == (300, before)
 
 
 def test_older_ones_are_verified_when_the_known_good_turns_out_damaged(root, three):
@@ -85,7 +94,7 @@ def test_a_step_saved_again_after_a_rollback_is_known_good_again(root, three):
 
 def test_a_dry_run_changes_nothing(root, three):
     """It says what it would do, and every file and record stays."""
-    reconcile(look(three), PassNotes())
+    reconcile(look(three, QUICK.changed(keep="link")), PassNotes())
     flip(root / "net-300.pt")
     before = sorted((p, p.stat().st_mtime_ns) for p in root.rglob("*") if p.is_file())
     done = roll_back(look(three), GoBack(reason="NaN", dry_run=True, check_writing=False))

@@ -23,6 +23,7 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.runs.history import load_history
 from ckptguard.values.verdict import Outcome
 from support.daemon_process import DaemonProcess, flip_bit
+from support.forked import LIGHTNING, TORCH, Forked
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "trainers" / "scripts"
 PACKAGES = os.environ.get("CKPTGUARD_TRAINERS")  # where tests/trainers/requirements.txt is installed
@@ -77,7 +78,16 @@ class Training:
 
     def train(self, *, last: int, **more: object) -> None:
         """Start it and wait for its end."""
-        self.to_its_end(self.argv, self.environment(last=last, **more))
+        environment = self.environment(last=last, **more)
+        if self.trainer.elsewhere() is not None:
+            self.to_its_end(self.argv, environment)
+            return
+        script, given = Path(self.argv[1]), {"environment": environment, "cwd": self.folder}
+        modules = LIGHTNING if "lightning" in self.trainer.needs else TORCH
+        code = script.read_text(encoding="utf-8")
+        with Forked(code, self.run, name=str(script), path=(str(SCRIPTS),), imported=modules, **given) as process:
+            said = process.communicate(PATIENCE)
+            assert process.returncode == 0, f"{script.name} ended with {process.returncode}:\n{said}\n{self.lines}"
 
     def under_supervision(self, *, last: int, poison: int) -> str:
         """Start it under ``ckptguard supervise`` and wait for its end: what that said."""

@@ -29,6 +29,7 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
 from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import History
@@ -93,8 +94,9 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     if there is None and id in target.history.sealed(id.series):
         target.run.records.remove(manifest_key(id))  # what cannot be read seals nothing
         target.refresh(id.series)
-    occupant = target.history.current(id.series, id.step, manifest.path) if there is None else None
-    aside = occupant is not None or read_kept(target.run, id) is not None
+    lies = target.history.current(id.series, id.step, manifest.path)
+    # The place is that of the generation that lies there, however much older ones of the step miss their files.
+    aside = lies not in (None, id) or read_kept(target.run, id) is not None
     places = [(source.run.storage, "")] if candidate.in_place else []
     if candidate.copy is not None:
         places.append((source.run.records, candidate.copy.folder + "/"))
@@ -113,11 +115,16 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
     if wrong is not None:
         return Delivery(done="damaged", sent=sending.sent, message=wrong)
     if there is None:
-        first = _commit(sending, aside=aside, occupant=occupant)
+        first = _commit(sending, aside=aside, occupant=lies)
         if first is not None:
             return Delivery(done="raced", sent=sending.sent, message=first)
+    elif aside:
+        _mark_kept(target.run, there)
     standing = target.history.standings(id.series).get(id)
     if there is not None and not sending.sent and standing is not None and standing.outcome is Outcome.GOOD:
+        verdict, found = target.history.verdict(id), (find_entry(target.run.storage, f.path) for f in manifest.files)
+        if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
+            _give_verdict(sending, sealed_before=True)  # all of it was read just now
         return Delivery(done="there")
     _give_verdict(sending, sealed_before=there is not None and not aside)
     return Delivery(done="sent", sent=sending.sent)
@@ -168,13 +175,14 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
     """Seal it there; a sentence if another process was first."""
     target, manifest, id = sending.target, sending.candidate.manifest, sending.candidate.id
     files = tuple(_as_described(file, sending.storage, sending.prefix + file.path, aside) for file in manifest.files)
+    manifest = msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex)
     if aside:
         _mark_kept(target.run, manifest)
     if occupant is not None and occupant.generation < id.generation:
         with contextlib.suppress(ObjectMissingError):
             quarantine(target, manifest.path, reason=f"its run has saved step {id.step} anew", suspect=False)
     try:
-        write_manifest(target.run, msgspec.structs.replace(manifest, files=files, nonce=uuid.uuid4().hex))
+        write_manifest(target.run, manifest)
     except BusyError as error:
         target.refresh(id.series)
         return error.message
@@ -192,12 +200,13 @@ def _as_described(file: File, storage: Storage, key: str, aside: bool) -> File:
 
 
 def _mark_kept(target: Run, manifest: Manifest) -> None:
+    """Have what was sent aside count as the kept copy of what the target's manifest says."""
     copy = KeptCopy(
         **msgspec.structs.asdict(manifest.id),
         path=manifest.path,
         how="copy",
         files=tuple(file.path for file in manifest.files),
-        sources=tuple((file.size, None, None, None) for file in manifest.files),
+        sources=tuple((file.size, file.mtime_ns, file.inode, file.etag) for file in manifest.files),
         kept_at=utc_now(),
     )
     with contextlib.suppress(ObjectExistsError):  # by a killed process, or one that races with this: the same files

@@ -11,7 +11,7 @@ from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, tr
 from ckptguard.keep.own_bytes import give_own_bytes
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept
-from ckptguard.runs.file_signatures import looks_unchanged
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
@@ -25,12 +25,18 @@ def protect_finished(view: RunView) -> list[str]:
     """Protect the saves that are finished and have no verdict, for a trainer that knows that one is; returns sentences
     about what went wrong."""
     newest = sorted(view.checkpoints, key=lambda c: numbers_of(c.step), reverse=True)[: view.settings.keep_pending]
-    return protect(view, [(c, True) for c in newest if unfinished_because(view.run.storage, c) is None])
+    troubles = protect(view, [(c, True) for c in newest if unfinished_because(view.run.storage, c) is None])
+    try:
+        with run_lock(view.run):
+            trim_kept(view)
+    except (BusyError, CouldNotTellError) as error:
+        troubles.append(f"kept copies could not be looked after: {error.message}")
+    return troubles
 
 
 def protect(view: RunView, finished: Iterable[tuple[Checkpoint, bool]]) -> list[str]:
     """Keep finished saves that have no verdict, and whether each is known to be whole: the newest `keep_pending` of
-    each series. Returns sentences about what went wrong."""
+    each series. Returns sentences about what went wrong. Older copies stay, to be judged before they are trimmed."""
     if view.settings.keep == "none":
         return []
     troubles: list[str] = []
@@ -60,7 +66,6 @@ def _protect(view: RunView, checkpoint: Checkpoint, whole: bool, troubles: list[
         except StorageFullError as error:
             copy = keep_checkpoint(view, checkpoint, id, how="link", whole=whole or by_writer)
             troubles.append(f"{checkpoint.path} is kept, but not against saving over it: {error.message}")
-        trim_kept(view)
     return copy is not None and not view.history.has_verdict(id)
 
 
@@ -154,4 +159,4 @@ def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> 
 
 def _looks_sealed(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     manifest = view.history.manifest(id)
-    return manifest is not None and looks_unchanged(checkpoint, manifest, view.history.verdict(id))
+    return manifest is not None and looks_as_read(checkpoint.entries, manifest, view.history.verdict(id))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from support.store_machine import StoreMachine
+from support.store_model import key_of
 from support.tiny_run import SERIES, WEIGHTS, candidates, name_of, rot
 
 from ckptguard.records.run import open_run
@@ -97,7 +98,7 @@ def test_a_pinned_copy_of_a_content_that_was_saved_over_is_made_anew(machine):
     machine.raced(name="pass", number=14, other="save", words=words, others=words)
     machine.pin_one(900)
     machine.a_pass()
-    found = {c.id.order: c for c in candidates(open_run(machine.url))}
+    found = {key_of(c.id): c for c in candidates(open_run(machine.url))}
     assert found[900, 1].copy is not None
     assert found[300, 1].copy is not None
     machine.goes_on(1)

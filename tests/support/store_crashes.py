@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 from ckptguard.records.who_and_when import Owner, this_process
+from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 
 CALLS = ("list", "stat", "open", "create", "upload", "copy", "move", "remove")
@@ -32,8 +33,9 @@ def at_call(number: int, act: Callable[[], None], *, again: bool = False) -> Ite
         return call
 
     with contextlib.ExitStack() as patches:
-        for name in CALLS:
-            patches.enter_context(mock.patch.object(RemoteStorage, name, counted(getattr(RemoteStorage, name))))
+        for storage in (LocalStorage, RemoteStorage):
+            for name in CALLS:
+                patches.enter_context(mock.patch.object(storage, name, counted(getattr(storage, name))))
         yield
 
 

@@ -38,7 +38,7 @@ from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import verify_checkpoint
 from support.store_crashes import Killed, at_call, die, gone
-from support.store_model import ALL, Key, StoreModel
+from support.store_model import ALL, Key, StoreModel, key_of
 from support.tiny_run import (
     SERIES,
     TINY,
@@ -212,7 +212,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     def comes_back(self) -> None:
         """Restore: the newest that has a whole copy, as it was sealed, or nothing where there is none."""
         run, out = self.run_of(), os.path.join(self.scratch, "out")
-        whole = [c.id.order for c in candidates(run) if self.whole_anywhere(c)]
+        whole = [key_of(c.id) for c in candidates(run) if self.whole_anywhere(c)]
         done = None
         with self.passing(), contextlib.suppress(NoKnownGoodError, RefusedError):  # what it finds in place is judged
             done = restore(look(run, TINY), out, work=Work(scanner=inline))
@@ -229,7 +229,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     def rolled_back(self, before_step: int | None) -> None:
         """Training goes back: what it goes back to lies in place, whole."""
         run = self.run_of()
-        whole = [c.id.order for c in candidates(run) if self.whole_anywhere(c)]
+        whole = [key_of(c.id) for c in candidates(run) if self.whole_anywhere(c)]
         with self.passing():
             try:
                 back = GoBack(reason="loss", before_step=before_step, check_writing=False)
@@ -239,7 +239,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
                 return
         assert done.known_good.step is not None
         here = files_below(self.url, name_of(done.known_good.step))
-        key = done.known_good.id.order
+        key = key_of(done.known_good.id)
         assert here in self.sealed[key], done
         self.half &= {s for s in ALL if files_below(self.url, name_of(s))}
         self.half.discard(done.known_good.step)
@@ -247,7 +247,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     @rule()
     def scrubbed_and_repaired(self) -> None:
         """All is read again, and what is damaged is mended where a whole copy of it is."""
-        whole = {c.id.order for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        whole = {key_of(c.id) for c in candidates(self.run_of()) if self.whole_anywhere(c)}
         with self.known(whole), self.passing():
             scrub(look(self.run_of(), TINY), watcher=self.watcher(), work=Work(scanner=inline))
             repair(look(self.run_of(), TINY), work=Work(scanner=inline))
@@ -260,15 +260,15 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
         """The good ones lie elsewhere, too, the newest generation of each; except one that was saved anew and has no
         verdict since, until it has."""
         found_here = candidates(self.run_of())
-        whole = [c.id.order for c in found_here if not c.in_place or self.whole_in_place(c.id.step)]
+        whole = [key_of(c.id) for c in found_here if not c.in_place or self.whole_in_place(c.id.step)]
         newest = {step: max(g for s, g in self.sealed if s == step) for step, _ in self.sealed}
-        found_here = [c for c in found_here if c.id.order in whole and self.whole_anywhere(c)]
-        whole = [c.id.order for c in found_here if c.id.order in newest.items()]
+        found_here = [c for c in found_here if key_of(c.id) in whole and self.whole_anywhere(c)]
+        whole = [key_of(c.id) for c in found_here if key_of(c.id) in newest.items()]
         with self.passing():
             done = replicate(look(self.run_of(), TINY), self.replica, work=Work(scanner=inline))
         assert done.trouble is None
         there = open_run(self.replica, must_exist=False)
-        found = {c.id.order: c for c in candidates(there)}
+        found = {key_of(c.id): c for c in candidates(there)}
         assert set(whole) <= set(found), (whole, sorted(found), [(c.id, c.done, c.message) for c in done.checkpoints])
         for key, candidate in found.items():
             if candidate.in_place:
@@ -287,7 +287,7 @@ class StoreMachine(StoreModel, RuleBasedStateMachine):
     def known(self, whole: set[Key]) -> Iterator[None]:
         """What had a whole copy before has one afterwards."""
         yield
-        left = {c.id.order for c in candidates(self.run_of()) if self.whole_anywhere(c)}
+        left = {key_of(c.id) for c in candidates(self.run_of()) if self.whole_anywhere(c)}
         assert whole <= left, (whole, left)
 
     # What comes between.

@@ -22,6 +22,12 @@ Key = tuple[int, int]
 ALL = range(100, 1000, 100)
 
 
+def key_of(id: CheckpointId) -> Key:
+    """A checkpoint of the one series there is."""
+    assert isinstance(id.step, int)
+    return id.step, id.generation
+
+
 def names(manifest: Manifest, content: Content) -> bool:
     """Whether these are the bytes that a manifest names."""
     for file in manifest.files:
@@ -52,7 +58,7 @@ class StoreModel:
             if self.outcomes[key] is Outcome.GOOD and self.current(key[0], history) == key and self.has_sizes(key):
                 return key
             copy = read_kept(history.run, CheckpointId(SERIES, *key))
-            if copy is not None and any(c.id.order == key for c in candidates(history.run)):
+            if copy is not None and any(key_of(c.id) == key for c in candidates(history.run)):
                 here = files_below(self.url, f"_ckptguard/{copy.checkpoint_key}")
                 assert {n: len(d) for n, d in here.items()} == {n: len(d) for n, d in self.sealed[key][0].items()}
                 return key
@@ -69,7 +75,7 @@ class StoreModel:
             yield
         history = load_history(self.run_of())
         for id, standing in history.standings(SERIES).items():
-            key = id.order
+            key = key_of(id)
             was, outcome = self.outcomes.get(key), standing.outcome
             if was is outcome:
                 continue
@@ -89,7 +95,7 @@ class StoreModel:
         after = {step: files_below(self.url, name_of(step)) for step in ALL}
         history = load_history(self.run_of())
         for id in history.sealed(SERIES):
-            key = id.order
+            key = key_of(id)
             if key not in self.sealed:
                 quiet, manifest = [before[key[0]], after[key[0]]], history.manifest(id)
                 found = [c for i, c in enumerate(quiet) if c and c not in quiet[:i]]
@@ -107,7 +113,7 @@ class StoreModel:
         above was quarantined. `history` where it was just read."""
         history = history or load_history(self.run_of())
         found = history.current(SERIES, step, name_of(step))
-        return found.order if found is not None else None
+        return key_of(found) if found is not None else None
 
     def contents(self, step: int) -> list[Content]:
         """What was ever sealed under a step."""
@@ -126,9 +132,9 @@ class StoreModel:
 
     def whole_anywhere(self, candidate: Any) -> bool:
         """Whether the bytes of a known-good one are whole, in place or kept."""
-        contents = self.sealed[candidate.id.order]
+        contents = self.sealed[key_of(candidate.id)]
         here = files_below(self.url, name_of(candidate.id.step))
-        if here in contents and self.current(candidate.id.step) == candidate.id.order:
+        if here in contents and self.current(candidate.id.step) == key_of(candidate.id):
             return True
         copy = candidate.copy
         return copy is not None and files_below(self.url, f"_ckptguard/{copy.checkpoint_key}") in contents
@@ -146,7 +152,7 @@ class StoreModel:
         seen = _look(look(self.run_of()), Remembered(), 1).present
         good = sorted((p.id.step for p in seen if p.outcome is Outcome.GOOD and p.id.step is not None), reverse=True)
         pending = max((p.id.step or 0 for p in seen if p.outcome is Outcome.PENDING), default=0)
-        held = {p.id.step for p in seen if p.id.order in self.pinned}
+        held = {p.id.step for p in seen if key_of(p.id) in self.pinned}
         return {s for s in {p.id.step for p in seen} if s is not None and (s in good[:2] or s <= pending or s in held)}
 
     def untrashed(self, step: int) -> bool:
@@ -157,7 +163,7 @@ class StoreModel:
         """The newest two good ones that lie in place have a copy."""
         run = self.run_of()
         history = load_history(run)
-        for key in [c.id.order for c in candidates(run)][: TINY.keep_good]:
+        for key in [key_of(c.id) for c in candidates(run)][: TINY.keep_good]:
             current = self.current(key[0], history) == key
             if current and self.is_whole(key, key) and self.untrashed(key[0]):
                 assert read_kept(run, CheckpointId(SERIES, *key)) is not None, f"{key} has no copy"

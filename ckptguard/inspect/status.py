@@ -23,6 +23,7 @@ from ckptguard.values.verdict import Outcome
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run's protection. `protected`: there is a known-good checkpoint, and a copy of it, or of an older
     good one of its series, has bytes of its own. `kept_bytes` is what all copies take, as far as that can be told.
+    `changed` are paths that changed since they were read; `outcomes` counts the others.
 
     `daemon` is the record of who guards the run, not proof that it lives.
     """
@@ -33,6 +34,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     known_good: KnownGood | None
     known_good_age_seconds: float | None
     pending: tuple[str, ...]
+    changed: tuple[str, ...]
     outcomes: dict[str, int]
     last_incident: Incident | None
     daemon: DaemonRecord | None
@@ -60,7 +62,8 @@ def status(view: RunView, memo: StateMemo | None = None) -> Status:
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
         pending=tuple(s.path for s in present if s.outcome is Outcome.PENDING),
-        outcomes={o.value: sum(s.outcome is o for s in present) for o in Outcome},
+        changed=tuple(s.path for s in present if s.changed),
+        outcomes={o.value: sum(s.outcome is o and not s.changed for s in present) for o in Outcome},
         last_incident=newest[-1] if newest else None,
         daemon=read_daemon_record(view.run),
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
@@ -73,11 +76,12 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
     """What `find_known_good` says, by what a glance tells of the records."""
     heads: dict[str, tuple[KnownGood, Standpoint]] = {}
     for id in ranked_candidates(view.history):
-        verdict = None if id.series in heads else glance.judged(id)
+        verdict = None if id.series in heads else glance.judged(id, files=True)
         sealed = glance.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
         if verdict is None or sealed is None:
             continue
-        found = presence_of(view.history, id, verdict, sealed, every_copy=False, path_of=glance.sealed_path)
+        history, path_of = view.history, glance.sealed_path
+        found = presence_of(history, id, verdict, sealed, every_copy=False, sure=True, path_of=path_of)
         if found is not None:
             heads[id.series] = (found.answer, sealed.standpoint)
     if not heads:

@@ -1,24 +1,22 @@
 """Which checkpoint may training go back to? Answered from the records and the presence of files, without reading
-tensor bytes: whoever loads it verifies it.
-
-`first_whole` is the one loop that takes the best one which is whole now: for restore, rollback, resume and replicas.
-"""
+tensor bytes: whoever loads it verifies it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptguard.decisions.candidates import IN_PLACE, KEPT, Choice, Search, Skipped, places_of
+from ckptguard.decisions.candidates import IN_PLACE, KEPT
 from ckptguard.decisions.known_good import NUMBER_IN_NAME, Standpoint, choose_known_good, choose_series
-from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, StoppedError
+from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps, list_steps
 from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, histories_by_step, load_history
 from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
 from ckptguard.storage.protocol import find_entry
@@ -28,10 +26,6 @@ from ckptguard.values.verdict import Outcome
 
 if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView  # it lists, and an answer from the records needs none of that
-
-C = TypeVar("C")
-C_co = TypeVar("C_co", covariant=True)
-T = TypeVar("T")
 
 REPLICA = "replica"
 
@@ -58,10 +52,12 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a known-good checkpoint lies, and what to say of it."""
+    """Where a known-good checkpoint lies, and what to say of it. `changed`: what lies in place has its sizes, and is
+    not as storage described it when its bytes were read. It is to be read before anybody calls it good."""
 
     answer: KnownGood
     in_place: bool
+    changed: bool
     copy: KeptCopy | None
 
     @property
@@ -79,7 +75,7 @@ class Candidate(Presence, frozen=True, kw_only=True):
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other; `folder`:
     where it belongs. A name that does not state one number has the step that a counter inside tells; where none does,
-    it is before no step."""
+    it is before no step. `sure`: what changed since its bytes were read counts as gone, for who does not read it."""
 
     before_step: int | None = None
     series: str | None = None
@@ -87,6 +83,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     exclude: frozenset[CheckpointId] = frozenset()
     step: int | None = None
     only: CheckpointId | None = None
+    sure: bool = False
 
     def may_be(self, id: CheckpointId) -> bool:
         """Whether it may be one of them, by its id alone."""
@@ -107,6 +104,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ANY = Wanted()
+SURE = Wanted(sure=True)
 
 
 def folder_of(path: str) -> str:
@@ -117,17 +115,23 @@ def folder_of(path: str) -> str:
 def find_known_good(
     run: Run, *, before_step: int | None = None, series: str | None = None, listed: ListedSteps | None = None
 ) -> KnownGood:
-    """The newest GOOD checkpoint, not SUSPECT, that is present. `before_step` is exclusive.
+    """The newest GOOD checkpoint, not SUSPECT, that is present, and unchanged since its bytes were read. `before_step`
+    is exclusive.
 
     Without `series` the newest of each series are compared; see `choose_series`. NoKnownGoodError if there is none.
     `listed`: the names in the records, if they are known; all else is asked of storage.
     """
-    wanted = Wanted(before_step=before_step, series=series)
-    steps = list_steps(run) if listed is None else listed
+    wanted = Wanted(before_step=before_step, series=series, sure=True)
+    return best_on_record(run, wanted, list_steps(run) if listed is None else listed).answer
+
+
+def best_on_record(run: Run, wanted: Wanted, listed: ListedSteps | None = None) -> Candidate:
+    """The best known-good checkpoint, by as few reads as possible. NoKnownGoodError if there is none."""
+    steps, series = list_steps(run) if listed is None else listed, wanted.series
     every = (_in_order(run, steps, one, wanted) for one in ([series] if series is not None else steps.series))
     for found in _best_first(every):
-        return found.answer
-    raise none_found(run, before_step)
+        return found
+    raise none_found(run, wanted.before_step)
 
 
 def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Iterator[Candidate]:
@@ -186,7 +190,7 @@ def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[Checkpoint
 def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) -> Iterator[Candidate]:
     """The candidates of one series, newest first."""
     for id in ranked_candidates(history, msgspec.structs.replace(wanted, series=series)):
-        candidate = candidate_of(history, id, every_copy=every_copy)
+        candidate = candidate_of(history, id, every_copy=every_copy, sure=wanted.sure)
         if candidate is not None and wanted.includes(candidate.manifest):
             yield candidate
 
@@ -225,17 +229,17 @@ def standpoint_of(manifest: Manifest) -> Standpoint:
     )
 
 
-def candidate_of(history: History, id: CheckpointId, *, every_copy: bool = True) -> Candidate | None:
-    """The checkpoint, if it is good and present. CouldNotTellError if that cannot be told."""
+def candidate_of(
+    history: History, id: CheckpointId, *, every_copy: bool = True, sure: bool = False
+) -> Candidate | None:
+    """The checkpoint, if it is good and present. `sure` as for `Wanted`. CouldNotTellError if that cannot be told."""
     if not is_good(history, id):
         return None
     verdict, manifest = history.verdict(id), history.manifest(id)
     if verdict is None or manifest is None:
         return None
-    found = presence_of(history, id, verdict, manifest, every_copy=every_copy)
-    if found is None:
-        return None
-    return Candidate(answer=found.answer, manifest=manifest, in_place=found.in_place, copy=found.copy)
+    found = presence_of(history, id, verdict, manifest, every_copy=every_copy, sure=sure)
+    return None if found is None else Candidate(**msgspec.structs.asdict(found), manifest=manifest)
 
 
 def presence_of(
@@ -245,141 +249,33 @@ def presence_of(
     sealed: Sealed,
     *,
     every_copy: bool = True,
+    sure: bool = False,
     path_of: Callable[[CheckpointId], str | None] | None = None,
 ) -> Presence | None:
-    """Where a checkpoint lies whose sealed bytes are good; None if it is gone. `path_of` as for `History.current`."""
+    """Where a checkpoint lies whose sealed bytes are good; None if it is gone. `path_of` as for `History.current`,
+    `sure` as for `Wanted`."""
     run = history.run
-    damaged = verdict.outcome is not Outcome.GOOD
-    in_place = (
-        not damaged
-        and history.current_if_readable(id.series, id.step, sealed.path, path_of=path_of) == id
-        and all(_has_size(run, f.path, f.size) for f in sealed.files)
-    )
+    in_place, why = False, "its place is damaged"
+    if verdict.outcome is Outcome.GOOD:
+        in_place = history.current_if_readable(id.series, id.step, sealed.path, path_of=path_of) == id
+        why = "it is no longer in place"
+    there = [find_entry(run.storage, f.path) for f in sealed.files] if in_place else []
+    entries = [e for e in there if e is not None and e.kind == "file"]
+    in_place = in_place and [e.size for e in entries] == [f.size for f in sealed.files]
+    changed = in_place and not looks_as_read(entries, sealed, verdict)
+    if sure and changed:
+        in_place, why = False, "its place has changed since"
     asked = history.may_be_kept(id) and (every_copy or not in_place)
     copy = read_kept(run, id) if asked else None
     if copy is not None and not kept_matches(run, copy, sealed):
         copy = None
+    at = verdict.checked_at
     if in_place:
-        path, reason = run.usable(sealed.path), f"verified {verdict.checked_at}, in place"
+        path, reason = run.usable(sealed.path), f"verified {at}, in place"
     elif copy is not None:
-        why = "its place is damaged" if damaged else "it is no longer in place"
         path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, this is the kept copy"
     else:
         return None
-    place, at = (IN_PLACE if in_place else KEPT), verdict.checked_at
+    place = IN_PLACE if in_place else KEPT
     answer = KnownGood(path=path, id=id, kept=not in_place, verified_at=at, reason=reason, place=place)
-    return Presence(answer=answer, in_place=in_place, copy=copy)
-
-
-def _has_size(run: Run, key: str, size: int) -> bool:
-    entry = find_entry(run.storage, key)
-    return entry is not None and entry.kind == "file" and entry.size == size
-
-
-class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
-    """What was offered and taken, what the attempt gave, and what was tried in vain before it."""
-
-    offered: C
-    result: T
-    skipped: tuple[Skipped, ...]
-
-
-class Offers(Protocol[C_co]):
-    """Where the checkpoints come from that `first_of` tries."""
-
-    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
-        """The best checkpoint that is not refused; None if there is none left."""
-
-    def places(self, id: CheckpointId) -> Iterable[tuple[Choice, C_co]]:
-        """Where it lies now, in the order in which its places are tried. It is asked again after each that failed."""
-
-
-def first_of(
-    offers: Offers[C],
-    attempt: Callable[[C], T | str],
-    *,
-    refused: frozenset[CheckpointId] = frozenset(),
-    when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
-    otherwise: Callable[[Search], CkptguardError],
-) -> Taken[C, T]:
-    """Call `attempt` with one place after the other of the best checkpoint, then of the next, until one succeeds.
-
-    `attempt` returns its result, or a sentence that says what is wrong, or raises CouldNotTellError, after which the
-    search goes on. After the last place of a checkpoint `when_refused` is called with all ids that count no more.
-
-    Raises:
-        CouldNotTellError: none succeeded, and the last that could not be read may be good.
-        StoppedError: the attempt was called off.
-        CkptguardError: what `otherwise` says, where none succeeded and all could be read.
-    """
-    search = Search(refused=refused)
-    errors: dict[Choice, CouldNotTellError] = {}
-    while (id := offers.best(search.refused)) is not None:
-        while True:
-            seen: dict[Choice, C] = {}
-            choice = search.next_of(_noted(offers.places(id), seen))
-            if choice is None:
-                break
-            try:
-                result = attempt(seen[choice])
-            except StoppedError:
-                raise
-            except CouldNotTellError as error:
-                errors[choice] = error
-                search = search.skip(choice, error.message, unsure=True)
-            else:
-                if not isinstance(result, str):
-                    return Taken(offered=seen[choice], result=result, skipped=search.skipped)
-                search = search.skip(choice, result)
-        search = search.refuse(id)
-        if when_refused is not None:
-            when_refused(search.refused)
-    raise errors[search.unsure.choice] if search.unsure is not None else otherwise(search)
-
-
-def first_whole(
-    view: RunView,
-    attempt: Callable[[Candidate], T | str],
-    wanted: Wanted = ANY,
-    *,
-    when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
-) -> Taken[Candidate, T]:
-    """Call `attempt` with the known-good checkpoints, best first, until one succeeds; see `first_of`.
-    `candidate.in_place` tells which place to take: one with a kept copy is offered again with it false, then an older
-    one. NoKnownGoodError if none succeeded."""
-    return first_of(
-        _OfView(view, wanted),
-        attempt,
-        refused=wanted.exclude,
-        when_refused=when_refused,
-        otherwise=lambda search: none_found(view.run, wanted.before_step),
-    )
-
-
-class _OfView:
-    """The known-good checkpoints of a run, in place and as kept copies."""
-
-    def __init__(self, view: RunView, wanted: Wanted) -> None:
-        self._view, self._wanted = view, wanted
-        self._found: Candidate | None = None  # just now, by `best`
-
-    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
-        wanted = msgspec.structs.replace(self._wanted, exclude=refused)
-        self._found = next(known_good_candidates(self._view, wanted), None)
-        return None if self._found is None else self._found.id
-
-    def places(self, id: CheckpointId) -> list[tuple[Choice, Candidate]]:
-        found, self._found = self._found, None
-        if found is None:  # it was tried, and what came of that is in the records
-            self._view.refresh(id.series)
-            found = candidate_of(self._view.history, id)
-        if found is None:
-            return []
-        choices = places_of(id, in_place=found.in_place, has_copy=found.copy is not None)
-        return [(choice, msgspec.structs.replace(found, in_place=choice.in_place)) for choice in choices]
-
-
-def _noted(places: Iterable[tuple[Choice, C]], seen: dict[Choice, C]) -> Iterable[Choice]:
-    for choice, offered in places:
-        seen[choice] = offered
-        yield choice
+    return Presence(answer=answer, in_place=in_place, changed=changed, copy=copy)

@@ -143,11 +143,11 @@ def test_the_hugging_face_trainer_keeps_one_save_and_saves_faster_than_settle(a_
     saved = {}
     for step in range(1, 13):
         run.training.save()
-        saved[f"checkpoint-{10 * step}"] = run.training.disk.at(f"checkpoint-{10 * step}")
+        saved[f"checkpoint-{step}"] = run.training.disk.at(f"checkpoint-{step}")
         run.a_pass(quiet=False)
         for path in run.training.numbered()[:-1]:
             run.training.disk.remove(path)
-    run.training.disk.remove("checkpoint-120")  # the next one was begun
+    run.training.disk.remove("checkpoint-12")  # the next one was begun
     run.a_pass(quiet=False)
     good = [id for id, outcome in run.outcomes().items() if outcome is Outcome.GOOD]
     assert len(good) >= 12 // QUICK.keep_pending, run.outcomes()

@@ -96,7 +96,8 @@ def choose_known_good(
 
 
 # What counts the progress of a training, the finest first: counters inside a checkpoint, then those in its name.
-COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "step", "optimizer step", "epoch")
+OPTIMIZER_STEP = "optimizer step"
+COUNTERS = ("global_step", "iter_num", "iteration", "num_updates", "step", OPTIMIZER_STEP, "epoch")
 NUMBER_IN_NAME = "number in its name"
 NAMED = ("step in its name", "epoch in its name", NUMBER_IN_NAME)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 import msgspec
+
+from ckptguard.decisions.known_good import COUNTERS, NAMED, OPTIMIZER_STEP
 
 FIRST_MOMENTS = 10.0  # seconds in which a command fails that was never going to work
 GAVE_UP = "gave up"  # how the last action on an incident begins when a guard's own budget is spent
@@ -61,6 +64,15 @@ def decide(ended: CommandEnd, *, restarts: int, most: int) -> tuple[NextAction, 
         if ended.died_before and not ended.good_since:
             return NextAction.END, f"{why}, for the second time without a new good save"
     return (NextAction.RESTART if restarts < most else NextAction.SPENT), why
+
+
+def is_far_before(saved: Mapping[str, int], went_back_to: Mapping[str, int]) -> str | None:
+    """Whether a first save after a restart is of a training that began from scratch: by counters, the kind that tells;
+    None if it is not. Nearer to the beginning than to where it should have gone on from is far. An optimizer that
+    begins anew while an epoch goes on is no new training, so its steps count only where nothing else does."""
+    kinds = [kind for kind in (*COUNTERS, *NAMED) if kind in saved and kind in went_back_to]
+    kind = next((kind for kind in kinds if kind != OPTIMIZER_STEP), next(iter(kinds), None))
+    return kind if kind is not None and saved[kind] < went_back_to[kind] >= 2 * saved[kind] else None
 
 
 def describe(status: int) -> str:

@@ -110,7 +110,7 @@ FORMS: dict[str, Form] = {
     "cleared": Form("series step id outcome checked_at version digests findings"),
     "show.Shown": Form(
         "target series=manifest.series layout=manifest.layout step=manifest.step id sealed digest_origin"
-        " counters=manifest.counters bytes=manifest.bytes metrics files=manifest.files verdict history",
+        " counters=manifest.counters bytes=manifest.bytes metrics files=manifest.files verdict changed history",
         {
             "digest_origin": lambda s: s.manifest.digest_origin if s.sealed else None,
             "metrics": lambda s: s.manifest.given_metrics(),
@@ -125,8 +125,8 @@ FORMS: dict[str, Form] = {
     "find_known_good.KnownGood": Form("path series step id kept place verified_at reason"),
     "known-good of the daemon": Form("path series step id kept verified_at reason place"),
     "status.Status": Form(
-        "target=run protected explanation known_good known_good_age_seconds pending outcomes"
-        " last_incident>incident daemon kept_kinds replicas>standing"
+        "target=run protected explanation known_good known_good_age_seconds pending changed outcomes"
+        " last_incident>incident daemon kept_kinds kept_bytes replicas>standing"
     ),
     "standing": Form("url behind last_good trouble"),
     "restore.Restored": Form("path series step id outcome bytes kept source"),

@@ -268,7 +268,7 @@ RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
     optimizer_not_loaded,
     world_size_differs,
 )
-_NOTHING_WRONG = ("asked", "crash")
+_NOTHING_WRONG = ("asked", "anew", "crash")
 _NOT_SAVED = ("storage", "unsaved")
 
 

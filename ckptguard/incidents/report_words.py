@@ -20,11 +20,12 @@ CAUSES = {
     "storage": "A checkpoint could not be saved",
     "unsaved": "No checkpoint was saved for too long",
     "crash": "Training crashed",
+    "anew": "Training began from scratch instead of going on",
     "asked": "Training was asked to go back",
     "numeric": "The numbers turned sick",
 }
 
-NO_SICKNESS = ("storage", "unsaved", "asked")  # training itself is well
+NO_SICKNESS = ("storage", "unsaved", "asked", "anew")  # training itself is well
 _MOST_INDICES = 16  # of a place in a tensor: a record may hold any number
 _MOST_ROWS = 12
 

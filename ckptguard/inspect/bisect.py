@@ -65,8 +65,9 @@ def bisect_run(view: RunView, *, series: str | None = None, record: bool = True,
     by_series: dict[str, list[Stage]] = {}
     for state in states.values():
         if series in (None, state.series):
-            fresh = judged.get(state.path) if state.outcome is Outcome.PENDING else None
-            outcome = fresh.outcome if fresh is not None else state.outcome
+            outcome = Outcome.PENDING if state.changed else state.outcome
+            fresh = judged.get(state.path) if outcome is Outcome.PENDING else None
+            outcome = fresh.outcome if fresh is not None else outcome
             stage = Stage(path=state.path, id=state.id, step=state.step, outcome=outcome)
             by_series.setdefault(state.series, []).append(stage)
     if not by_series:
@@ -114,8 +115,8 @@ def bisect_run(view: RunView, *, series: str | None = None, record: bool = True,
 def _verify_pending(
     view: RunView, series: str | None, notes: list[str], *, record: bool, work: Work
 ) -> tuple[dict[str, Checked], bool]:
-    """Verify what has no verdict: the answers by path, and whether something could not be read."""
-    pending = {s.path for s in survey(view) if s.outcome is Outcome.PENDING and s.in_place}
+    """Verify what has no verdict, or changed since: the answers by path, and whether something could not be read."""
+    pending = {s.path for s in survey(view) if s.in_place and (s.outcome is Outcome.PENDING or s.changed)}
     answers: dict[str, Checked] = {}
     unsure = False
     for checkpoint in view.checkpoints:

@@ -12,6 +12,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.names_by_step import ListedSteps
 from ckptguard.records.trash import list_trashed
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import history_of_step
 from ckptguard.runs.removal_holds import pins_of
 from ckptguard.runs.run_view import RunView
@@ -21,7 +22,8 @@ from ckptguard.values.verdict import Outcome
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any.
+    """One generation of one checkpoint, present or recorded. `reason` is its heaviest finding, if any. `changed`: what
+    lies in place is not as storage described it when it was read for `outcome`, and may be anything until it is again.
     `kept_bytes` is what its kept copy takes on storage that would be free without it; None if there is no copy, or
     that cannot be told (a reflink). `pins` say why it is pinned."""
 
@@ -31,6 +33,7 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     step: Step
     id: CheckpointId | None
     outcome: Outcome
+    changed: bool
     in_place: bool
     kept: bool
     kept_how: str | None
@@ -75,6 +78,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
             step=id.step,
             id=id,
             outcome=verdict.outcome if verdict else Outcome.PENDING,
+            changed=checkpoint is not None and glance.has_changed(id, checkpoint.entries),
             in_place=checkpoint is not None,
             kept=copy is not None,
             kept_how=copy.how if copy else None,
@@ -107,12 +111,14 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
     return tuple(sorted(found, key=lambda s: (s.series, s.step is None, s.step or 0, str(s.id or ""), s.path)))
 
 
-def without_verdict(view: RunView, listed: ListedSteps, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Those of some checkpoints in place that `survey` calls PENDING. `listed`: the names in the records."""
+def undecided(view: RunView, listed: ListedSteps, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those of some checkpoints in place that `survey` calls PENDING or changed. `listed`: the names in the records."""
     found = []
     for checkpoint in checkpoints:
         history = history_of_step(view.run, checkpoint.series, checkpoint.step, listed)
         id = history.current_if_readable(checkpoint.series, checkpoint.step, checkpoint.path)
-        if history.verdict(id or history.next_id(checkpoint.series, checkpoint.step)) is None:
+        verdict = history.verdict(id or history.next_id(checkpoint.series, checkpoint.step))
+        sealed = history.manifest(id) if id is not None else None
+        if verdict is None or (sealed is not None and not looks_as_read(checkpoint.entries, sealed, verdict)):
             found.append(checkpoint)
     return found

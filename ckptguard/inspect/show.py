@@ -11,6 +11,7 @@ from ckptguard.checks.order import counters_of
 from ckptguard.decisions.known_good import parse_verdict_name
 from ckptguard.formats.dtypes import DTYPES, FP16_LIMIT, SAFETENSORS_DTYPES
 from ckptguard.layouts import Checkpoint
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.target import Target, resolve_target, several_checkpoints
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
@@ -34,7 +35,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint's manifest, its current verdict and its history. `sealed` is false for a stray one: then the
     manifest was made on the spot, by reading it, and there is no verdict; `problems` say what is wrong with it.
     `nonfinite` names (file, tensor) of numbers that are not finite: those that the verdict lists, or that were read.
-    `left_out` names what is no regular file."""
+    `left_out` names what is no regular file. `changed` as for `CheckpointState`."""
 
     target: str
     id: CheckpointId | None
@@ -45,6 +46,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
     nonfinite: frozenset[tuple[str, str]] = frozenset()
     left_out: tuple[str, ...] = ()
+    changed: bool = False
 
 
 def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Work = PLAIN) -> Shown:
@@ -77,6 +79,7 @@ def show(target: str, settings: Settings, *, magnitudes: bool = False, work: Wor
         manifest=sealed,
         verdict=verdict,
         history=tuple(sorted(lines, key=lambda line: (line.number, line.outcome.value))),
+        changed=verdict is not None and not looks_as_read(checkpoint.entries, sealed, verdict),
         left_out=tuple(checkpoint.inside(entry.key) for entry in checkpoint.irregular),
         nonfinite=frozenset((f.file or "", f.tensor) for f in nonfinite if f.tensor is not None),
     )

@@ -13,7 +13,7 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -24,8 +24,10 @@ from ckptguard.records.ledger import latest_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_id
 from ckptguard.records.run import Run
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import standpoint_of
 from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import Seen
 from ckptguard.storage.protocol import Entry
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.ids import CheckpointId, Step, series_from_folder
@@ -36,6 +38,7 @@ _COARSE = 5.0  # seconds: more than the step of any file system's times
 _LARGEST = 16 << 20  # bytes of one run's memo: some 100,000 checkpoints
 _MOST_RUNS = 64
 _PREFIX, _SUFFIX = "states-", ".memo"
+Digest = bytes
 
 
 class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -49,23 +52,27 @@ class RememberedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SealedAs(msgspec.Struct, frozen=True, array_like=True):
-    """As much of a manifest as tells what was sealed and where. No digests: nothing is ever verified with it."""
+    """As much of a manifest as tells what was sealed and where. No digests: nothing is ever verified with it.
+    `looked` tells the files' signatures from others where they were left out."""
 
     path: str
     layout: str
     bytes: int
     files: tuple[RememberedFile, ...]
+    looked: Digest
     standpoint: Standpoint
 
 
 class JudgedAs(msgspec.Struct, frozen=True, array_like=True):
-    """As much of a verdict as people are shown in one line."""
+    """As much of a verdict as people are shown in one line, and what it saw, or with `looked` what tells that apart."""
 
     outcome: Outcome
     checked_at: str
     place_damaged: bool
     content: Outcome | None
     reason: str
+    seen: tuple[Seen, ...]
+    looked: Digest
 
 
 class MemoRow(msgspec.Struct, frozen=True, array_like=True):
@@ -212,9 +219,23 @@ class Glance:
         sealed = self.sealed(id)
         return sealed.path if sealed is not None else None
 
-    def judged(self, id: CheckpointId) -> JudgedAs | None:
-        """What the verdict that counts says; None if there is none."""
-        return self._row(id, files=False).judged
+    def judged(self, id: CheckpointId, *, files: bool = False) -> JudgedAs | None:
+        """What the verdict that counts says, with what it saw only if asked for; None if there is none."""
+        return self._row(id, files=files).judged
+
+    def has_changed(self, id: CheckpointId, entries: Sequence[Entry]) -> bool:
+        """Whether there is a verdict on what was sealed under this id, and it is about other files than these."""
+        row = self._row(id, files=False)
+        if row.sealed is None or row.judged is None:
+            return False
+        if not row.has_files:
+            now = _digest((e.key, *e.signature) for e in entries)
+            if now == (row.judged.looked or row.sealed.looked):
+                return False
+            row = self._row(id, files=True)
+        if row.sealed is None or row.judged is None:
+            return False
+        return not looks_as_read(entries, row.sealed, row.judged)
 
     def forget_others(self) -> None:
         """Have the memo forget what this glance did not look at."""
@@ -240,12 +261,21 @@ class Glance:
             with contextlib.suppress(RecordsError):
                 manifest = read_manifest(self._run, id)
         if manifest is not None:
-            found = (RememberedFile(f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files if files)
-            sealed = SealedAs(manifest.path, manifest.layout, manifest.bytes, tuple(found), standpoint_of(manifest))
+            found = tuple((f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files)
+            remembered_files = tuple(RememberedFile(*one) for one in found if files)
+            place, looked = (manifest.path, manifest.layout, manifest.bytes), _digest(found)
+            sealed = SealedAs(*place, remembered_files, looked, standpoint_of(manifest))
         verdict = latest_verdict(self._run, id, self._names_of(id))
         if verdict is not None:
-            reason = _heaviest_reason(verdict)
-            judged = JudgedAs(verdict.outcome, verdict.checked_at, verdict.place_damaged, verdict.content, reason)
+            judged = JudgedAs(
+                verdict.outcome,
+                verdict.checked_at,
+                verdict.place_damaged,
+                verdict.content,
+                _heaviest_reason(verdict),
+                verdict.seen if files else (),
+                _digest(verdict.seen) if verdict.seen else b"",
+            )
         return MemoRow(id.series, id.step, id.generation, stamp, sealed, judged, files or manifest is None)
 
     def _stamp(self, id: CheckpointId) -> bytes | None:
@@ -256,13 +286,17 @@ class Glance:
             names.add(MANIFESTS)
         if not names or names != listed.keys() or not all(map(_is_told_apart, listed.values())):
             return None
-        signatures = sorted((name, *entry.signature) for name, entry in listed.items())
-        return hashlib.blake2b(repr(signatures).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        return _digest((name, *entry.signature) for name, entry in listed.items())
 
     def _names_of(self, id: CheckpointId) -> list[str]:
         if id.series not in self._names:
             self._names[id.series] = by_generation(id.series, self._history.names.get(id.series, ()))
         return self._names[id.series].get(id, [])
+
+
+def _digest(signatures: Iterable[Seen]) -> bytes:
+    """What tells the signatures of some files from all others."""
+    return hashlib.blake2b(repr(sorted(signatures)).encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _heaviest_reason(verdict: Verdict) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -20,7 +21,9 @@ from ckptguard.values.verdict import Outcome
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a run's protection. `protected`: there is a known-good checkpoint with a copy of its own.
+    """The state of a run's protection. `protected`: there is a known-good checkpoint, and a copy of it, or of an older
+    good one of its series, has bytes of its own. `kept_bytes` is what all copies take, as far as that can be told.
+    `changed` are paths that changed since they were read; `outcomes` counts the others.
 
     `daemon` is the record of who guards the run, not proof that it lives.
     """
@@ -31,10 +34,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     known_good: KnownGood | None
     known_good_age_seconds: float | None
     pending: tuple[str, ...]
+    changed: tuple[str, ...]
     outcomes: dict[str, int]
     last_incident: Incident | None
     daemon: DaemonRecord | None
     kept_kinds: tuple[str, ...]
+    kept_bytes: int
     replicas: tuple[Replica, ...] = ()
 
 
@@ -49,18 +54,20 @@ def status(view: RunView, memo: StateMemo | None = None) -> Status:
         known_good = _known_good(view, glance)
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
-    kept = next((s for s in states if known_good is not None and s.id == known_good.id), None)
+    good = _good_until(known_good, states)
     return Status(
         run=view.run.url,
-        protected=kept is not None and kept.kept,
-        explanation=_explain(known_good, kept),
+        protected=_own(good) is not None,
+        explanation=_explain(known_good, good, view.settings.keep),
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
         pending=tuple(s.path for s in present if s.outcome is Outcome.PENDING),
-        outcomes={o.value: sum(s.outcome is o for s in present) for o in Outcome},
+        changed=tuple(s.path for s in present if s.changed),
+        outcomes={o.value: sum(s.outcome is o and not s.changed for s in present) for o in Outcome},
         last_incident=newest[-1] if newest else None,
         daemon=read_daemon_record(view.run),
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
+        kept_bytes=sum(s.kept_bytes or 0 for s in states),
         replicas=replica_standings(view),
     )
 
@@ -69,11 +76,12 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
     """What `find_known_good` says, by what a glance tells of the records."""
     heads: dict[str, tuple[KnownGood, Standpoint]] = {}
     for id in ranked_candidates(view.history):
-        verdict = None if id.series in heads else glance.judged(id)
+        verdict = None if id.series in heads else glance.judged(id, files=True)
         sealed = glance.sealed(id, files=True) if verdict and sealed_outcome(verdict) is Outcome.GOOD else None
         if verdict is None or sealed is None:
             continue
-        found = presence_of(view.history, id, verdict, sealed, every_copy=False, path_of=glance.sealed_path)
+        history, path_of = view.history, glance.sealed_path
+        found = presence_of(history, id, verdict, sealed, every_copy=False, sure=True, path_of=path_of)
         if found is not None:
             heads[id.series] = (found.answer, sealed.standpoint)
     if not heads:
@@ -84,17 +92,34 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
     return msgspec.structs.replace(answer, reason=f"{answer.reason}; {why}") if why else answer
 
 
-def _explain(known_good: KnownGood | None, state: CheckpointState | None) -> str:
+def _good_until(known_good: KnownGood | None, states: Iterable[CheckpointState]) -> list[CheckpointState]:
+    """The known-good checkpoint and the good ones of its series before it, the newest first."""
+    if known_good is None:
+        return []
+    own = (s for s in states if s.id == known_good.id or (s.id and s.outcome is Outcome.GOOD))
+    found = [(s.id.order, s) for s in own if s.id and s.series == known_good.series]
+    before = [one for one in found if one[0] <= known_good.id.order]
+    return [s for _, s in sorted(before, key=lambda one: one[0], reverse=True)]
+
+
+def _own(good: Sequence[CheckpointState]) -> CheckpointState | None:
+    """The newest one with a copy that has bytes of its own."""
+    return next((s for s in good if s.kept and s.kept_how != "link"), None)
+
+
+def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep: str) -> str:
     if known_good is None:
         return "no: there is no known-good checkpoint to go back to"
-    if state is None or not state.kept:
-        return f"partly: {known_good.id} is known good, but has no copy: rotation or damage can take it"
-    if state.kept_how == "link":
-        return (
-            f"yes: {known_good.id} is known good and survives rotation; its copy is a hard link, which shares"
-            ' damage to its blocks (keep = "copy" protects against that too)'
-        )
-    return f"yes: {known_good.id} is known good and has a copy with bytes of its own ({state.kept_how})"
+    own, id = _own(good), known_good.id
+    if own is not None and own.id == id:
+        return f"yes: {id} is known good and has a copy with bytes of its own ({own.kept_how})"
+    if own is not None:
+        saves = good.index(own)
+        return f"yes: saving over {id} would cost {saves} save{'s' * (saves > 1)}: {own.id} has bytes of its own"
+    if not good or not good[0].kept:
+        return f"partly: {id} is known good, but has no copy: rotation or damage can take it"
+    why = ' (keep = "link")' if keep == "link" else ""
+    return f"partly: {id} is known good and survives rotation, but not saving over it: its copy is a hard link{why}"
 
 
 def _age(known_good: KnownGood | None) -> float | None:

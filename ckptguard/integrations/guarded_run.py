@@ -170,6 +170,12 @@ class GuardedRun:
             self._protecting.join(_PROTECT_SECONDS)
             self._protecting = None
 
+    def judge_last_save(self) -> None:
+        """Training is over: have its newest save judged, by the daemon or here. Trouble is logged, never raised."""
+        self.wait_for_protection()
+        if self.leads:
+            self._rollbacks.judge_last_save(seconds=self._deadline if self.ranks.size > 1 else None)
+
     def close(self) -> None:
         """End the daemon that was started here. Idempotent."""
         self.wait_for_protection()

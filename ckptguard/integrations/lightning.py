@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
-from ckptguard.errors import NoKnownGoodError, SettingsError, SickTrainingError
+from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.lightning_io import GuardedIO
 from ckptguard.runs.settings_file import load_settings
@@ -36,6 +37,8 @@ from ckptguard.values.incident import Details
 from ckptguard.values.settings import Settings
 
 __all__ = ["GuardCallback", "GuardedIO", "fit"]
+
+_log = logging.getLogger("ckptguard")
 
 
 class GuardCallback(Callback):
@@ -161,7 +164,7 @@ def fit(
     The Trainer's plugins hold a `GuardedIO`. `save_every` is how many updates lie between saves, as far as the policy
     asks. Batches that did harm are left out: no forward pass and no update is made for them. Of several ranks (DDP, or
     FSDP2 with sharded checkpoints) all call it, and all go back to the same checkpoint; each has its own random
-    numbers again, in the same number of ranks.
+    numbers again, in the same number of ranks. The last save has its verdict when it returns.
     RollbackExhausted when the budget is spent, NoKnownGoodError when training turns sick before a good save.
     """
     saver = trainer.strategy.checkpoint_io
@@ -179,6 +182,13 @@ def fit(
             while True:
                 try:
                     trainer.fit(module, *data, **arguments)
+                    saver.wait()
+                    try:
+                        guarded = guarded or _guard(saver, policy, daemon)
+                    except CkptguardError as error:  # training is over, and well
+                        _log.warning("the last save may have no verdict: %s", error.message)
+                    if guarded is not None:  # else nothing was saved
+                        guarded.judge_last_save()
                     return
                 except SickTrainingError:
                     found = callback.diagnosis

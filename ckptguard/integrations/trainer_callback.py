@@ -142,6 +142,8 @@ class GuardCallback(TrainerCallback):
         """The end of training: say where to go back to, and raise if it is sick."""
         if diagnosis is not None:
             self._end_sick(diagnosis)
+        elif self.guarded is not None:
+            self.guarded.judge_last_save()
         self._close()
 
     def judge_error(self, error: Exception, *, step: int) -> Diagnosis | None:

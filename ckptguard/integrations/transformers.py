@@ -44,7 +44,7 @@ def train(
     **arguments: Any,
 ) -> Any:
     """``trainer.train()`` that resumes at the newest known-good checkpoint, and goes back to it when training turns
-    sick; returns what ``trainer.train`` returns. `arguments` are passed on to it.
+    sick; returns what ``trainer.train`` returns. `arguments` are passed on to it. The last save has its verdict then.
 
     The run is ``args.output_dir`` unless `run` says otherwise. What is newer than the checkpoint that training goes
     back to is quarantined. A rollback that replays (``RollbackPolicy(skip=False)``) continues exactly as the Trainer's
@@ -71,6 +71,7 @@ def train(
                 output, diagnosis = _one_round(trainer, rounds, start, arguments)
                 if diagnosis is None:
                     rounds.refuse_an_idle_end(trainer.state.global_step, save_every=_save_every(trainer))
+                    guarded.judge_last_save()
                     return output
                 rounds.go_back(diagnosis, save_every=_save_every(trainer))
                 _unwrap(trainer)

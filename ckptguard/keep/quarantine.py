@@ -101,6 +101,7 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
             version=__version__,
             facts=before.facts if before else Facts(),
             place_damaged=damaged,
+            seen=before.seen if before else (),
             content=Outcome.SUSPECT if damaged else None,
         ),
     )

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from ckptguard.decisions.known_good import choose_known_good
 from ckptguard.decisions.rollback_plan import Pointed, RollbackPlan, plan_rollback
 from ckptguard.errors import BusyError, CouldNotTellError, NoKnownGoodError, NotGivenBackError
-from ckptguard.keep.copies import put_aside
 from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_checkpoint
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
@@ -38,7 +37,8 @@ from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import CheckpointId, numbers_of, single_number
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
-from ckptguard.verify.collect_evidence import copy_differs, unfinished_because
+from ckptguard.verify.collect_evidence import unfinished_because
+from ckptguard.verify.read_known_good import wrong_in_copy
 from ckptguard.verify.seal import seal_written
 
 
@@ -85,7 +85,8 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     unverified: tuple[str, ...] = ()  # with dry_run: newer checkpoints that would be verified first
     given: tuple[GivenBack, ...] = ()
     pointed: tuple[Pointed, ...] = ()
-    training_step: int | None = None  # to which it leads, as far as the known-good tells
+    source: CheckpointId  # the same content before it was put back
+    training_step: int | None = None  # as far as the known-good tells
 
 
 def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work: Work = PLAIN) -> RolledBack:
@@ -151,6 +152,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 if g.content.id != chosen.id or g.path != chosen.manifest.path
             ),
             pointed=plan.pointed,
+            source=chosen.id,
             training_step=chosen.manifest.training_step,
         )
 
@@ -261,7 +263,10 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
     def attempt(candidate: Candidate) -> Candidate | str:
         if not back.dry_run:
             in_use.pin(candidate.id)
-        wrong = (_wrong_in_place if candidate.in_place else _wrong_in_copy)(view, candidate, back, work)
+        if candidate.in_place:
+            wrong = _wrong_in_place(view, candidate, back, work)
+        else:
+            wrong = wrong_in_copy(view, candidate, work, record=not back.dry_run)
         return candidate if wrong is None else wrong
 
     def verify_older(refused: frozenset[CheckpointId]) -> None:
@@ -289,15 +294,6 @@ def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Wor
     if checked.outcome is Outcome.GOOD and checked.id == candidate.id:
         return None
     return f"{path} is {checked.outcome.value} now"
-
-
-def _wrong_in_copy(view: RunView, candidate: Candidate, back: GoBack, work: Work) -> str | None:
-    copy = candidate.copy
-    assert copy is not None
-    wrong = copy_differs(view.run.records, copy.folder + "/", candidate.manifest, scanner=work.scanner)
-    if wrong is not None and not back.dry_run:
-        put_aside(view.run, copy)
-    return wrong
 
 
 def _suspect_copies(view: RunView, back: GoBack, scope: RollbackScope) -> None:

@@ -26,6 +26,20 @@ def content_of(candidate: Candidate) -> Content:
     return _content(candidate.manifest, good=True, in_place=candidate.in_place)
 
 
+def content_lying(view: RunView, checkpoint: Checkpoint) -> Content:
+    """What lies in place, good or not: as it was sealed, else as its name and its times tell."""
+    id = view.current_if_readable(checkpoint)
+    manifest = view.history.manifest(id) if id is not None else None
+    if manifest is not None:
+        return _content(manifest, good=False, in_place=True)
+    counters = {c.kind: c.value for c in named_counters(checkpoint.path)}
+    id = id or view.history.next_id(checkpoint.series, checkpoint.step)
+    if id.number is not None:
+        counters.setdefault(NUMBER_IN_NAME, id.number)
+    saved_at = max((e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None), default=None)
+    return Content(id=id, path=checkpoint.path, in_place=True, good=False, counters=counters, saved_at=saved_at)
+
+
 class RollbackScope:
     """The place of a known-good checkpoint. `alone`: its own series is all there is; `refused` ones are good no more.
     `candidates` are what was found to be good, by id."""
@@ -84,20 +98,9 @@ class RollbackScope:
         return target is None or numbers_of(checkpoint.step) >= numbers_of(target.id.step)
 
     def _lies(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> Content:
-        view = self._view
-        id = view.current_if_readable(checkpoint)
+        id = self._view.current_if_readable(checkpoint)
         known = next((c for c in good if c.id == id and c.in_place and c.path == checkpoint.path), None)
-        manifest = view.history.manifest(id) if id is not None else None
-        if known is not None:
-            return known
-        if manifest is not None:
-            return _content(manifest, good=False, in_place=True)
-        counters = {c.kind: c.value for c in named_counters(checkpoint.path)}
-        id = id or view.history.next_id(checkpoint.series, checkpoint.step)
-        if id.number is not None:
-            counters.setdefault(NUMBER_IN_NAME, id.number)
-        saved_at = max((e.mtime_ns for e in checkpoint.entries if e.mtime_ns is not None), default=None)
-        return Content(id=id, path=checkpoint.path, in_place=True, good=False, counters=counters, saved_at=saved_at)
+        return known or content_lying(self._view, checkpoint)
 
     def _good(self, series: str) -> Iterator[Content]:
         """The known-good ones, newest first, down to the first that is not newer."""

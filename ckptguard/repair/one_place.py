@@ -266,6 +266,7 @@ def _record_kept(view: RunView, id: CheckpointId, done: Done) -> None:
         digests=("blake3",),
         seconds=None,
         place_damaged=before.place_damaged and not alone,
+        seen=() if alone else before.seen,
         content=None if alone else before.content,
     )
     view.history.note_verdict(id.series, append_verdict(view.run, verdict))

@@ -7,6 +7,8 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
+
 from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
 from ckptguard.records.ledger import append_verdict
@@ -143,7 +145,8 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
             content = sealed_outcome(verdict)
             lifted = theirs.outcome is Outcome.SUSPECT and content is Outcome.GOOD
             if content is not None and content is not theirs.outcome and (lifted or theirs.outcome is Outcome.GOOD):
-                there.note_verdict(series, append_verdict(target.run, verdict_on_content(verdict)))
+                theirs = msgspec.structs.replace(verdict_on_content(verdict), seen=theirs.seen)
+                there.note_verdict(series, append_verdict(target.run, theirs))
 
 
 def _copy_unknown(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:

@@ -30,13 +30,12 @@ from ckptguard.runs.file_signatures import all_there
 from ckptguard.runs.find_known_good import (
     ANY,
     REPLICA,
+    SURE,
     Candidate,
     KnownGood,
     Wanted,
     candidate_of,
-    find_known_good,
     is_newer,
-    known_good_candidates,
     newest_candidate,
     none_found,
     ranked_candidates,
@@ -302,6 +301,9 @@ def _open_own(view: RunView, url: str) -> RunView:
     return replica
 
 
+Choose = Callable[[RunView, Wanted], Candidate | None]  # the best known-good checkpoint of a run, or of a replica
+
+
 def known_bad(history: History, id: CheckpointId) -> bool:
     """Whether a run has a verdict on this content, and not a good one."""
     return history.has_verdict(id) and not is_good(history, id)
@@ -317,25 +319,25 @@ def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool
     return newest.get(id.series) == id and all(present)
 
 
-def newer_in_replica(replica: RunView, view: RunView, wanted: Wanted, own: Candidate | None) -> Candidate | None:
+def newer_in_replica(
+    replica: RunView, view: RunView, wanted: Wanted, own: Candidate | None, choose: Choose = newest_candidate
+) -> Candidate | None:
     """The best checkpoint of a replica that is not known to be bad, if newer than `own`. CouldNotTellError."""
-    known = known_good_candidates(replica, wanted)
-    best = next((found for found in known if not known_bad(view.history, found.id)), None)
+    while (best := choose(replica, wanted)) is not None and known_bad(view.history, best.id):
+        wanted = msgspec.structs.replace(wanted, exclude=wanted.exclude | {best.id})
     return best if best is not None and (own is None or is_newer(best, own)) else None
 
 
-def find_known_good_anywhere(view: RunView, wanted: Wanted = ANY) -> KnownGood:
-    """The newest known-good checkpoint, in its nearest place: in the run, as a kept copy, in a replica. Replicas are
-    asked only if the run has lost what is on record as good. NoKnownGoodError if there is none anywhere."""
-    plain = Wanted(before_step=wanted.before_step, series=wanted.series)
-    if not view.settings.replicas and wanted == plain:
-        return find_known_good(view.run, before_step=wanted.before_step, series=wanted.series)
-    best = newest_candidate(view, wanted)
+def find_known_good_anywhere(view: RunView, wanted: Wanted = SURE, choose: Choose = newest_candidate) -> KnownGood:
+    """The newest known-good checkpoint that `choose` can answer with, in its nearest place: in the run, as a kept copy,
+    in a replica. Replicas are asked only if the run has lost what is on record as good. NoKnownGoodError if there is
+    none anywhere."""
+    best = choose(view, wanted)
     if best is not None and has_newest(view.history, best.id, wanted):
         return best.answer
     for replica in open_replicas(view):
         try:
-            found = newer_in_replica(replica, view, wanted, best)
+            found = newer_in_replica(replica, view, wanted, best, choose)
         except CouldNotTellError as error:
             _log.warning("the replica %s cannot be used: %s", replica.run.url, error.message)
             continue

@@ -19,7 +19,7 @@ from ckptguard.records.run import Run
 from ckptguard.records.trash import MARKED, Trashed, list_trashed, read_trash
 from ckptguard.records.who_and_when import seconds_of, this_moment
 from ckptguard.retention.trash import delete_for_good, expire_aside, in_trash_for, settle_trash, throw_away
-from ckptguard.runs.file_signatures import looks_unchanged
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.removal_holds import pins_of, references_to
 from ckptguard.runs.run_view import RunView
@@ -263,7 +263,8 @@ def _present(view: RunView, checkpoint: Checkpoint) -> Present:
     manifest = view.history.manifest(current) if current is not None else None
     verdict = _strict_verdict(view, id)
     outcome = verdict.outcome if verdict is not None else Outcome.PENDING
-    sealed = manifest is not None and (outcome is not Outcome.GOOD or looks_unchanged(checkpoint, manifest, verdict))
+    as_judged = manifest is not None and looks_as_read(checkpoint.entries, manifest, verdict)
+    sealed = manifest is not None and (outcome is not Outcome.GOOD or as_judged)
     return Present(
         path=checkpoint.path,
         id=id,

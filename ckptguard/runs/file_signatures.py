@@ -1,43 +1,63 @@
-"""Unchanged: do a checkpoint's files still look as they did when they were sealed?"""
+"""File signatures: what storage tells of a checkpoint's files, held against what it told when their bytes were read.
+
+Equal ones prove nothing. Where they differ in anything, nobody may say what the bytes are before they are read again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from ckptguard.layouts import Checkpoint
+from ckptguard.runs.sealed_content import Judged, Sealed, Seen
 from ckptguard.storage.protocol import Entry, Storage, find_entry
-from ckptguard.values.manifest import File, Manifest
-from ckptguard.values.verdict import Verdict
 
-Seen = tuple[str, int, int | None, int | None, str | None]
-
-
-def looks_unchanged(checkpoint: Checkpoint, manifest: Manifest, verdict: Verdict | None = None) -> bool:
-    """Whether all sealed files have the sizes, times and inodes of the manifest, or those under which the verdict found
-    their bytes unchanged; others may be beside them. Bytes that rot under equal times are found by verifying."""
-    entries = {e.key: e for e in checkpoint.entries}
-    return _are_there(manifest.files, entries) or (
-        verdict is not None
-        and {path for path, *_ in verdict.seen} >= {f.path for f in manifest.files}
-        and _are_there([_as_seen(*signature) for signature in verdict.seen], entries)
-    )
+if TYPE_CHECKING:
+    from ckptguard.values.manifest import File, Manifest
 
 
-def signature_seen(checkpoint: Checkpoint, manifest: Manifest) -> tuple[Seen, ...]:
-    """How the storage describes the sealed files, where that is not as in the manifest."""
-    if looks_unchanged(checkpoint, manifest):
+def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | None = None) -> bool:
+    """Whether all that storage tells of the sealed files is as it was when their bytes were read: when they were
+    sealed, or for this verdict. Other files may be beside them. A verdict of damage is about what it saw alone."""
+    wanted = {f.path for f in sealed.files}
+    there = {e.key: e for e in entries if e.kind == "file" and e.key in wanted}
+    seen = verdict.seen if verdict is not None else ()
+    of_damage = verdict is not None and verdict.place_damaged and bool(seen)
+    as_sealed = ((f.path, f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files)
+    return (not of_damage and _are_as(as_sealed, there)) or (bool(seen) and _are_as(seen, there))
+
+
+def signature_seen(entries: Iterable[Entry], sealed: Sealed, *, damaged: bool = False) -> tuple[Seen, ...]:
+    """How storage describes the sealed files, where that is not as in the manifest, or their bytes are not."""
+    listed = tuple(entries)
+    if not damaged and looks_as_read(listed, sealed):
         return ()
-    sealed = {f.path for f in manifest.files}
-    return tuple((e.key, *e.signature) for e in checkpoint.entries if e.key in sealed)
+    wanted = {f.path for f in sealed.files}
+    return tuple((e.key, *e.signature) for e in listed if e.key in wanted)
 
 
-def _are_there(files: Sequence[File], entries: Mapping[str, Entry]) -> bool:
-    there = all(f.path in entries and f.size == entries[f.path].size for f in files)
-    return there and not any(is_new(f, entries[f.path]) for f in files)
+def _are_as(known: Iterable[Seen], there: dict[str, Entry]) -> bool:
+    before = {path: (size, told) for path, size, *told in known}
+    return before.keys() == there.keys() and all(_is_as(*before[key], entry) for key, entry in there.items())
 
 
-def _as_seen(path: str, size: int, mtime_ns: int | None, inode: int | None, etag: str | None) -> File:
-    return File(path=path, size=size, format="", envelope="", mtime_ns=mtime_ns, inode=inode, etag=etag)
+def _is_as(size: int, told: Iterable[int | str | None], entry: Entry) -> bool:
+    """Whether size, and all else that was known then and is told now, is equal. It must be something, if anything is
+    known or told."""
+    pairs = list(zip(told, (entry.mtime_ns, entry.inode, entry.etag), strict=True))
+    both = [pair for pair in pairs if None not in pair]
+    told_nothing = all(pair == (None, None) for pair in pairs)
+    return size == entry.size and all(then == now for then, now in both) and (bool(both) or told_nothing)
+
+
+def is_same_file(listed: Entry, opened: Entry, *, local: bool) -> bool:
+    """Whether the file that was opened is the listed one, by all that storage tells. A store may state a time otherwise
+    in a listing: there a tag says more."""
+    if local:
+        return listed.signature == opened.signature
+    if None not in (listed.etag, opened.etag):
+        return (listed.size, listed.etag) == (opened.size, opened.etag)
+    times = [time // 10**9 for time in (listed.mtime_ns, opened.mtime_ns) if time is not None]
+    return listed.size == opened.size and (len(times) < 2 or times[0] == times[1])
 
 
 def is_new(sealed: File, entry: Entry | None) -> bool:

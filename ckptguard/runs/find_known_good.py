@@ -19,6 +19,7 @@ from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps, list_steps
 from ckptguard.records.run import Run
 from ckptguard.records.trash import list_trashed
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, histories_by_step, load_history
 from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
 from ckptguard.storage.protocol import find_entry
@@ -58,10 +59,12 @@ class KnownGood(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a known-good checkpoint lies, and what to say of it."""
+    """Where a known-good checkpoint lies, and what to say of it. `changed`: what lies in place has its sizes, and is
+    not as storage described it when its bytes were read. It is to be read before anybody calls it good."""
 
     answer: KnownGood
     in_place: bool
+    changed: bool
     copy: KeptCopy | None
 
     @property
@@ -79,7 +82,7 @@ class Candidate(Presence, frozen=True, kw_only=True):
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other; `folder`:
     where it belongs. A name that does not state one number has the step that a counter inside tells; where none does,
-    it is before no step."""
+    it is before no step. `sure`: what changed since its bytes were read counts as gone, for who does not read it."""
 
     before_step: int | None = None
     series: str | None = None
@@ -87,6 +90,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     exclude: frozenset[CheckpointId] = frozenset()
     step: int | None = None
     only: CheckpointId | None = None
+    sure: bool = False
 
     def may_be(self, id: CheckpointId) -> bool:
         """Whether it may be one of them, by its id alone."""
@@ -107,6 +111,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ANY = Wanted()
+SURE = Wanted(sure=True)
 
 
 def folder_of(path: str) -> str:
@@ -117,17 +122,23 @@ def folder_of(path: str) -> str:
 def find_known_good(
     run: Run, *, before_step: int | None = None, series: str | None = None, listed: ListedSteps | None = None
 ) -> KnownGood:
-    """The newest GOOD checkpoint, not SUSPECT, that is present. `before_step` is exclusive.
+    """The newest GOOD checkpoint, not SUSPECT, that is present, and unchanged since its bytes were read. `before_step`
+    is exclusive.
 
     Without `series` the newest of each series are compared; see `choose_series`. NoKnownGoodError if there is none.
     `listed`: the names in the records, if they are known; all else is asked of storage.
     """
-    wanted = Wanted(before_step=before_step, series=series)
-    steps = list_steps(run) if listed is None else listed
+    wanted = Wanted(before_step=before_step, series=series, sure=True)
+    return best_on_record(run, wanted, list_steps(run) if listed is None else listed).answer
+
+
+def best_on_record(run: Run, wanted: Wanted, listed: ListedSteps | None = None) -> Candidate:
+    """The best known-good checkpoint, by as few reads as possible. NoKnownGoodError if there is none."""
+    steps, series = list_steps(run) if listed is None else listed, wanted.series
     every = (_in_order(run, steps, one, wanted) for one in ([series] if series is not None else steps.series))
     for found in _best_first(every):
-        return found.answer
-    raise none_found(run, before_step)
+        return found
+    raise none_found(run, wanted.before_step)
 
 
 def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Iterator[Candidate]:
@@ -186,7 +197,7 @@ def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[Checkpoint
 def _of_series(history: History, series: str, wanted: Wanted, every_copy: bool) -> Iterator[Candidate]:
     """The candidates of one series, newest first."""
     for id in ranked_candidates(history, msgspec.structs.replace(wanted, series=series)):
-        candidate = candidate_of(history, id, every_copy=every_copy)
+        candidate = candidate_of(history, id, every_copy=every_copy, sure=wanted.sure)
         if candidate is not None and wanted.includes(candidate.manifest):
             yield candidate
 
@@ -225,17 +236,17 @@ def standpoint_of(manifest: Manifest) -> Standpoint:
     )
 
 
-def candidate_of(history: History, id: CheckpointId, *, every_copy: bool = True) -> Candidate | None:
-    """The checkpoint, if it is good and present. CouldNotTellError if that cannot be told."""
+def candidate_of(
+    history: History, id: CheckpointId, *, every_copy: bool = True, sure: bool = False
+) -> Candidate | None:
+    """The checkpoint, if it is good and present. `sure` as for `Wanted`. CouldNotTellError if that cannot be told."""
     if not is_good(history, id):
         return None
     verdict, manifest = history.verdict(id), history.manifest(id)
     if verdict is None or manifest is None:
         return None
-    found = presence_of(history, id, verdict, manifest, every_copy=every_copy)
-    if found is None:
-        return None
-    return Candidate(answer=found.answer, manifest=manifest, in_place=found.in_place, copy=found.copy)
+    found = presence_of(history, id, verdict, manifest, every_copy=every_copy, sure=sure)
+    return None if found is None else Candidate(**msgspec.structs.asdict(found), manifest=manifest)
 
 
 def presence_of(
@@ -245,35 +256,36 @@ def presence_of(
     sealed: Sealed,
     *,
     every_copy: bool = True,
+    sure: bool = False,
     path_of: Callable[[CheckpointId], str | None] | None = None,
 ) -> Presence | None:
-    """Where a checkpoint lies whose sealed bytes are good; None if it is gone. `path_of` as for `History.current`."""
+    """Where a checkpoint lies whose sealed bytes are good; None if it is gone. `path_of` as for `History.current`,
+    `sure` as for `Wanted`."""
     run = history.run
-    damaged = verdict.outcome is not Outcome.GOOD
-    in_place = (
-        not damaged
-        and history.current_if_readable(id.series, id.step, sealed.path, path_of=path_of) == id
-        and all(_has_size(run, f.path, f.size) for f in sealed.files)
-    )
+    in_place, why = False, "its place is damaged"
+    if verdict.outcome is Outcome.GOOD:
+        in_place = history.current_if_readable(id.series, id.step, sealed.path, path_of=path_of) == id
+        why = "it is no longer in place"
+    there = [find_entry(run.storage, f.path) for f in sealed.files] if in_place else []
+    entries = [e for e in there if e is not None and e.kind == "file"]
+    in_place = in_place and [e.size for e in entries] == [f.size for f in sealed.files]
+    changed = in_place and not looks_as_read(entries, sealed, verdict)
+    if sure and changed:
+        in_place, why = False, "its place has changed since"
     asked = history.may_be_kept(id) and (every_copy or not in_place)
     copy = read_kept(run, id) if asked else None
     if copy is not None and not kept_matches(run, copy, sealed):
         copy = None
+    at = verdict.checked_at
     if in_place:
-        path, reason = run.usable(sealed.path), f"verified {verdict.checked_at}, in place"
+        path, reason = run.usable(sealed.path), f"verified {at}, in place"
     elif copy is not None:
-        why = "its place is damaged" if damaged else "it is no longer in place"
         path, reason = run.usable_record(copy.checkpoint_key), f"verified; {why}, this is the kept copy"
     else:
         return None
-    place, at = (IN_PLACE if in_place else KEPT), verdict.checked_at
+    place = IN_PLACE if in_place else KEPT
     answer = KnownGood(path=path, id=id, kept=not in_place, verified_at=at, reason=reason, place=place)
-    return Presence(answer=answer, in_place=in_place, copy=copy)
-
-
-def _has_size(run: Run, key: str, size: int) -> bool:
-    entry = find_entry(run.storage, key)
-    return entry is not None and entry.kind == "file" and entry.size == size
+    return Presence(answer=answer, in_place=in_place, changed=changed, copy=copy)
 
 
 class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
@@ -376,7 +388,15 @@ class _OfView:
         if found is None:
             return []
         choices = places_of(id, in_place=found.in_place, has_copy=found.copy is not None)
-        return [(choice, msgspec.structs.replace(found, in_place=choice.in_place)) for choice in choices]
+        return [(choice, self._at(found, choice)) for choice in choices]
+
+    def _at(self, found: Candidate, choice: Choice) -> Candidate:
+        """The candidate in one of its places, and what to say of it there."""
+        if choice.in_place == found.in_place or found.copy is None:
+            return found
+        path, reason = self._view.run.usable_record(found.copy.checkpoint_key), "verified; this is the kept copy"
+        answer = msgspec.structs.replace(found.answer, path=path, kept=True, place=KEPT, reason=reason)
+        return msgspec.structs.replace(found, answer=answer, in_place=False, changed=False)
 
 
 def _noted(places: Iterable[tuple[Choice, C]], seen: dict[Choice, C]) -> Iterable[Choice]:

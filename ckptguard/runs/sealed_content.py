@@ -11,6 +11,8 @@ from ckptguard.runs.history import History
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
+Seen = tuple[str, int, int | None, int | None, str | None]  # path, size, mtime, inode and etag of a file
+
 
 class SealedFile(Protocol):
     """What storage said of a file when it was sealed."""
@@ -47,6 +49,8 @@ class Judged(Protocol):
     def place_damaged(self) -> bool: ...
     @property
     def content(self) -> Outcome | None: ...
+    @property
+    def seen(self) -> tuple[Seen, ...]: ...
 
 
 def is_good(history: History, id: CheckpointId) -> bool:

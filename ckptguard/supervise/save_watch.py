@@ -16,18 +16,21 @@ import msgspec
 
 from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.decisions.rollback import before_repeat
-from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError
+from ckptguard.decisions.rollback_plan import Content
+from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, NotGivenBackError
 from ckptguard.incidents.notify import Event, Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
+from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
-from ckptguard.runs.find_known_good import Wanted, newest_candidate
+from ckptguard.recover.rollback_scope import content_of
+from ckptguard.runs.find_known_good import Wanted, candidate_of, folder_of, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
-from ckptguard.supervise.sick_saves import SickSave, find_sick_saves, sick_without_step
+from ckptguard.supervise.sick_saves import SickSave, find_begun_anew, find_sick_saves
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import MAX_STEP, CheckpointId
 from ckptguard.values.settings import Settings
@@ -56,7 +59,7 @@ class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisedRollback(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each series stands now, and what was moved aside. Without `to` the command starts from its beginning."""
+    """Where each folder stands now, and what was moved aside. Without `to` the command starts from its beginning."""
 
     to: tuple[str, ...] = ()
     ids: tuple[CheckpointId, ...] = ()
@@ -78,7 +81,10 @@ class SaveWatch:
         self._left_open: set[str] = set()  # incidents of guards that ended without closing them
         self._abandoned: set[str] = set()  # incidents of a supervise that was killed
         self._series: set[str] = set()  # that had saves in place at some time: to go back in them, whatever is left
-        self._targets: dict[str, int] = {}  # series -> the step that it went back to last, because it was sick
+        self._targets: dict[str, int] = {}  # folder -> the step that it went back to last, because it was sick
+        self._to_compare: list[Content] = []  # what was gone back to, until the first save after it is seen
+        self._pinned: InUse | None = None  # the same, which must stay until then
+        self._lying: frozenset[object] = frozenset()  # when the command was started
         self._seen: object = None  # the records and files that `_found` was concluded from
         self._found: list[SickSave] = []
 
@@ -107,9 +113,8 @@ class SaveWatch:
     def begin(self) -> StateBefore:
         """The command is about to start: note what is there."""
         self._left_open |= {i.id for i in self._guards_incidents()}
-        return StateBefore(
-            good=self._good(), lying=self._signatures(), incidents=frozenset(i.id for i in self._incidents())
-        )
+        self._lying = self._signatures()
+        return StateBefore(good=self._good(), lying=self._lying, incidents=frozenset(i.id for i in self._incidents()))
 
     def since(self, before: StateBefore) -> SavesSince:
         """What came since then."""
@@ -148,25 +153,61 @@ class SaveWatch:
             view = self._look()
             seen = (view.history.names, view.history.quarantined, [c.signature for c in view.checkpoints])
             if seen != self._seen:
-                self._found = find_sick_saves(view, before=self._before)
+                self._found = self._begun_anew(view) or find_sick_saves(view, before=self._before)
                 self._seen = seen
             return self._found
         return []
 
+    def _begun_anew(self, view: RunView) -> list[SickSave]:
+        """Saves of a training that began from scratch instead of going on: only the first of each restart tells."""
+        for known_good in tuple(self._to_compare):
+            told, anew = find_begun_anew(view, known_good, self._lying)
+            if anew is not None:
+                return [anew]
+            if told:
+                self._to_compare.remove(known_good)
+        if not self._to_compare:
+            self._unpin()
+        return []
+
+    def _unpin(self) -> None:
+        if self._pinned is not None:
+            self._pinned.__exit__()
+            self._pinned = None
+
     def go_back(self, sick: list[SickSave], reason: str) -> SupervisedRollback:
-        """Quarantine what is newer than known-good, and have that in place: in the sick series, or after a crash in
-        all that lie there. Raises what a rollback raises; NoKnownGoodError only about sick saves."""
+        """Quarantine what is newer than known-good, and have that in place, under every name that a resume reads: in
+        the folders of the sick saves, or after a crash in all. Raises what a rollback raises; NoKnownGoodError only
+        about sick saves, and about names that could hold nothing good."""
         view = self._look()
-        if sick:
-            done = [self._go_back_in(view, s.series, reason=f"{reason}: {s.reason}", since=s.since) for s in sick]
-            moved = [path for one in done for path in one.quarantined]
-            for path in sick_without_step(view):
-                quarantine(view, path, reason=reason)
-                moved.append(path)
+        done: list[RolledBack] = []
+        moved: list[str] = []
+        if any(s.anew for s in sick):
+            folders = dict.fromkeys(folder_of(content.path) for content in self._to_compare)
+            for checkpoint in view.checkpoints:
+                if folder_of(checkpoint.path) in folders and checkpoint.signature not in self._lying:
+                    quarantine(view, checkpoint.path, reason=reason)
+                    moved.append(checkpoint.path)
+            done = [self._roll_back(view, folder, reason, None) for folder in folders]
+        elif sick:
+            for folder in dict.fromkeys(s.folder for s in sick):
+                done.append(self._go_back_in(view, folder, [s for s in sick if s.folder == folder], reason))
         else:
             done, moved = self._go_back_everywhere(view, reason)
+        moved += [path for one in done for path in one.quarantined]
         to, ids = [one.known_good.path for one in done], [one.known_good.id for one in done]
-        return SupervisedRollback(to=tuple(to), ids=tuple(ids), quarantined=tuple(moved))
+        self._compare_with(view, done)
+        return SupervisedRollback(to=tuple(to), ids=tuple(ids), quarantined=tuple(dict.fromkeys(moved)))
+
+    def _compare_with(self, view: RunView, done: list[RolledBack]) -> None:
+        """Have what was gone back to stay until the next start has saved something, which is then compared with it."""
+        self._unpin()
+        self._pinned = InUse(view.run, "supervise")
+        for id in (id for one in done for id in (one.known_good.id, one.source)):
+            self._pinned.pin(id)
+        view.forget()
+        found = (candidate_of(view.history, one.known_good.id) for one in done)
+        self._to_compare = [content_of(candidate) for candidate in found if candidate is not None]
 
     def close_left_incidents(self, action: str) -> None:
         """Close what the command's guard left open when it ended, or a supervise that was killed, with what we did."""
@@ -179,42 +220,48 @@ class SaveWatch:
         done: list[RolledBack] = []
         moved: list[str] = []
         self._note_series(view.checkpoints)
-        for series in sorted(self._series):
+        for folder in sorted({folder_of(series) for series in self._series}):
             try:
-                done.append(self._roll_back(view, series, reason, None))
-                moved += done[-1].quarantined
+                done.append(self._roll_back(view, folder, reason, None))
+            except NotGivenBackError:
+                raise
             except NoKnownGoodError:
                 view.forget()
-                # Nothing of it is good. What the dead command left half-written would only stop the next start.
-                for checkpoint in self._of_no_use(view, series):
-                    quarantine(view, checkpoint.path, reason=reason)
-                    moved.append(checkpoint.path)
+            # Of some series nothing is good. What the dead command left half-written would only stop the next start.
+            for checkpoint in self._of_no_use(view, folder):
+                quarantine(view, checkpoint.path, reason=reason)
+                moved.append(checkpoint.path)
         return done, moved
 
-    def _go_back_in(self, view: RunView, series: str, *, reason: str, since: int | None) -> RolledBack:
+    def _go_back_in(self, view: RunView, folder: str, sick: list[SickSave], reason: str) -> RolledBack:
         """A sickness that came again from where it went back to last is not over there: one further, if there is."""
 
         def good_before(step: int) -> int | None:
-            found = newest_candidate(view, Wanted(before_step=step, series=series))
-            return None if found is None else found.id.number
+            found = newest_candidate(view, Wanted(before_step=step, folder=folder))
+            return None if found is None else found.manifest.training_step
 
+        since = min((s.since for s in sick if s.since is not None), default=None)
         limit = MAX_STEP + 1 if since is None else since
-        before = before_repeat(good_before, limit, last=self._targets.get(series))
-        done = self._roll_back(view, series, reason, since if before == limit else before)
-        if done.known_good.id.number is not None:
-            self._targets[series] = done.known_good.id.number
+        before = before_repeat(good_before, limit, last=self._targets.get(folder))
+        why = f"{reason}: {'; '.join(s.reason for s in sick)}"
+        done = self._roll_back(view, folder, why, since if before == limit else before)
+        if done.training_step is not None:
+            self._targets[folder] = done.training_step
         return done
 
-    def _roll_back(self, view: RunView, series: str, reason: str, before_step: int | None) -> RolledBack:
+    def _roll_back(self, view: RunView, folder: str, reason: str, before_step: int | None) -> RolledBack:
         # Nobody is asked whether training writes: we have ended who wrote.
-        back = GoBack(reason=reason, series=series, before_step=before_step, check_writing=False)
+        back = GoBack(reason=reason, folder=folder, before_step=before_step, check_writing=False)
         return roll_back(view, back, work=Work(scanner=self._scanner))
 
-    def _of_no_use(self, view: RunView, series: str) -> list[Checkpoint]:
-        """The new ones that were judged, and not good, or are unfinished. What could not be read may be whole."""
+    def _of_no_use(self, view: RunView, folder: str) -> list[Checkpoint]:
+        """The new ones of series without anything good that were judged, and not good, or are unfinished. What could
+        not be read may be whole."""
         found = []
         for checkpoint in view.checkpoints:
-            if checkpoint.series != series or checkpoint.signature in self._before:
+            if folder_of(checkpoint.path) != folder or checkpoint.signature in self._before:
+                continue
+            if newest_candidate(view, Wanted(series=checkpoint.series)) is not None:
                 continue
             try:
                 id = view.current_if_readable(checkpoint)

@@ -42,7 +42,7 @@ from ckptguard.values.settings import Settings
 
 class Supervised(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended: the command's last exit code (128 + n after signal n), and the error that outweighs it, if any.
-    `sick_end`: the command said 0, but what it saved last was sick, and is quarantined now."""
+    `sick_end`: the command said 0, but what it saved last was sick. Unless we were told to end, that is quarantined."""
 
     status: int
     error: CkptguardError | None = None
@@ -134,7 +134,8 @@ class _Supervisor:
         except BusyError as busy:
             return Supervised(status=1, error=busy)
         look = self._saves.last_look if left else self._saves.sick
-        sick: list[SickSave] = self._watch.beside(look, [], only_looks=True)
+        # Weights that rest are told of, but nothing is moved for that alone before the command has its say.
+        sick = [s for s in self._watch.beside(look, list[SickSave](), only_looks=True) if not s.stale]
         why = "the newest save was sick before the command was started"
         if sick and left and self._restarts >= self._most:
             return self._give_up(sick, why, 1)
@@ -155,13 +156,16 @@ class _Supervisor:
                 self._to_mend = True
                 message = "the command could not be stopped: some of its processes survive being killed"
                 return Supervised(status=status or 1, error=BusyError(message))
-            sick, since = found, SavesSince(saved=True, good=True, gave_up=False)
-            if self._watch.asked is None:
-                sick = self._watch.beside(self._saves.last_look, [], only_looks=True) or found
+            since = SavesSince(saved=True, good=True, gave_up=False)
+            sick = found
+            if not self._is_asked or status == 0:  # else somebody is in a hurry, and the status tells enough
+                look_back = self._saves.sick if self._is_asked else self._saves.last_look
+                sick = self._watch.beside(look_back, list[SickSave](), only_looks=True) or found
+            if not self._is_asked:
                 since = self._watch.beside(partial(self._saves.since, before), since)
             ended = CommandEnd(
                 status=status,
-                asked=self._watch.asked is not None,
+                asked=self._is_asked,
                 stopped=bool(found),
                 sick=bool(sick),
                 saved=since.saved,
@@ -231,13 +235,19 @@ class _Supervisor:
             self._watch.command_runs = False
             until.set()
 
+    @property
+    def _is_asked(self) -> bool:
+        return self._watch.asked is not None
+
     def _follow(self, ended: CommandEnd, sick: list[SickSave]) -> Supervised | None:
         """Do what follows the end of the command; None if it is to be started again."""
+        if anew := [s for s in sick if s.anew]:
+            return self._end_what_began_anew(anew, ended.status)
         then, why = decide(ended, restarts=self._restarts, most=self._most)
         if then is NextAction.END:
             if not ended.asked and ended.status:
                 self._tell(f"the command {why}; it is not started again")
-            return Supervised(status=ended.status)
+            return Supervised(status=ended.status, sick_end=bool(sick) and ended.status == 0)
         if then is NextAction.SPENT:
             return self._give_up(sick, f"the command {why}", ended.status)
         error = self._go_back(sick, f"the command {why}", ended.status)
@@ -252,6 +262,15 @@ class _Supervisor:
         if self._watch.asked is None:
             self._tell(f"starting the command again ({self._restarts} of {self._most})")
         return None
+
+    def _end_what_began_anew(self, anew: list[SickSave], status: int) -> Supervised:
+        """Training that begins from scratch would write over what is good, at every start again."""
+        why = f"{anew[0].path}: {anew[0].reason}"
+        error = self._go_back(anew, "the command began from scratch", status, costs=False)
+        hint = "have the command resume from what ckptguard known-good prints, or from the name that it reads itself"
+        if error is not None:
+            self._tell(f"going back failed: {error.message}")
+        return Supervised(status=status, error=RollbackExhausted(f"{why}; it is not started again", hint=hint))
 
     def _give_up(self, sick: list[SickSave], why: str, status: int) -> Supervised:
         action = f"not started again: the budget of {self._most} rollbacks is spent"
@@ -319,7 +338,7 @@ class Recovery:
             incident = open_incident(
                 run,
                 step=single_number(sick[0].step) if sick else None,
-                cause="numeric" if sick else "crash",
+                cause="crash" if not sick else "anew" if sick[0].anew else "numeric",
                 reason="; ".join(f"{s.path}: {s.reason}" for s in sick) or why,
                 evidence={} if status is None else {"exit_status": status},
                 source="supervise",

@@ -121,8 +121,9 @@ class TrainingGuard:
         Resumes at the newest known-good checkpoint, saves after every `save_every` updates and at the end, and goes
         back between two iterations when the state is sick. Batches that did harm are left out from then on. After a
         `break` an update counts as made if it was observed. Several ranks wait here for the last save, because a
-        process group may end after it. RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there
-        is nothing to go back to, SettingsError when another process of this machine trains into the run already.
+        process group may end after it. The last save has its verdict then, else the log says how to get it.
+        RollbackExhausted when the policy's budget is spent, NoKnownGoodError when there is nothing to go back to,
+        SettingsError when another process of this machine trains into the run already.
         """
         if save_every < 1 or total < 0:
             raise SettingsError("save_every must be at least 1 and total not negative")
@@ -284,8 +285,7 @@ class TrainingGuard:
                     self._save_automatically(self.step, final=self.step >= total)
                     self._tell_if_unsaved()
                 if self.step >= total:
-                    if self._ranks.size > 1:
-                        self._saving.drain()  # a caller may now end the process group, over which ranks agree
+                    self._end()
                     break
                 batch = self._progress.next_batch()
                 yield self._progress.current, batch
@@ -309,6 +309,16 @@ class TrainingGuard:
         self._refuse_sick("training cannot begin")
         self._save_automatically(self.step)
         self._saving.drain()
+
+    def _end(self) -> None:
+        """All updates are made: the last save is what people ship, so it gets its verdict now."""
+        ranks = self._ranks.size > 1
+        if ranks:
+            self._saving.drain()  # a caller may now end the process group, over which ranks agree
+        if self._saving.last is not None and self._saving.wait(_EXIT_SECONDS):
+            self._rollbacks.judge_last_save(seconds=self._deadline if ranks else None)
+        elif self._saving.last is not None:
+            _log.warning("the last save is still being written; this judges it: ckptguard verify %s", self._run.url)
 
     def _refuse_sick(self, what: str) -> None:
         sick = agree(self._ranks, self._monitor.sick)

@@ -11,7 +11,7 @@ from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, tr
 from ckptguard.keep.own_bytes import give_own_bytes
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import KeptCopy, list_kept, read_kept
-from ckptguard.runs.file_signatures import looks_unchanged
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
@@ -154,4 +154,4 @@ def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> 
 
 def _looks_sealed(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
     manifest = view.history.manifest(id)
-    return manifest is not None and looks_unchanged(checkpoint, manifest, view.history.verdict(id))
+    return manifest is not None and looks_as_read(checkpoint.entries, manifest, view.history.verdict(id))

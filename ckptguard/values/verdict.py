@@ -80,8 +80,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds: float | None = None
     facts: Facts = Facts()
     place_damaged: bool = False  # the bytes in place are not those that were sealed; a whole copy may be elsewhere
-    # Of a GOOD one whose files the storage describes otherwise than the manifest (put back, a copied run), how: path,
-    # size, mtime, inode, etag of each. The bytes are those that were sealed.
+    # How the storage described the files that were read, where that is not as in the manifest (put back, a copied run)
+    # or their bytes are not what was sealed: path, size, mtime, inode, etag of each.
     seen: tuple[tuple[str, int, int | None, int | None, str | None], ...] = ()
     # "bytes": for this verdict every byte was read from where the checkpoint lies. "checksum", by an older version, of
     # a replica: of some files the store's own checksum was compared instead.

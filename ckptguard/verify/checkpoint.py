@@ -196,7 +196,7 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verif
             seconds=round(scan.seconds, 3),
             facts=facts_of(evidence),
             place_damaged=damaged,
-            seen=signature_seen(checkpoint, sealed) if sealed is not None and outcome is Outcome.GOOD else (),
+            seen=signature_seen(checkpoint.entries, sealed, damaged=damaged) if sealed is not None else (),
             read_back="bytes",
             content=sealed_outcome(before) if damaged and before is not None else None,
         )

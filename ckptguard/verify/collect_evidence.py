@@ -13,10 +13,12 @@ from ckptguard.errors import ChangedWhileReadError, ObjectMissingError
 from ckptguard.formats import tensor_suffix
 from ckptguard.layouts import LAYOUTS, Checkpoint, Gap
 from ckptguard.layouts.roles import assign_roles
+from ckptguard.runs.file_signatures import is_same_file
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress, Scanner, ScanOptions, digest_places, scan_files
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.storage import Storage
+from ckptguard.values.ids import escape
 from ckptguard.values.manifest import File, Manifest, Span, Tensor
 
 NOTHING_KNOWN = KnownFacts()
@@ -56,8 +58,13 @@ def completeness(storage: Storage, checkpoint: Checkpoint, *, scanner: Scanner =
 
 
 def scan_checkpoint(storage: Storage, checkpoint: Checkpoint, options: ScanOptions, work: Work = PLAIN) -> Scan:
-    """Scan all regular files of a checkpoint. Raises what the scanner raises."""
-    return work.scanner(storage, checkpoint.files, options, work.progress)
+    """Scan all regular files of a checkpoint. Raises what the scanner raises, and ChangedWhileReadError where it opened
+    others than those that were listed: a verdict on those would be one on what does not lie there."""
+    scan = work.scanner(storage, checkpoint.files, options, work.progress)
+    for listed, found in zip(checkpoint.entries, scan.files, strict=True):
+        if not is_same_file(listed, found.entry, local=storage.root is not None):
+            raise ChangedWhileReadError(f"{escape(listed.key)} was replaced while it was read", key=listed.key)
+    return scan
 
 
 def copy_differs(

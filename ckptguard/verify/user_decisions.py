@@ -75,6 +75,7 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
         checked_at=utc_now(),
         version=__version__,
         facts=before.facts if before else Facts(),
+        seen=before.seen if before else (),
     )
     history.note_verdict(id.series, append_verdict(run, verdict))
     return verdict

@@ -33,7 +33,7 @@ from ckptguard.errors import (
     SettingsError,
 )
 from ckptguard.incidents.notify import Hooks, incident_event
-from ckptguard.inspect.list_states import survey, without_verdict
+from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
@@ -143,7 +143,7 @@ class Answers:
         if isinstance(answer, NoKnownGoodError):
             raise answer
         found = fields(answer, "known-good of the daemon")
-        # `pending`: newer checkpoints that may still turn out good.
+        # `pending`: newer checkpoints that may still turn out good, or good again.
         return _json(document("known-good", run=guarded.run_id, **found, waited=waited, pending=pending))
 
     async def _incidents(self, request: Request) -> Response:
@@ -174,8 +174,8 @@ class Answers:
     def _best_and_pending(
         self, guarded: WatchedRun, before: int | None, series: str | None, certain: bool
     ) -> tuple[KnownGood | NoKnownGoodError, list[str]]:
-        """The answer as of now, and the newer checkpoints without a verdict that could change it: as of now too if that
-        must be `certain`, else as of the last pass if nothing hinted at a change since."""
+        """The answer as of now, and the newer checkpoints without a verdict, or changed since it, that could change the
+        answer: as of now too if that must be `certain`, else as of the last pass if nothing hinted at a change."""
 
         def best() -> KnownGood | NoKnownGoodError:
             try:
@@ -198,7 +198,7 @@ class Answers:
             seen = _id_of(answer)
             view.forget()
             found = [c for c in view.checkpoints if could_change(c.series, c.step)]
-            pending = without_verdict(view, list_steps(view.run), found)
+            pending = undecided(view, list_steps(view.run), found)
             answer = best()  # again: it may have got its verdict between the two
         return answer, [w.path for w in pending if could_change(w.series, w.step)]
 

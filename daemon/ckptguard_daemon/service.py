@@ -137,7 +137,7 @@ def run_once(urls: Sequence[str], settings: Settings, stop: threading.Event) -> 
             log("could_not_tell", level="error", run=url, reason=error.message)
             all_read = False
             continue
-        outcomes += [state.outcome for state in states if state.in_place]
+        outcomes += [Outcome.PENDING if state.changed else state.outcome for state in states if state.in_place]
     return exit_code(outcomes, all_read=all_read)
 
 

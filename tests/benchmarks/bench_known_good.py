@@ -56,11 +56,15 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
     for step in range(1, count):
         name = f"{step:012d}.1"
         paths = [file.path.replace(name_of(count), name_of(step)) for file in manifest.files]
+        own_files = [msgspec.structs.replace(f, path=p) for f, p in zip(manifest.files, paths, strict=True)]
         if files is None or step > count - files:
             (root / name_of(step)).mkdir()
-            for file, path in zip(manifest.files, paths, strict=True):
+            for place, (file, path) in enumerate(zip(manifest.files, paths, strict=True)):
                 (root / path).write_bytes((root / file.path).read_bytes())
-        own_files = (msgspec.structs.replace(f, path=p) for f, p in zip(manifest.files, paths, strict=True))
+                found = (root / path).stat()
+                own_files[place] = msgspec.structs.replace(
+                    own_files[place], mtime_ns=found.st_mtime_ns, inode=found.st_ino
+                )
         one = msgspec.structs.replace(manifest, path=name_of(step), step=step, files=tuple(own_files))
         (own / "manifests" / "model-#" / f"{name}.json").write_bytes(encode_checked(one))
         (own / "ledger" / "model-#" / f"{name}.0001.good.json").write_bytes(

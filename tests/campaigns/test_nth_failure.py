@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 from support.faulty_storage import Fault, Faults, injected
-from support.store_operations import OPERATIONS, Stage, build
+from support.store_operations import OPERATIONS, Operation, Stage, build
 from support.tiny_run import (
     TINY,
     WEIGHTS,
@@ -65,10 +65,10 @@ def places(run: Run, step: int) -> list[Content]:
     return [files_below(run.url, folder + name) for folder in sorted(folders)]
 
 
-def violations(stage: Stage, saved: dict[int, Content], known: tuple[int, ...], removes: tuple[int, ...], fault: Fault):
+def violations(stage: Stage, saved: dict[int, Content], operation: Operation, fault: Fault):
     """What is wrong, by a storage that is healthy again. Where it lied, a good one may look damaged, a copy may be
     damaged until it is used, and a record may be unreadable, which is said."""
-    run = open_run(stage.url)
+    run, known = open_run(stage.url), operation.known
     lied = fault in (Fault.WRONG_BYTES, Fault.TRUNCATED)
     wrong = []
     for moment in ("at once", "after a pass"):
@@ -88,7 +88,11 @@ def violations(stage: Stage, saved: dict[int, Content], known: tuple[int, ...], 
                 wrong.append(f"{moment}: {found.answer.id} is known-good at {place}, and damaged")
         for step, files in saved.items():
             damaged = step == 200
-            if not damaged and step not in removes and files not in places(run, step):
+            if (
+                not damaged
+                and step not in {*operation.removes, *(operation.alone if lied else ())}
+                and files not in places(run, step)
+            ):
                 wrong.append(f"{moment}: nothing whole is left of {step}")
         if moment == "at once":
             last = cycle(run)
@@ -161,7 +165,7 @@ def test_whatever_fails_nothing_is_lost(name, kind, templates, tmp_path, capsys)
                 if any(files and files != saved[s] for s, files in got.items()) or not any(got.values()):
                     wrong.append(f"{case}: {sorted(p.name for p in stage.dest.rglob('*'))} restored of {step}")
             wrong += [f"{case}: {w}" for w in arrived_wrong(stage, saved, fault)]
-            wrong += [f"{case}: {w}" for w in violations(stage, saved, operation.known, operation.removes, fault)]
+            wrong += [f"{case}: {w}" for w in violations(stage, saved, operation, fault)]
             stage.clear()
             shutil.rmtree(tmp_path / token, ignore_errors=True)
             if not faults.reached:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptguard.records.kept import read_kept
 from ckptguard.records.run import Run, open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
@@ -18,9 +19,10 @@ from ckptguard.runs.run_view import select_checkpoint
 from ckptguard.runs.work import Work
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import protect_finished
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.verify.checkpoint import verify_checkpoint
-from support.tiny_run import TINY, Content, forget, inline, name_of, rot, save
+from support.tiny_run import SERIES, TINY, Content, delete, forget, inline, name_of, rot, save
 from support.views import look
 
 LAST = Policy(keep_last=2, keep_good=2)
@@ -90,6 +92,22 @@ def _put_back(run: Run, stage: Stage) -> None:
     roll_back(look(run, TINY), GoBack(reason="loss", before_step=301, check_writing=False), work=Work(scanner=inline))
 
 
+def _own_bytes(run: Run, stage: Stage) -> None:
+    auto = TINY.changed(keep="auto")
+    reconcile(look(run, auto), PassNotes(), work=Work(scanner=inline))
+
+
+def _judge_copy(run: Run, stage: Stage) -> None:
+    protect_finished(look(run, TINY))
+    if read_kept(run, CheckpointId(SERIES, 700, 1)) is None:
+        return  # the storage failed: a trainer that goes on is another matter
+    if run.storage.root is None:
+        delete(stage.url, 700)
+    else:  # in one step: a folder that was removed in part is yet another
+        Path(stage.url, name_of(700)).rename(Path(stage.url).with_name("gone"))
+    reconcile(look(run, TINY), PassNotes(), work=Work(scanner=inline))
+
+
 def _scrub(run: Run, stage: Stage) -> None:
     scrub(
         look(run, TINY),
@@ -102,12 +120,13 @@ def _scrub(run: Run, stage: Stage) -> None:
 class Operation:
     """One thing that a store does. `pending`: it needs a save without a verdict; `known`: the steps that may be
     known-good when it is over (a rollback takes an older one where it cannot read); `removes`: those of which nothing
-    may be left."""
+    may be left; `alone`: those whose only bytes are read for the first time, which a storage that lies may spoil."""
 
     act: Callable[[Run, Stage], object]
     pending: bool = False
     known: tuple[int, ...] = (600,)
     removes: tuple[int, ...] = ()
+    alone: tuple[int, ...] = ()
 
 
 OPERATIONS = {
@@ -118,6 +137,8 @@ OPERATIONS = {
         pending=True,
         known=(600, 700),
     ),
+    "own bytes": Operation(_own_bytes, pending=True, known=(600, 700)),
+    "judge a copy": Operation(_judge_copy, pending=True, known=(600, 700), alone=(700,)),
     "verify": Operation(_check_again),
     "prune": Operation(lambda run, stage: prune(look(run), LAST, grace=GRACE)),
     "prune for good": Operation(lambda run, stage: prune(look(run), LAST, grace=-1.0), removes=(400,)),

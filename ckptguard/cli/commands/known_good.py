@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say
+from ckptguard.cli.output import emit, escape, say, working
+
+if TYPE_CHECKING:
+    from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted
+    from ckptguard.runs.run_view import RunView
+    from ckptguard.values.settings import Settings
 
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
@@ -15,26 +22,41 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 @click.argument("run", type=Place())
 @click.option("--before-step", type=click.IntRange(min=0), metavar="N", help="Only steps lower than N.")
 @click.option("--series", metavar="NAME", help="Only this series, such as checkpoint-#.")
+@click.option("--read", is_flag=True, help="Read all bytes of the answer first, whatever its files' times say.")
 @shared_options
-def command(run: str, before_step: int | None, series: str | None, shared: Shared) -> None:
+def command(run: str, before_step: int | None, series: str | None, read: bool, shared: Shared) -> None:
     """Print the path of RUN's last known-good checkpoint, and nothing else.
 
-    What RUN has lost is looked for in the settings' replicas.
+    One whose files changed since they were read is verified first. What RUN has lost is looked for in the settings'
+    replicas.
     """
-    settings = shared.settings()
-    if settings.replicas:
-        from ckptguard.replicas.replicate import find_known_good_anywhere
-        from ckptguard.runs.find_known_good import Wanted
-        from ckptguard.runs.run_view import open_view
+    from ckptguard.runs.find_known_good import Wanted, best_on_record
 
-        view = open_view(run, settings, must_exist=False)
-        known_good = find_known_good_anywhere(view, Wanted(before_step=before_step, series=series))
-    else:
+    settings, wanted = shared.settings(), Wanted(before_step=before_step, series=series)
+    known_good: KnownGood | None = None
+    if not settings.replicas and not read:
         from ckptguard.records.run import open_run
-        from ckptguard.runs.find_known_good import find_known_good
 
-        known_good = find_known_good(open_run(run, settings), before_step=before_step, series=series)
+        best = best_on_record(open_run(run, settings), wanted)
+        known_good = None if best.changed else best.answer
+    if known_good is None:
+        known_good = _read(run, settings, wanted, everything=read)
     if shared.as_json:
         emit("known-good", known_good)
     else:
         say(escape(known_good.path))
+
+
+def _read(run: str, settings: Settings, wanted: Wanted, *, everything: bool) -> KnownGood:
+    """The answer, after what must be read for it was read."""
+    from ckptguard.replicas.replicate import find_known_good_anywhere
+    from ckptguard.runs.run_view import open_view
+    from ckptguard.scan.scanners import scanner_of
+    from ckptguard.verify.read_known_good import read_known_good
+
+    with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
+
+        def choose(view: RunView, wanted: Wanted) -> Candidate | None:
+            return read_known_good(view, wanted, work, everything=everything)
+
+        return find_known_good_anywhere(open_view(run, settings, must_exist=not settings.replicas), wanted, choose)

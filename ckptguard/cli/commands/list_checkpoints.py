@@ -9,6 +9,7 @@ from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, trouble
 from ckptguard.cli.render import size, table
 
+_CHANGED = "was {} when it was read; changed since"
 _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash"))
 
 
@@ -37,10 +38,12 @@ def command(run: str, shared: Shared) -> None:
     for s in states:
         cost = ("shared" if s.kept_bytes is None else size(s.kept_bytes)) if s.kept else None
         copy = (cost,) if copies else ()
-        reason = s.reason or "; ".join(s.pins)
+        reason = _CHANGED.format(s.outcome.value) if s.changed else s.reason or "; ".join(s.pins)
         where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
         counter = (s.counter,) if counted else ()
-        rows.append((s.path, s.id, *counter, s.outcome.value, where, size(s.bytes), *copy, reason))
+        rows.append(
+            (s.path, s.id, *counter, "changed" if s.changed else s.outcome.value, where, size(s.bytes), *copy, reason)
+        )
     table(titles, rows)
     kinds = {s.series: order_words(s.step) for s in states}
     if len(set(kinds.values())) > 1 or not all(isinstance(s.step, int) for s in states):

@@ -7,7 +7,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say
-from ckptguard.cli.render import age, facts, some
+from ckptguard.cli.render import age, facts, size, some
 
 
 @click.command("status", cls=Command, short_help="Am I protected?", codes=(ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD))
@@ -31,9 +31,11 @@ def command(run: str, shared: Shared) -> None:
             ("age", age(found.known_good_age_seconds)),
             ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
             ("pending", some(found.pending)),
+            ("changed", found.changed and f"{some(found.changed)}: not read again yet (ckptguard verify)"),
             ("last incident", incident and f"step {incident.step}: {incident.reason} ({incident.state})"),
             ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
             ("kept copies", ", ".join(found.kept_kinds)),
+            ("they take", size(found.kept_bytes) if found.kept_bytes else None),
             *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
         )
     if found.known_good is None:

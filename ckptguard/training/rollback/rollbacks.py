@@ -84,6 +84,14 @@ class Rollbacks:
         if seconds is not None:
             let_daemon_verify(self._run, before_step=before_step, series=series, wait_seconds=seconds)
 
+    def judge_last_save(self, *, seconds: float | None = None) -> None:
+        """Have the newest save judged, by the daemon or here; see `last_save.judge_last_save`. Rank 0 does it."""
+        if self._ranks.rank == 0:
+            from ckptguard.training.rollback.last_save import judge_last_save  # verifying is loaded when it is needed
+
+            daemon, series = self._waits.daemon, self._store.series
+            judge_last_save(self._run, self._settings, series, daemon=daemon, seconds=seconds)
+
     def tell(self, step: int, cause: str, reason: str, evidence: dict[str, object]) -> None:
         """Record what people should know although training goes on."""
         if self._ranks.rank == 0:

@@ -55,7 +55,7 @@ def test_an_unexpected_error_is_a_sentence(invoke, verified, monkeypatch):
     def broken(*args, **kwargs):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(find_known_good, "find_known_good", broken)
+    monkeypatch.setattr(find_known_good, "best_on_record", broken)
     result = invoke("known-good", verified)
     assert result.exit_code == 1
     assert result.stdout == ""
@@ -94,7 +94,7 @@ def test_an_interruption_ends_with_130(invoke, verified, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(find_known_good, "find_known_good", interrupted)
+    monkeypatch.setattr(find_known_good, "best_on_record", interrupted)
     assert invoke("known-good", verified).exit_code == 130
 
 

@@ -12,7 +12,7 @@ from support.tiny_run import TINY, delete, inline, name_of, rot, save
 from support.views import look
 
 from ckptguard.errors import NoKnownGoodError
-from ckptguard.inspect.list_states import survey, without_verdict
+from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.records.names_by_step import list_steps
 from ckptguard.records.run import open_run
 from ckptguard.recover.roll_back import GoBack, roll_back
@@ -80,7 +80,7 @@ def test_it_is_the_first_of_the_candidates(kind, tmp_path):
         run = open_run(url)
         for before in (None, 100, 101, 300, 500, 10**12):
             for series in (None, "model-#", "other-#"):
-                wanted = Wanted(before_step=before, series=series)
+                wanted = Wanted(before_step=before, series=series, sure=True)
                 found = list(known_good_candidates(look(run), wanted))
                 try:
                     said = find_known_good(run, before_step=before, series=series)
@@ -88,10 +88,10 @@ def test_it_is_the_first_of_the_candidates(kind, tmp_path):
                     assert found == []
                 else:
                     assert said == found[0].answer
-        states = [s for s in survey(look(run)) if s.in_place and s.outcome is Outcome.PENDING]
+        states = [s for s in survey(look(run)) if s.in_place and (s.outcome is Outcome.PENDING or s.changed)]
         for above in (-1, 200, 400, 10**6):
             numbered = [c for c in look(run).checkpoints if c.step is not None and c.step > above]
-            unjudged = [c.path for c in without_verdict(look(run), list_steps(run), numbered)]
+            unjudged = [c.path for c in undecided(look(run), list_steps(run), numbered)]
             assert unjudged == sorted(s.path for s in states if s.step is not None and s.step > above)
         return [str(c.id) for c in known_good_candidates(look(run))]
 

@@ -2,6 +2,7 @@
 
 import pytest
 from support.runs import QUICK, write_torch
+from support.trainer_saves import SICK, TRAINERS, load, update_of
 
 from ckptguard.errors import WorkerError
 from ckptguard.scan import scan_files
@@ -28,3 +29,51 @@ def test_after_a_crash_only_what_is_of_no_use_is_moved_aside(readable, tmp_path)
     went = watch.go_back([], "the command ended with exit code 1")
     assert list(went.quarantined) == (["net-10.pt", "net-20.pt"] if readable else [])
     assert sorted(p.name for p in tmp_path.glob("*.pt")) == ([] if readable else ["net-10.pt", "net-20.pt"])
+
+
+@pytest.fixture
+def watch(tmp_path):
+    """A watch over a run that keeps copies, before the first start."""
+    kept = QUICK.changed(keep="copy", keep_good=3)
+    found = SaveWatch(str(tmp_path / "run"), kept, scan_files, tell=lambda said: None, event=lambda event: None)
+    found.prepare()
+    found.begin()
+    return found
+
+
+def fall_sick(watch, run, train):
+    """Three healthy epochs and a sick one; the watch goes back, and the command is started again."""
+    for epoch in (1, 2, 3):
+        train(run, epoch)
+        assert watch.last_look() == []
+    train(run, 4, sick=SICK)
+    sick = watch.last_look()
+    assert sick
+    watch.go_back(sick, "the command has sick saves")
+    watch.begin()
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_every_trainer_goes_on_from_its_own_name(watch, tmp_path, name):
+    """And what it saves then is compared with what it went back to."""
+    train, resume = TRAINERS[name]
+    fall_sick(watch, tmp_path / "run", train)
+    assert update_of(load(tmp_path / "run" / resume)) == 30
+    assert watch.last_look() == []
+    train(tmp_path / "run", 4)
+    assert watch.last_look() == []
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_training_that_begins_anew_is_seen_by_its_first_save_and_undone(watch, tmp_path, name):
+    """Its saves are moved aside, and every name holds the known-good again."""
+    train, resume = TRAINERS[name]
+    run = tmp_path / "run"
+    fall_sick(watch, run, train)
+    train(run, 1)
+    anew = watch.last_look()
+    assert [s.anew for s in anew] == [True], "it is healthy, and yet"
+    assert "training began anew" in anew[0].reason
+    watch.go_back(anew, "the command began from scratch")
+    assert update_of(load(run / resume)) == 30
+    assert {update_of(load(path)) for path in run.glob("*.p*")} <= {10, 20, 30}

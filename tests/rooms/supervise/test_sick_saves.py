@@ -1,13 +1,18 @@
 """Which saves are sick: training is at fault, and not storage."""
 
 import json
+import os
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from support.runs import state_dict, write_torch
+from support.trainer_saves import SICK, TRAINERS, fairseq, save
 from support.views import look
 
-from ckptguard.supervise.sick_saves import find_sick_saves, sick_without_step, sickness_in
+from ckptguard.decisions.restarts import is_far_before
+from ckptguard.supervise.sick_saves import find_sick_saves, sickness_in
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 
@@ -86,12 +91,54 @@ def test_the_newest_judged_save_counts(folder):
     assert found(folder) == []
 
 
-def test_another_series_that_was_never_good_is_no_reason(folder):
-    """A dump with NaN beside good checkpoints: nothing would be gone back to."""
-    write_sick(folder, "dump-7.pt")
-    write_sick(folder, "last.pt")
+def test_a_dump_that_was_never_good_is_no_reason(folder):
+    """NaN beside good checkpoints, in what training does not resume from."""
+    for name in ("dump-7.pt", "activations.pt"):
+        torch.save({"activations": torch.full((3, 3), float("nan"))}, folder / name)
     assert found(folder) == []
-    assert sick_without_step(look(str(folder))) == ["last.pt"]
+
+
+@pytest.mark.parametrize("name", ["last.pt", "other-7.pt"])
+def test_another_name_for_the_same_weights_is_a_reason_once_the_command_wrote_it(folder, name):
+    """Training may well resume from it. What lay there before is somebody else's."""
+    write_sick(folder, name)
+    assert [s.path for s in found(folder)] == [name]
+    lying = [c.signature for c in look(str(folder)).checkpoints]
+    assert find_sick_saves(look(str(folder)), before=lying) == []
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_the_sick_save_of_every_trainer_is_seen(tmp_path, name):
+    """Under numbered names, several numbers, and fixed ones."""
+    train, resume = TRAINERS[name]
+    for epoch in (1, 2):
+        train(tmp_path, epoch)
+        assert found(tmp_path) == []
+    train(tmp_path, 3, sick=SICK)
+    assert resume in [s.path for s in found(tmp_path)]
+
+
+def test_the_order_of_saving_tells_which_save_is_newest(tmp_path):
+    """Training that began anew writes low numbers over old ones; of what lay there before, the numbers tell."""
+    for epoch in (1, 2, 3):
+        fairseq(tmp_path, epoch)
+    (tmp_path / "checkpoint_last.pt").unlink()
+    assert found(tmp_path) == []
+    save(tmp_path / "checkpoint_1_10.pt", 10, sick=SICK)
+    later = (tmp_path / "checkpoint_1_30.pt").stat().st_mtime + 5
+    os.utime(tmp_path / "checkpoint_1_10.pt", (later, later))
+    assert [s.path for s in found(tmp_path)] == ["checkpoint_1_10.pt"]
+    lying = [c.signature for c in look(str(tmp_path)).checkpoints]
+    assert find_sick_saves(look(str(tmp_path)), before=lying) == []
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6), st.sampled_from(["global_step", "epoch", "optimizer step"]))
+def test_what_is_nearer_to_the_beginning_began_anew(there, here, kind):
+    """And an optimizer that begins anew alone does not count."""
+    assert (is_far_before({kind: here}, {kind: there}) is not None) == (here * 2 <= there)
+    assert is_far_before({kind: here, "epoch in its name": 9}, {kind: there, "epoch in its name": 8}) in (None, kind)
+    assert is_far_before({"optimizer step": 1, "epoch": 9}, {"optimizer step": 99, "epoch": 8}) is None
+    assert is_far_before({kind: here}, {}) is None
 
 
 def test_without_anything_good_only_a_new_save_is_a_reason(tmp_path):

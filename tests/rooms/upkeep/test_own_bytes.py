@@ -10,6 +10,7 @@ from support.runs import QUICK, state_dict
 from support.views import look
 
 from ckptguard.errors import StorageFullError
+from ckptguard.inspect.status import status
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
@@ -189,3 +190,87 @@ def test_one_name_saved_over_every_second_has_known_good_ones(root, run):
         checked += reconcile(look(run, slow), notes).checked
     assert [(str(c.id), c.outcome.value) for c in checked] == [(f"-.{n}", "good") for n in range(2, 6)]
     assert (root / "_ckptguard" / read_kept(run, checked[-1].id).checkpoint_key).read_bytes() == saved[4]
+
+
+def test_a_trainer_that_keeps_one_save_and_saves_every_second(root, run):
+    """Hugging Face's, with save_total_limit=1: each save is rotated away before it is quiet."""
+    slow, notes, checked = QUICK.changed(settle=60.0), PassNotes(), []
+    for step in range(100, 700, 100):
+        folder = root / f"checkpoint-{step}"
+        folder.mkdir()
+        save(folder / "pytorch_model.bin", step)
+        (folder / "config.json").write_text("{}")
+        checked += reconcile(look(run, slow), notes).checked  # in the middle of a save
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}, "log_history": []}}')
+        if step > 100:
+            shutil.rmtree(root / f"checkpoint-{step - 100}")
+        checked += reconcile(look(run, slow), notes).checked
+    assert [(str(c.id), c.outcome.value) for c in checked] == [(f"{n}.1", "good") for n in range(100, 600, 100)]
+    answer = find_known_good(run)
+    assert (str(answer.id), answer.kept) == ("500.1", True)
+
+
+def test_what_does_not_prove_to_be_whole_is_not_judged_by_its_copy(root, run):
+    """A folder may gain a file until it is quiet: its copy says nothing, and one sentence says what to do, once."""
+    slow, notes, told = QUICK.changed(settle=60.0), PassNotes(), []
+    for step in (1, 2, 3):
+        (root / f"step-{step}").mkdir()
+        save(root / f"step-{step}" / "model.pt", step)
+        reconcile(look(run, slow), notes)
+        shutil.rmtree(root / f"step-{step}")
+        done = reconcile(look(run, slow), notes)
+        assert done.checked == ()
+        told.append(done.lost)
+    assert "step-1 was gone before it could be verified" in told[0]
+    assert told[1:] == [None, None]
+
+
+def test_a_save_that_grows_keeps_its_id(root, run):
+    """What was copied first lies there still: it is the same save."""
+    slow, notes = QUICK.changed(settle=60.0), PassNotes()
+    (root / "step-1").mkdir()
+    save(root / "step-1/model.pt", 1)
+    reconcile(look(run, slow), notes)
+    save(root / "step-1/optimizer.pt", 2)
+    done = reconcile(look(run, slow), notes, assume_quiet=True)
+    assert [(str(c.id), c.outcome.value) for c in done.checked] == [("1.1", "good")]
+    [id] = list_kept(run)
+    assert read_kept(run, id).files == ("step-1/model.pt", "step-1/optimizer.pt")
+
+
+def test_a_copy_of_damage_is_nothing_of_its_own(root, run):
+    """What lies there has other times and is damage: its copy goes, and is not judged as a save later."""
+    save(root / "net-1.pt", 1)
+    notes, before = PassNotes(), (root / "net-1.pt").read_bytes()
+    reconcile(look(run), notes)
+    with open(root / "net-1.pt", "r+b") as file:
+        file.seek(len(before) // 2)
+        file.write(bytes([before[len(before) // 2] ^ 1]))
+    assert [c.outcome.value for c in reconcile(look(run), notes).checked] == ["bad"]
+    (root / "net-1.pt").unlink()
+    assert reconcile(look(run), notes).checked == ()
+    assert [str(id) for id in list_kept(run)] == ["1.1"]
+
+
+def test_status_says_what_saving_over_would_cost(root, run):
+    """Bytes of its own; those of an older one; none at all."""
+    rare, notes = QUICK.changed(copy_limit=0), PassNotes()
+    save(root / "epoch_1.pt", 1)
+    reconcile(look(run, QUICK.changed(keep="link")), notes)
+    if how_kept(run) == {"1.1": "reflink"}:
+        pytest.skip("this file system has reflinks")
+    found = status(look(run, QUICK.changed(keep="link")))
+    assert (found.protected, "not saving over it" in found.explanation) == (False, True)
+    save(root / "epoch_2.pt", 2)
+    reconcile(look(run, rare), notes)
+    found = status(look(run, rare))
+    assert found.protected
+    assert found.explanation == "yes: 2.1 is known good and has a copy with bytes of its own (copy)"
+    assert found.kept_bytes >= (root / "epoch_2.pt").stat().st_size
+    save(root / "epoch_3.pt", 3)
+    reconcile(look(run, rare), notes)
+    found = status(look(run, rare))
+    assert (found.protected, found.explanation) == (
+        True,
+        "yes: saving over 3.1 would cost 1 save: 2.1 has bytes of its own",
+    )

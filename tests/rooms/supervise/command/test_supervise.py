@@ -315,3 +315,70 @@ if start(run) == 1:
         ("incident", 4, "supervise"),
     ], done.stderr
     assert {e["held"] for e in events} == {0}
+
+
+FIXED = """
+def save_over(step, nan=False):
+    parts = [weights(10 * step + n, nan=nan and n == 2).tobytes() for n in range(4)]
+    shape = {"dtype": "F32", "shape": [8, 8]}
+    places = {f"model.{n}": {**shape, "data_offsets": [n * 256, n * 256 + 256]} for n in range(4)}
+    header = json.dumps(places).encode()
+    run.mkdir(exist_ok=True)
+    with open(run / "last.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header + b"".join(parts))
+
+def verdicts(outcome):
+    return len(list(run.glob(f"_ckptguard/ledger/last.safetensors/*.{outcome}.json")))
+
+def save_and_wait(step, nan=False):
+    before = verdicts("good")
+    save_over(step, nan)
+    until(lambda: verdicts("good") > before, "a verdict")
+"""
+
+
+def test_a_fixed_name_that_is_saved_over_is_gone_back_in(supervise, run):
+    """nanoGPT's one file: the command goes on from it, and it is good again."""
+    done = supervise(
+        FIXED
+        + """
+if start(run) == 1:
+    for step in (1, 2):
+        save_and_wait(step)
+    save_over(3, nan=True)
+    signal.pause()
+good = (run / "last.safetensors").read_bytes()
+note(run, "healthy" if b"\\x00\\x00\\xc0\\x7f" not in good else "sick")
+save_over(4)
+"""
+    )
+    assert (done.code, len(starts(run))) == (0, 2), done.stderr
+    assert run.with_name("run.healthy").exists()
+    assert "last.safetensors is sick" in done.stderr
+
+
+def test_a_command_never_ends_with_0_over_a_sick_fixed_name(supervise, run):
+    """Whatever healthy numbered saves lie beside it."""
+    done = supervise(FIXED + "start(run)\ntrain(run, 2)\nsave_and_wait(1)\nsave_over(3, nan=True)\n")
+    assert (done.code, starts(run)) == (3, ["0"]), done.stderr
+
+
+def test_training_that_begins_from_scratch_is_stopped(supervise, run):
+    """It is told as an incident, what it saved is moved aside, and the known-good is in place."""
+    done = supervise(
+        """
+if start(run) == 1:
+    train(run, 4)
+    save(run, 5, nan=True)
+    signal.pause()
+os.remove(run / "net-1.safetensors")
+save(run, 1)
+signal.pause()
+"""
+    )
+    assert (done.code, len(starts(run))) == (12, 2), done.stderr
+    assert "training began anew" in done.stderr
+    assert newest(run) == 4
+    assert [i.cause for i in list_incidents(open_run(str(run)))] == ["numeric", "anew"]
+    assert all(i.state == "closed" for i in list_incidents(open_run(str(run))))
+    assert sorted(p.name for p in run.glob("net-*")) == [f"net-{n}.safetensors" for n in (2, 3, 4)]

@@ -1,0 +1,62 @@
+"""The last save of a training, the one that people ship: it has its verdict when training ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ckptguard.errors import CkptguardError, CouldNotTellError
+from ckptguard.layouts import Checkpoint
+from ckptguard.records.run import Run
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.training.client import let_daemon_verify
+from ckptguard.upkeep.settle_kept import looks_as_judged
+from ckptguard.values.ids import numbers_of
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
+from ckptguard.verify.checkpoint import verify_checkpoint
+
+_log = logging.getLogger("ckptguard")
+
+
+def judge_last_save(
+    run: Run, settings: Settings, series: str, *, daemon: float | None, seconds: float | None = None
+) -> None:
+    """Have the newest save of a series judged: by the daemon, if it does it within so many seconds (None: it is not
+    asked), else here, within `seconds` (None: as long as it takes). If it is not good, or has no verdict, the log says
+    so. Never raises."""
+    try:
+        view = RunView(run, settings)
+        newest = _unjudged(view, series)
+        if newest is not None and daemon is not None:
+            let_daemon_verify(run, before_step=None, series=series, wait_seconds=daemon)
+            view = RunView(run, settings)
+            newest = _unjudged(view, series)
+        if newest is not None:
+            checked = verify_checkpoint(view, newest, work=_within(seconds))
+            if checked.outcome is not Outcome.GOOD:
+                _log.error("the last save, %s, is %s: ckptguard show %s", newest.path, checked.outcome.value, run.url)
+    except (CkptguardError, OSError) as error:
+        _log.warning("the last save has no verdict (%s); this gives it one: ckptguard verify %s", error, run.url)
+
+
+def _unjudged(view: RunView, series: str) -> Checkpoint | None:
+    """The newest save in place, unless a verdict stands for what lies there."""
+    own = [c for c in view.checkpoints if c.series == series]
+    newest = max(own, key=lambda c: (numbers_of(c.step), c.path), default=None)
+    id = view.current_if_readable(newest) if newest is not None else None
+    return newest if newest is not None and (id is None or not looks_as_judged(view, newest, id)) else None
+
+
+def _within(seconds: float | None) -> Work:
+    """Work that is given up after so many seconds: other ranks wait for it."""
+    if seconds is None:
+        return PLAIN
+    end = time.monotonic() + seconds
+
+    def progress(_: int) -> None:
+        if time.monotonic() > end:
+            raise CouldNotTellError(f"reading it takes longer than {seconds:g} s")
+
+    return Work(progress=progress)

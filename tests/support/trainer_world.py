@@ -62,6 +62,7 @@ class Trainer:
 TRAINERS = (
     Trainer("nanoGPT", "iter_num", fixed=("ckpt.pt",)),
     Trainer("YOLO", "epoch", fixed=("last.pt", "best.pt")),
+    Trainer("a script", "epoch", numbered=lambda n: f"epoch_{n}.pt"),
     Trainer("open_clip", "epoch", ("epoch_latest.pt",), lambda n: f"epoch_{n}.pt"),
     Trainer("timm", "epoch", ("last.pth.tar",), lambda n: f"recovery-{n // 3}-{n % 3 * 50}.pth.tar", in_place=False),
     Trainer("fairseq", "num_updates", ("checkpoint_last.pt",), lambda n: f"checkpoint_{1 + n // 4}_{n * 500}.pt"),

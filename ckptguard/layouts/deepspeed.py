@@ -88,11 +88,11 @@ def _stated_by_first(model_states: Sequence[Structure]) -> tuple[int, int] | Non
 
 
 def _disagreements(prefix: str, models: Sequence[str], structures: Structures) -> list[Gap]:
-    """Model states of ranks that tell of another save than those of the first one."""
+    """Model states of ranks that tell of another save than those of the first one. A pipeline's layers tell nothing."""
     stated = {}
     for name in models:
         structure = structures.get(prefix + name)
-        if structure is not None and not structure.problems:
+        if not name.startswith("layer_") and structure is not None and not structure.problems:
             steps = next((leaf.value for leaf in structure.leaves if leaf.name == "global_steps"), None)
             stated[name] = (steps, stated_world(structure))
     first = next(iter(stated.values()), None)

@@ -28,7 +28,7 @@ from ckptguard.errors import (
 from ckptguard.layouts import tops
 from ckptguard.records.run import Run
 from ckptguard.recover.restorable import ReadablePlace, Restorable
-from ckptguard.runs.find_known_good import Taken, first_of
+from ckptguard.runs.candidates import Taken, first_of
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work

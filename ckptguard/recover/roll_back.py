@@ -19,12 +19,12 @@ from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.recover.put_back import staged
 from ckptguard.recover.rollback_scope import RollbackScope
+from ckptguard.runs.candidates import first_whole
 from ckptguard.runs.find_known_good import (
     ANY,
     Candidate,
     KnownGood,
     Wanted,
-    first_whole,
     folder_of,
     known_good_candidates,
     newest_candidate,

@@ -29,7 +29,8 @@ from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.mirror_records import join, mirror_beside, mirror_decisions, mirror_history, records_beside
 from ckptguard.replicas.replicate import has_newest, known_bad, newer_in_replica, open_replicas, pace_of, refuse_nested
 from ckptguard.replicas.send_checkpoint import Delivery, send_checkpoint
-from ckptguard.runs.find_known_good import Candidate, Taken, Wanted, first_whole, newest_candidate, ranked_candidates
+from ckptguard.runs.candidates import Taken, first_whole
+from ckptguard.runs.find_known_good import Candidate, Wanted, newest_candidate, ranked_candidates
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import PLAIN, Work

@@ -1,0 +1,135 @@
+"""The one loop that takes the best checkpoint which is whole now: for restore, rollback, resume and replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from ckptguard.decisions.candidates import KEPT, Choice, Search, Skipped, places_of
+from ckptguard.errors import CkptguardError, CouldNotTellError, StoppedError
+from ckptguard.runs.find_known_good import ANY, Candidate, Wanted, candidate_of, known_good_candidates, none_found
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId
+
+C = TypeVar("C")
+C_co = TypeVar("C_co", covariant=True)
+T = TypeVar("T")
+
+
+class Taken(msgspec.Struct, Generic[C, T], frozen=True, kw_only=True):
+    """What was offered and taken, what the attempt gave, and what was tried in vain before it."""
+
+    offered: C
+    result: T
+    skipped: tuple[Skipped, ...]
+
+
+class Offers(Protocol[C_co]):
+    """Where the checkpoints come from that `first_of` tries."""
+
+    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+        """The best checkpoint that is not refused; None if there is none left."""
+
+    def places(self, id: CheckpointId) -> Iterable[tuple[Choice, C_co]]:
+        """Where it lies now, in the order in which its places are tried. It is asked again after each that failed."""
+
+
+def first_of(
+    offers: Offers[C],
+    attempt: Callable[[C], T | str],
+    *,
+    refused: frozenset[CheckpointId] = frozenset(),
+    when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
+    otherwise: Callable[[Search], CkptguardError],
+) -> Taken[C, T]:
+    """Call `attempt` with one place after the other of the best checkpoint, then of the next, until one succeeds.
+
+    `attempt` returns its result, or a sentence that says what is wrong, or raises CouldNotTellError, after which the
+    search goes on. After the last place of a checkpoint `when_refused` is called with all ids that count no more.
+
+    Raises:
+        CouldNotTellError: none succeeded, and the last that could not be read may be good.
+        StoppedError: the attempt was called off.
+        CkptguardError: what `otherwise` says, where none succeeded and all could be read.
+    """
+    search = Search(refused=refused)
+    errors: dict[Choice, CouldNotTellError] = {}
+    while (id := offers.best(search.refused)) is not None:
+        while True:
+            seen: dict[Choice, C] = {}
+            choice = search.next_of(_noted(offers.places(id), seen))
+            if choice is None:
+                break
+            try:
+                result = attempt(seen[choice])
+            except StoppedError:
+                raise
+            except CouldNotTellError as error:
+                errors[choice] = error
+                search = search.skip(choice, error.message, unsure=True)
+            else:
+                if not isinstance(result, str):
+                    return Taken(offered=seen[choice], result=result, skipped=search.skipped)
+                search = search.skip(choice, result)
+        search = search.refuse(id)
+        if when_refused is not None:
+            when_refused(search.refused)
+    raise errors[search.unsure.choice] if search.unsure is not None else otherwise(search)
+
+
+def first_whole(
+    view: RunView,
+    attempt: Callable[[Candidate], T | str],
+    wanted: Wanted = ANY,
+    *,
+    when_refused: Callable[[frozenset[CheckpointId]], None] | None = None,
+) -> Taken[Candidate, T]:
+    """Call `attempt` with the known-good checkpoints, best first, until one succeeds; see `first_of`.
+    `candidate.in_place` tells which place to take: one with a kept copy is offered again with it false, then an older
+    one. NoKnownGoodError if none succeeded."""
+    return first_of(
+        _OfView(view, wanted),
+        attempt,
+        refused=wanted.exclude,
+        when_refused=when_refused,
+        otherwise=lambda search: none_found(view.run, wanted.before_step),
+    )
+
+
+class _OfView:
+    """The known-good checkpoints of a run, in place and as kept copies."""
+
+    def __init__(self, view: RunView, wanted: Wanted) -> None:
+        self._view, self._wanted = view, wanted
+        self._found: Candidate | None = None  # just now, by `best`
+
+    def best(self, refused: frozenset[CheckpointId]) -> CheckpointId | None:
+        wanted = msgspec.structs.replace(self._wanted, exclude=refused)
+        self._found = next(known_good_candidates(self._view, wanted), None)
+        return None if self._found is None else self._found.id
+
+    def places(self, id: CheckpointId) -> list[tuple[Choice, Candidate]]:
+        found, self._found = self._found, None
+        if found is None:  # it was tried, and what came of that is in the records
+            self._view.refresh(id.series)
+            found = candidate_of(self._view.history, id)
+        if found is None:
+            return []
+        choices = places_of(id, in_place=found.in_place, has_copy=found.copy is not None)
+        return [(choice, self._at(found, choice)) for choice in choices]
+
+    def _at(self, found: Candidate, choice: Choice) -> Candidate:
+        """The candidate in one of its places, and what to say of it there."""
+        if choice.in_place == found.in_place or found.copy is None:
+            return found
+        path, reason = self._view.run.usable_record(found.copy.checkpoint_key), "verified; this is the kept copy"
+        answer = msgspec.structs.replace(found.answer, path=path, kept=True, place=KEPT, reason=reason)
+        return msgspec.structs.replace(found, answer=answer, in_place=False, changed=False)
+
+
+def _noted(places: Iterable[tuple[Choice, C]], seen: dict[Choice, C]) -> Iterable[Choice]:
+    for choice, offered in places:
+        seen[choice] = offered
+        yield choice

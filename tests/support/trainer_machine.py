@@ -48,19 +48,14 @@ from support.views import look
 OPERATIONS = ("pass", "verify", "prune", "restore", "replicate", "roll back")
 WORK = Work(scanner=inline)
 CALLS = st.integers(1, 150)
-# What is known-good, or listed as good, is what was judged; what was promised comes back; what a rollback leaves can be
-# resumed from; what is whole and finite is not BAD.
-LAWS = frozenset({"presence", "own bytes", "going back", "new saves"})
 _runs = itertools.count()
 
 
 class TrainerMachine(RuleBasedStateMachine):
-    """`keep` is the setting, `memory` says whether the run lies in ``memory://``, `scratch` where else; `laws` are what
-    must hold."""
+    """`keep` is the setting, `memory` says whether the run lies in ``memory://``, `scratch` where else."""
 
     keep = "auto"
     memory = False
-    laws = LAWS
     scratch = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
     @initialize(trainer=st.sampled_from(TRAINERS))
@@ -153,7 +148,7 @@ class TrainerMachine(RuleBasedStateMachine):
         """A user copies a file over another one, as ``cp`` does."""
         lies = self.training.disk.all()
         files = sorted(path for path, content in lies.items() if content[0][0] == "")
-        if len(files) > 1 and self.training.trainer.in_place:
+        if len(files) > 1:
             one = data.draw(st.sampled_from(files))
             other = data.draw(st.sampled_from([path for path in files if path != one]))
             self.acts(lambda: self.training.disk.write(other, lies[one][0][1]))
@@ -205,8 +200,7 @@ class TrainerMachine(RuleBasedStateMachine):
         if checkpoint is not None:
             checked = verify_checkpoint(view, checkpoint, work=WORK)
             healthy = saved is not None and saved.is_healthy
-            if "new saves" in self.laws:
-                assert not (healthy and checked.outcome is Outcome.BAD), checked
+            assert not (healthy and checked.outcome is Outcome.BAD), checked
             assert healthy or checked.outcome is not Outcome.GOOD, checked
 
     @rule(keep_last=st.sampled_from([1, 2, 4]), drop=st.booleans(), grace=st.sampled_from([-1.0, 86400.0]))
@@ -221,7 +215,7 @@ class TrainerMachine(RuleBasedStateMachine):
         try:
             done = restore(self.view(), out, work=WORK)
         except CkptguardError:
-            assert not self.promised or "own bytes" not in self.laws, f"{self.promised} cannot be restored"
+            assert not self.promised, f"{self.promised} cannot be restored"
             return
         finally:
             got = {name: Disk(out).at(name) for name in os.listdir(out)} if os.path.isdir(out) else {}
@@ -245,8 +239,7 @@ class TrainerMachine(RuleBasedStateMachine):
             return
         known = self.sealed[done.known_good.id]
         assert self.training.disk.at(self.path_of(done.known_good.id)) == known, done
-        if "going back" in self.laws:
-            self.resumes_from_something_good(before, self.training.knows[known].born)
+        self.resumes_from_something_good(before, self.training.knows[known].born)
         self.promises_less()
 
     def roll_back(self, to: CheckpointId | None = None) -> RolledBack:
@@ -273,7 +266,7 @@ class TrainerMachine(RuleBasedStateMachine):
         assert done.trouble is None, done
         self.learns()
         for found in known_good_candidates(RunView(open_run(self.replica, must_exist=False), self.settings)):
-            if found.in_place and "presence" in self.laws:
+            if found.in_place and not found.changed:
                 content = Disk(self.replica).at(found.manifest.path)
                 assert content is not None
                 assert is_of(found.manifest, content), f"{found.id} is another one in the replica"
@@ -341,7 +334,7 @@ class TrainerMachine(RuleBasedStateMachine):
         if name == "roll back":
             history, before = load_history(self.run()), bool(self.promised)
             self.promises_less()
-            if before and "own bytes" in self.laws:
+            if before:
                 left = [id for series in history.names for id in self.good(history, series) if self.lies(id)]
                 assert left, "a rollback that was broken off left nothing good"
         self.kept_its_promises()
@@ -378,17 +371,16 @@ class TrainerMachine(RuleBasedStateMachine):
     def answers_are_what_was_judged(self) -> None:
         """Every door that calls something good shows where what was judged lies."""
         run = self.run()
-        if "presence" not in self.laws:
-            return
         with contextlib.suppress(NoKnownGoodError):
             self.is_what_was_judged(find_known_good(run), "known-good")
         said = status(self.view()).known_good
         if said is not None:
             self.is_what_was_judged(said, "status")
         for candidate in self.candidates():
-            self.is_what_was_judged(candidate.answer, "a candidate")
+            if not candidate.changed:  # else whoever asks for it reads it
+                self.is_what_was_judged(candidate.answer, "a candidate")
         for state in survey(self.view()):
-            if state.outcome is Outcome.GOOD and state.in_place and not getattr(state, "changed", False):
+            if state.outcome is Outcome.GOOD and state.in_place and not state.changed:
                 assert state.id is not None
                 lies = self.training.disk.at(state.path)
                 assert lies == self.sealed[state.id], f"list: {state.id} is good, and {state.path} is another one"
@@ -405,8 +397,6 @@ class TrainerMachine(RuleBasedStateMachine):
 
     def kept_its_promises(self) -> None:
         """What was promised comes back byte for byte, or a newer good one does."""
-        if "own bytes" not in self.laws:
-            return
         for series, id in self.promised.items():
             if not any(self.has_bytes(c) for c in self.candidates(series) if self.keeps(id, c.id)):
                 good = self.good(load_history(self.run()), series)

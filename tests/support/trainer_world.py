@@ -62,10 +62,11 @@ class Trainer:
 TRAINERS = (
     Trainer("nanoGPT", "iter_num", fixed=("ckpt.pt",)),
     Trainer("YOLO", "epoch", fixed=("last.pt", "best.pt")),
+    Trainer("a script", "epoch", numbered=lambda n: f"epoch_{n}.pt"),
     Trainer("open_clip", "epoch", ("epoch_latest.pt",), lambda n: f"epoch_{n}.pt"),
     Trainer("timm", "epoch", ("last.pth.tar",), lambda n: f"recovery-{n // 3}-{n % 3 * 50}.pth.tar", in_place=False),
     Trainer("fairseq", "num_updates", ("checkpoint_last.pt",), lambda n: f"checkpoint_{1 + n // 4}_{n * 500}.pt"),
-    Trainer("HF", "global_step", numbered=lambda n: f"checkpoint-{n * 10}", folders=True, in_place=False),
+    Trainer("HF", "global_step", numbered=lambda n: f"checkpoint-{n}", folders=True, in_place=False),
     Trainer("DeepSpeed", "global_step", numbered=lambda n: f"global_step{n}", folders=True, pointer=True),
 )
 
@@ -199,7 +200,8 @@ class Training:
 
     def save(self, *, killed_after: int | None = None, again: bool = False) -> None:
         """Save under every name, or be killed half-way into that of number `killed_after`. `again`: no update was made
-        since the last save, only what is told beside the weights is another."""
+        since the last save, only what is told beside the weights is another. Archives tell that from damage."""
+        again = again and not self.trainer.folders
         self.step += not again
         born = next(self._births)
         self._weights = self._weights if again else born

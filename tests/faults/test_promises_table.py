@@ -114,7 +114,7 @@ def test_a_restarted_trainer_writes_nan_over_a_good_checkpoint(a_run, tmp_path):
     assert [s.changed for s in named] == [True]
     said = CliRunner().invoke(commands, ["known-good", str(run.root)], prog_name="ckptguard")
     assert Path(said.stdout.strip()).read_bytes() in good, said.output
-    for command in (["list", str(run.root)], ["status", str(run.root)], ["show", str(run.root), "epoch_2.pt"]):
+    for command in (["list", str(run.root)], ["status", str(run.root)], ["show", str(run.root / "epoch_2.pt")]):
         said = CliRunner().invoke(commands, command, prog_name="ckptguard")
         assert "changed" in said.output or "bad" in said.output, said.output
     assert run.restored(tmp_path / "out") in good

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -16,17 +19,20 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.paced_reader import Pace, read_through
+from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.sealed_stream import SealedStream
 from ckptguard.scan.thread_buffers import BLOCK
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.manifest import File, Manifest
 
+_LINK_ONLY = "{path} is kept, but not against saving over it: {why}"
 _REMOTE_BLOCK = 8 << 20  # each is one request
 
 
 def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
     """Give the newest good kept copy of each series bytes of its own, where it owes them; returns sentences about what
-    went wrong. `saved_over`: a file of the run was seen to be saved over in place. The run is not locked meanwhile."""
+    went wrong. `saved_over`: a file of the run was seen to be saved over in place. The run is not locked
+    meanwhile, and the copying thread stands back from training."""
     run, settings, troubles = view.run, view.settings, list[str]()
     if settings.keep != "auto":
         return []
@@ -39,13 +45,24 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
             if manifest is None or not owes_bytes(_kept(copy), own, settings, saved_over=saved_over):
                 break
             try:
-                wrong = _replace_links(view, copy, manifest, work)
+                wrong = _beside_training(
+                    settings.niceness, functools.partial(_replace_links, view, copy, manifest, work)
+                )
             except (BusyError, CouldNotTellError) as error:
-                wrong = error.message
+                troubles.append(_LINK_ONLY.format(path=copy.path, why=error.message))
+                break
             if wrong is None:
                 break
-            troubles.append(f"{copy.path} is kept, but not against saving over it: {wrong}")
+            troubles.append(_LINK_ONLY.format(path=copy.path, why=wrong))  # an older one may be right
     return troubles
+
+
+def _beside_training(niceness: int, copying: Callable[[], str | None]) -> str | None:
+    """Do it in a thread that stands back from training by so much."""
+    with ThreadPoolExecutor(1, "ckptguard-copy") as thread:
+        if niceness:
+            thread.submit(lower_priority, niceness).result()
+        return thread.submit(copying).result()
 
 
 def _kept(copy: KeptCopy) -> Kept:

@@ -26,7 +26,7 @@ from ckptguard.replicas.mirror_records import (
     records_beside,
 )
 from ckptguard.replicas.send_checkpoint import Delivery, has_arrived, send_checkpoint
-from ckptguard.runs.file_signatures import all_there
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import (
     ANY,
     REPLICA,
@@ -220,11 +220,14 @@ def _is_there(target: RunView, candidate: Candidate, arrived: set[CheckpointId])
 
 
 def _is_lost(target: RunView, candidate: Candidate) -> bool:
-    """Whether a replica holds a checkpoint by its records only: its files are damaged or gone, and nobody pruned it."""
+    """Whether a replica holds a checkpoint by its records only: its files are damaged, gone or not those that were read
+    there, and nobody pruned it."""
     run, verdict = target.run, target.history.verdict(candidate.id)
     if verdict is None or verdict.outcome is not Outcome.GOOD:
         return verdict is not None and verdict.place_damaged and verdict.content is Outcome.GOOD
-    if all_there(run.storage, candidate.manifest.files):
+    sealed = target.history.manifest(candidate.id)
+    found = (find_entry(run.storage, f.path) for f in candidate.manifest.files)
+    if sealed is not None and looks_as_read([e for e in found if e is not None], sealed, verdict):
         return False
     return read_kept(run, candidate.id) is None and not _is_trashed(run, candidate.id)
 

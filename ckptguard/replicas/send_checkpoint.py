@@ -29,6 +29,7 @@ from ckptguard.records.ledger import append_verdict
 from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
 from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.find_known_good import Candidate
 from ckptguard.runs.free_space import need_room
 from ckptguard.runs.history import History
@@ -121,6 +122,9 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
         _mark_kept(target.run, there)
     standing = target.history.standings(id.series).get(id)
     if there is not None and not sending.sent and standing is not None and standing.outcome is Outcome.GOOD:
+        verdict, found = target.history.verdict(id), (find_entry(target.run.storage, f.path) for f in manifest.files)
+        if not aside and not looks_as_read([e for e in found if e is not None], there, verdict):
+            _give_verdict(sending, sealed_before=True)  # all of it was read just now
         return Delivery(done="there")
     _give_verdict(sending, sealed_before=there is not None and not aside)
     return Delivery(done="sent", sent=sending.sent)

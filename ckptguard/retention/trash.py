@@ -217,7 +217,7 @@ def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
     if seen_for(view.run, place) is not None:
         return True
     newer = (other for other in view.history.ordered(id.series) if other.order > id.order)
-    wanted = Wanted(series=id.series, exclude=frozenset(newer))
+    wanted = Wanted(series=id.series, exclude=frozenset(newer), sure=True)
     return any(candidate.id == id for candidate in itertools.islice(known_good_candidates(view, wanted), 2))
 
 

@@ -25,12 +25,18 @@ def protect_finished(view: RunView) -> list[str]:
     """Protect the saves that are finished and have no verdict, for a trainer that knows that one is; returns sentences
     about what went wrong."""
     newest = sorted(view.checkpoints, key=lambda c: numbers_of(c.step), reverse=True)[: view.settings.keep_pending]
-    return protect(view, [(c, True) for c in newest if unfinished_because(view.run.storage, c) is None])
+    troubles = protect(view, [(c, True) for c in newest if unfinished_because(view.run.storage, c) is None])
+    try:
+        with run_lock(view.run):
+            trim_kept(view)
+    except (BusyError, CouldNotTellError) as error:
+        troubles.append(f"kept copies could not be looked after: {error.message}")
+    return troubles
 
 
 def protect(view: RunView, finished: Iterable[tuple[Checkpoint, bool]]) -> list[str]:
     """Keep finished saves that have no verdict, and whether each is known to be whole: the newest `keep_pending` of
-    each series. Returns sentences about what went wrong."""
+    each series. Returns sentences about what went wrong. Older copies stay, to be judged before they are trimmed."""
     if view.settings.keep == "none":
         return []
     troubles: list[str] = []
@@ -60,7 +66,6 @@ def _protect(view: RunView, checkpoint: Checkpoint, whole: bool, troubles: list[
         except StorageFullError as error:
             copy = keep_checkpoint(view, checkpoint, id, how="link", whole=whole or by_writer)
             troubles.append(f"{checkpoint.path} is kept, but not against saving over it: {error.message}")
-        trim_kept(view)
     return copy is not None and not view.history.has_verdict(id)
 
 

@@ -18,7 +18,7 @@ from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import copy_differs
 
 _log = logging.getLogger("ckptguard")
-_QUICKLY = Verification(md5=False, resave=Resave.WAIT)
+_JUDGED = Verification(resave=Resave.WAIT)
 
 
 def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bool = False) -> Candidate | None:
@@ -62,9 +62,9 @@ def _wrong_in_place(view: RunView, candidate: Candidate, work: Work, read: set[C
     if checkpoint is None:
         raise ChangedWhileReadError(f"{path} is being written", key=path)
     try:
-        checked, recorded = verify_checkpoint(view, checkpoint, _QUICKLY, work=work), True
+        checked, recorded = verify_checkpoint(view, checkpoint, _JUDGED, work=work), True
     except (DeniedError, StorageFullError):
-        unrecorded = Verification(md5=False, resave=Resave.WAIT, record=False)
+        unrecorded = Verification(resave=Resave.WAIT, record=False)
         checked, recorded = verify_checkpoint(view, checkpoint, unrecorded, work=work), False
     if checked.outcome is Outcome.GOOD and checked.id is not None and (recorded or checked.id == candidate.id):
         read.add(checked.id)

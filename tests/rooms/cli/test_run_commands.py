@@ -159,10 +159,12 @@ def test_rollback_refuses_while_training_writes(invoke, verified, monkeypatch):
 
 
 def test_reseal_takes_the_bytes_as_a_new_save(document, invoke, verified):
-    """One changed tensor looks like damage; on the user's word it is a new generation."""
+    """What changed under its old time looks like damage; on the user's word it is a new generation."""
     state = state_dict(200)
     state["embed.weight"][0, 0] += 1
+    before = (verified / "net-200.pt").stat()
     torch.save(state, verified / "net-200.pt")
+    os.utime(verified / "net-200.pt", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert invoke("verify", verified).exit_code == 3
     code, found = document("reseal", verified / "net-200.pt")
     assert (code, found["checkpoint"]["id"], found["checkpoint"]["outcome"]) == (0, "200.2", "good")
@@ -170,10 +172,10 @@ def test_reseal_takes_the_bytes_as_a_new_save(document, invoke, verified):
 
 
 def test_accept_takes_a_new_schema(document, invoke, verified):
-    """A deliberate change of shapes is bad until it is accepted."""
+    """A deliberate change of shapes is a question until it is accepted."""
     torch.save(state_dict(4, layers=5), verified / "net-400.pt")
-    assert invoke("verify", verified, "--step", 400).exit_code == 3
-    code, found = document("accept", verified, "--step", 400)
+    assert invoke("verify", verified, "--step", 400).exit_code == 4
+    code, found = document("accept", verified, "net-400.pt")
     assert (code, found["checkpoint"]["outcome"]) == (0, "good")
     assert invoke("known-good", verified).stdout.strip().endswith("net-400.pt")
 

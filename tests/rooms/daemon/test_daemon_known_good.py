@@ -113,13 +113,13 @@ def guarded(run: Path) -> Guarded:
 def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often the run was looked through for what is pending: the steps above which."""
     found: list[int] = []
-    real = answers_module.without_verdict
+    real = answers_module.undecided
 
     def look(run: Any, listed: Any, *, above: int) -> Any:
         found.append(above)
         return real(run, listed, above=above)
 
-    monkeypatch.setattr(answers_module, "without_verdict", look)
+    monkeypatch.setattr(answers_module, "undecided", look)
     return found
 
 
@@ -170,7 +170,7 @@ def test_whoever_waits_is_told_what_is_there_now(guarded: Guarded, run: Path, lo
 
 def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What gets its verdict meanwhile is the answer, and what loses it is looked behind."""
-    real = answers_module.without_verdict
+    real = answers_module.undecided
     changes: list[Callable[[], None]] = [lambda: make_suspect(run, 500), lambda: None]
 
     def look(opened: Any, listed: Any, *, above: int) -> Any:
@@ -180,7 +180,7 @@ def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monke
     save(run, 400)
     guarded.make_pass()
     (run / "net-450.safetensors").write_bytes(b"\x10" + bytes(7))
-    monkeypatch.setattr(answers_module, "without_verdict", look)
+    monkeypatch.setattr(answers_module, "undecided", look)
     answer = guarded.ask("wait_seconds=1e-9")
     assert (answer["id"], answer["pending"]) == ("400.1", ["net-450.safetensors"])
     assert changes == []

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from contracts.writers.launch import launch
+from support.last_saves import recorded_outcome_of_last
 
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
@@ -23,6 +24,7 @@ def train(kind, folder, *strategies):
         _, second = list_incidents(open_run(str(struck)))
         assert [sample.step for sample in second.details.samples] == [*range(1, 19)]
         for run in (struck, harmed):
+            assert recorded_outcome_of_last(run) is Outcome.GOOD
             assert verify_target(str(run), Settings(settle=0.0)).outcome is Outcome.GOOD
 
 

@@ -3,6 +3,7 @@
 import gc
 
 import pytest
+from support.last_saves import recorded_outcome_of_last
 from support.runs import QUICK
 
 import ckptguard
@@ -60,6 +61,7 @@ def test_guarding_a_healthy_run_changes_nothing(tmp_path):
     guarded = tiny_trainer(tmp_path / "guarded")
     train(guarded)
     assert same(everything(guarded), everything(alone))
+    assert recorded_outcome_of_last(tmp_path / "guarded") is Outcome.GOOD
     assert incidents(tmp_path / "guarded") == []
     assert "training_step" not in vars(guarded)
 

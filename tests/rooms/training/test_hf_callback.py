@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from support.last_saves import recorded_outcome_of_last
 from support.runs import QUICK
 
 import ckptguard
@@ -120,6 +121,7 @@ def test_a_healthy_run_is_left_alone(tmp_path):
     guarded.save_model()
     assert callback.sick is None
     assert saves(tmp_path / "out") == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert recorded_outcome_of_last(tmp_path / "out") is Outcome.GOOD
     assert verify_target(str(tmp_path / "out"), QUICK).outcome is Outcome.GOOD
 
 

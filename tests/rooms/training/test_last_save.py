@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from support.guards import guard_of
+from support.last_saves import recorded_outcome_of_last
 from support.runs import QUICK
 from support.views import look
 
@@ -34,7 +35,7 @@ def train(guard):
 def test_a_loop_that_ends_leaves_a_verdict(tmp_path, blocking):
     """Of the last save, in the guard's own layout, also where it is written behind training."""
     train(guard_of(tmp_path, saving=Saving(blocking=blocking)))
-    assert outcomes(tmp_path)["step-4"] is Outcome.GOOD
+    assert recorded_outcome_of_last(tmp_path) is Outcome.GOOD
 
 
 def test_files_of_the_users_own(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from support.trainers import Trainer, TrainerContract
 
 pytestmark = [pytest.mark.trainers, pytest.mark.torch, pytest.mark.timeout(600)]
-TRAINER = Trainer("litgpt_pretrain.py", ("step-*/lit_model.pth",), needs=("litgpt",))
+TRAINER = Trainer("litgpt_pretrain.py", ("step-*/lit_model.pth",), needs=("litgpt",), named=True)
 
 
 class TestTrainer(TrainerContract):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ckptguard.decisions.known_good import finest_counter
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
 from ckptguard.keep.copies import own_bytes
 from ckptguard.layouts import Checkpoint
@@ -89,6 +90,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
             kept_bytes=own_bytes(run, copy) if copy else None,
             pins=tuple(pins.get(id, ())),
             reason=verdict.reason if verdict else "",
+            counter=finest_counter(sealed.standpoint.counters) if sealed else None,
         )
 
     states: dict[CheckpointId, CheckpointState] = {}

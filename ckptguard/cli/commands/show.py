@@ -63,7 +63,7 @@ def print_shown(shown: Shown) -> None:
         ("step", manifest.step),
         ("sealed", f"{manifest.sealed_at}, digests by the {manifest.digest_origin}" if shown.sealed else "no"),
         ("verdict", verdict and f"{verdict.outcome.value}, {verdict.checked_at}, by ckptguard {verdict.version}"),
-        ("changed", shown.changed and "yes, since that verdict: ckptguard verify reads it again"),
+        ("changed", "yes, since that verdict: ckptguard verify reads it again" if shown.changed else None),
         ("order", f"by {order_words(manifest.step)}"),
         ("counters", ", ".join(f"{c.kind} {c.value} ({c.source})" for c in manifest.counters)),
         ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),

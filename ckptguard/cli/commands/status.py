@@ -31,7 +31,7 @@ def command(run: str, shared: Shared) -> None:
             ("age", age(found.known_good_age_seconds)),
             ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
             ("pending", some(found.pending)),
-            ("changed", found.changed and f"{some(found.changed)}: not read again yet (ckptguard verify)"),
+            ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
             ("last incident", incident and f"step {incident.step}: {incident.reason} ({incident.state})"),
             ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
             ("kept copies", ", ".join(found.kept_kinds)),

@@ -1,0 +1,31 @@
+"""What `list` and `show` say of the order of a series."""
+
+from __future__ import annotations
+
+import torch
+
+from ckptguard.values.settings import Settings
+from ckptguard.verify.target import verify_target
+
+
+def _save(path, number, **beside):
+    torch.manual_seed(number)
+    torch.save({"model": torch.nn.Linear(4, 3).state_dict(), **beside}, path)
+
+
+def _verify(run):
+    verify_target(str(run), Settings(settle=0.0))
+
+
+def test_list_and_show_say_what_orders_a_series(tmp_path, invoke):
+    """The counter inside, where it comes from, and the order in words; a counter alone for what names say no number."""
+    _save(tmp_path / "ckpt.pt", 1, iter_num=3500)
+    _verify(tmp_path)
+    listed, shown = invoke("list", tmp_path).stdout, invoke("show", tmp_path / "ckpt.pt").stdout
+    assert "iter_num 3500" in listed
+    assert "ckpt.pt is ordered by the order in which its contents were saved" in listed
+    assert "iter_num 3500 (ckpt.pt: iter_num)" in shown
+    _save(tmp_path / "recovery-0-950.pt", 2)
+    _save(tmp_path / "recovery-1-50.pt", 3)
+    _verify(tmp_path)
+    assert "recovery-#-#.pt is ordered by the numbers in its name" in invoke("list", tmp_path).stdout

@@ -152,9 +152,9 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
 
     @rule(data=st.data())
     def touches(self, data: st.DataObject) -> None:
-        """A file gets another time."""
+        """A file gets another time; where a copy is a link, that looks as if it was written through."""
         lies = self.training.disk.all()
-        if lies and not self.memory:
+        if lies and not self.memory and self.keep != "link":
             path = data.draw(st.sampled_from(sorted(lies)))
             name = lies[path][0][0]
             self.acts(lambda: self.training.disk.touch(Path(self.url, path, name) if name else Path(self.url, path)))

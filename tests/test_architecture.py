@@ -48,7 +48,16 @@ MAX_PARAMETERS = 7
 # One file for each thing of a kind: as many as there are kinds.
 ONE_FILE_A_THING = {"ckptguard/layouts", "ckptguard/checks", "ckptguard/cli/commands"}
 # Where what tests share lies; elsewhere a helper lies beside the tests that launch it.
-HOMES_OF_HELPERS = {"benchmarks", "campaigns", "contracts", "faults/hostile", "fuzz", "servers", "support"}
+HOMES_OF_HELPERS = {
+    "benchmarks",
+    "campaigns",
+    "contracts",
+    "faults/hostile",
+    "fuzz",
+    "servers",
+    "support",
+    "trainers/scripts",
+}
 TEST_IMPORT = re.compile(r"^[ \t]*(?:from|import)[ \t]+(?:[\w.]+\.)?((?:test_\w+|conftest)\b)", re.MULTILINE)
 
 

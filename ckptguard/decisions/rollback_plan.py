@@ -95,7 +95,12 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
     for series in every:
         target = targets.get(series.name)
         if series.fixed is None:
-            goes = [c for c in series.lying if (_above(c, target) if target is not None else too_new(c))]
+            if target is not None:
+                goes = [c for c in series.lying if _above(c, target)]
+            else:  # nothing of it is good: whoever looks for its newest must not find what is sick
+                goes = [
+                    c for c in series.lying if too_new(c) or (not c.good and _may_be_resumed(series, c, known_good))
+                ]
             moved += goes
             if target is not None and not target.in_place and (goes or target is known_good):
                 given.append(Given(path=target.path, content=target))

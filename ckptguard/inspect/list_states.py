@@ -17,7 +17,7 @@ from ckptguard.runs.history import history_of_step
 from ckptguard.runs.removal_holds import pins_of
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches
-from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.verdict import Outcome
 
 
@@ -108,7 +108,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
                 states[id] = state_of(id, None)
     glance.forget_others()
     found = [*states.values(), *fresh]
-    return tuple(sorted(found, key=lambda s: (s.series, s.step is None, s.step or 0, str(s.id or ""), s.path)))
+    return tuple(sorted(found, key=lambda s: (s.series, s.step is None, numbers_of(s.step), str(s.id or ""), s.path)))
 
 
 def undecided(view: RunView, listed: ListedSteps, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:

@@ -20,8 +20,6 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.paced_reader import Pace, read_through
 from ckptguard.scan.process.low_priority import lower_priority
-from ckptguard.scan.sealed_stream import SealedStream
-from ckptguard.scan.thread_buffers import BLOCK
 from ckptguard.storage.protocol import find_entry
 from ckptguard.values.manifest import File, Manifest
 
@@ -95,6 +93,10 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
 
 
 def _replace_link(run: Run, copy: KeptCopy, file: File, pace: Pace) -> str | None:
+    # Not above: a daemon that copies nothing needs none of it.
+    from ckptguard.scan.sealed_stream import SealedStream
+    from ckptguard.scan.thread_buffers import BLOCK
+
     key, stream, remote = copy.key(file.path), SealedStream(file), run.records.root is None
     with run.records.open(key) as reader, run.records.upload(key, replace=True) as upload:
 

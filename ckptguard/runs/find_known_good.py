@@ -162,19 +162,14 @@ def _good_in_trash(run: Run, before_step: int | None) -> int | None:
 def known_good_candidates(view: RunView, wanted: Wanted = ANY) -> Iterator[Candidate]:
     """Known-good checkpoints, best first: of a series the newest first, of several as `choose_series` says, each looked
     for when asked for. CouldNotTellError if that of one cannot be told."""
-    return candidates_in(view.history, wanted)
+    series = wanted.series if wanted.only is None else wanted.only.series
+    names = [one for one in sorted(view.history.names) if wanted.is_of(one)] if series is None else [series]
+    return _best_first(_of_series(view.history, one, wanted, True) for one in names)
 
 
 def newest_candidate(view: RunView, wanted: Wanted = ANY) -> Candidate | None:
     """The best known-good checkpoint, or None."""
     return next(known_good_candidates(view, wanted), None)
-
-
-def candidates_in(history: History, wanted: Wanted = ANY) -> Iterator[Candidate]:
-    """The same from a history."""
-    series = wanted.series if wanted.only is None else wanted.only.series
-    wanted_series = [one for one in sorted(history.names) if wanted.is_of(one)] if series is None else [series]
-    return _best_first(_of_series(history, one, wanted, True) for one in wanted_series)
 
 
 def ranked_candidates(history: History, wanted: Wanted = ANY) -> list[CheckpointId]:

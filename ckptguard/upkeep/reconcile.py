@@ -33,7 +33,7 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
-from ckptguard.values.ids import Step
+from ckptguard.values.ids import Step, numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import completeness
@@ -242,7 +242,7 @@ class _Pass:
         self.notes.gone.update(self._gone)
         ready: list[Checkpoint] = []
         finished: list[tuple[Checkpoint, bool]] = []
-        for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, c.step or 0, c.path)):
+        for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.path)):
             sample, known = _sample(self.notes, checkpoint), False
             try:
                 if sample.done or _stands(view, checkpoint):

@@ -12,6 +12,7 @@ from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.target import Target, resolve_target
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
+from ckptguard.values.ids import numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.verify.checksum_files import read_check_sums
@@ -98,7 +99,7 @@ def _chosen(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
     found = [c for c in resolved.view.checkpoints if what.step is None or c.step == what.step]
     if what.step is not None and not found:
         raise NotFoundError(f"there is no checkpoint of step {what.step} in {target}")
-    ordered = sorted(found, key=lambda c: (c.step is None, c.step or 0, c.path))
+    ordered = sorted(found, key=lambda c: (c.step is None, numbers_of(c.step), c.path))
     if what.newest is None:
         return ordered
     numbered = [c for c in ordered if c.step is not None]

@@ -189,8 +189,9 @@ class TrainerContract:
         assert saves[-1].finite
         incidents = [i for i in list_incidents(training.opened) if i.cause == "numeric"]
         assert [(i.source, i.state) for i in incidents] == [("supervise", "closed")], said
-        training.train(last=last, waits=0)  # its own resume finds what was saved last
-        assert (training.lines[-1].counter, training.told("started")[-1].sum) == (last, saves[-1].sum)
+        training.train(last=last + 1, waits=0)  # its own resume finds what was saved last
+        start = training.told("started")[-1]
+        assert (start.counter, start.sum) == (last, saves[-1].sum)
 
     def test_a_flipped_bit_is_named(self, trained, tmp_path):
         """In each file that its own resume reads: BAD, and the file is named."""

@@ -37,7 +37,7 @@ from ckptguard.training.ranks import Ranks, each, together
 from ckptguard.training.saving.destinations import Gate, make_room
 from ckptguard.training.saving.own_layout import read_checkpoint, snapshot_of, write_checkpoint
 from ckptguard.upkeep.leftovers import collect_saves
-from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, series_folder, series_of
+from ckptguard.values.ids import CheckpointId, is_safe_path, is_temporary, numbers_of, series_folder, series_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 
@@ -238,7 +238,7 @@ class UserStore:
         if self._size is None:
             with contextlib.suppress(CouldNotTellError):
                 own = [c for c in view.checkpoints if c.series == self.series]
-                self._size = max(own, key=lambda c: c.step or 0).bytes if own else None
+                self._size = max(own, key=lambda c: numbers_of(c.step)).bytes if own else None
         if self._size is not None:
             what = f"{path}, if it is as large as the one before"
             need_room(self._run.storage, self._size, what, wait=self._settings.on_full == "wait")

@@ -9,7 +9,7 @@ import litgpt.pretrain as pretrain
 from litgpt.args import EvalArgs, TrainArgs
 from litgpt.config import Config
 from litgpt.data import DataModule
-from tells import LAST, RUN, Path, Tells, torch
+from tells import FROM, LAST, RUN, Path, Tells, torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 tells = Tells(RUN)
@@ -51,7 +51,7 @@ pretrain.setup(
     model_config=Config(name="tiny", **size),
     out_dir=RUN,
     precision="32-true",
-    resume="auto",
+    resume=Path(FROM) / "lit_model.pth" if FROM else "auto",
     data=Tokens(),
     train=TrainArgs(
         save_interval=1,

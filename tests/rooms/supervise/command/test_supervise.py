@@ -359,7 +359,7 @@ save_over(4)
 
 def test_a_command_never_ends_with_0_over_a_sick_fixed_name(supervise, run):
     """Whatever healthy numbered saves lie beside it."""
-    done = supervise(FIXED + "start(run)\ntrain(run, 2)\nsave_and_wait(1)\nsave_over(3, nan=True)\n")
+    done = supervise(FIXED + "start(run)\ntrain(run, 2)\nsave_and_wait(1)\nsave_and_wait(2)\nsave_over(3, nan=True)\n")
     assert (done.code, starts(run)) == (3, ["0"]), done.stderr
 
 

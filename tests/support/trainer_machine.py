@@ -40,7 +40,7 @@ from support.faulty_storage import Fault, Faults, injected
 from support.store_crashes import Killed, at_call, die, gone
 from support.tiny_run import cycle, forget, inline, leftovers
 from support.trainer_promises import TrainerPromises
-from support.trainer_world import TRAINERS, Content, Disk, Training, is_of
+from support.trainer_world import TRAINERS, Content, Disk, Saved, Training, is_of
 
 OPERATIONS = ("pass", "verify", "prune", "restore", "replicate", "roll back")
 WORK = Work(scanner=inline)
@@ -152,9 +152,9 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
 
     @rule(data=st.data())
     def touches(self, data: st.DataObject) -> None:
-        """A file gets another time."""
+        """A file gets another time; where a copy is a link, that looks as if it was written through."""
         lies = self.training.disk.all()
-        if lies and not self.memory:
+        if lies and not self.memory and self.keep != "link":
             path = data.draw(st.sampled_from(sorted(lies)))
             name = lies[path][0][0]
             self.acts(lambda: self.training.disk.touch(Path(self.url, path, name) if name else Path(self.url, path)))
@@ -236,15 +236,16 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
             return
         known = self.sealed[done.known_good.id]
         assert self.training.disk.at(self.path_of(done.known_good.id)) == known, done
-        self.resumes_from_something_good(before, self.training.knows[known].born)
+        self.resumes_from_something_good(before, self.training.knows[known])
         self.promises_less()
 
     def roll_back(self, to: CheckpointId | None = None) -> RolledBack:
         """Go back, to the newest known-good one or to this one."""
         return roll_back(self.view(), GoBack(reason="loss", to_id=to, check_writing=False), work=WORK)
 
-    def resumes_from_something_good(self, before: dict[str, Content], born: int) -> None:
-        """Every resume name that lay there lies there, and holds what is whole, finite and not newer."""
+    def resumes_from_something_good(self, before: dict[str, Content], known: Saved) -> None:
+        """Every resume name that lay there lies there, and holds what is whole, finite and not newer: it was not saved
+        later, or its counter is not higher."""
         lies, knows = self.training.disk.all(), self.training.knows
         for path in self.training.trainer.fixed:
             if path in before:
@@ -252,7 +253,8 @@ class TrainerMachine(TrainerPromises, RuleBasedStateMachine):
                 saved = knows.get(lies[path])
                 assert saved is not None, f"{path} holds what nobody ever saved"
                 assert saved.is_healthy, f"{path} cannot be resumed from"
-                assert saved.born <= born, f"{path} is newer than what was gone back to"
+                newer = saved.born > known.born and saved.step > known.step
+                assert not newer, f"{path} is newer than what was gone back to"
         fixed = self.training.trainer.fixed
         if not fixed or fixed[0] in before:  # else the trainer would have begun from scratch anyhow
             assert self.training.resume(), "the trainer's resume finds nothing that it can load"

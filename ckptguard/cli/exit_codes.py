@@ -30,7 +30,7 @@ class ExitCode(enum.IntEnum):
     UNDECIDED = 4, "nothing bad, but incomplete, pending or suspect"
     NOT_FOUND = 10, "no such run or checkpoint"
     BUSY = 11, "locked, raced, or training is still writing"
-    EXHAUSTED = 12, "the rollback budget is spent"
+    EXHAUSTED = 12, "the rollback budget is spent, or training began from scratch"
     NO_KNOWN_GOOD = 13, "no known-good checkpoint"
     INTERRUPTED = 130, "interrupted"
 

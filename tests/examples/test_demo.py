@@ -50,23 +50,24 @@ def lived(tmp_path_factory):
     return run, json.loads((run / "story.json").read_text())
 
 
-def test_the_damaged_and_the_poisoned_save_are_bad(lived):
-    """The flipped bit and the overflow were found, named, and moved out of the trainer's way."""
+def test_the_damaged_and_the_poisoned_save_are_found(lived):
+    """The flipped bit and the overflow were found and named. The poisoned save was moved out of the trainer's way; the
+    damaged one has its right bytes again, for its kept copy had bytes of its own."""
     run, story = lived
     bad = {state.path: state for state in survey(look(str(run))) if state.outcome is Outcome.BAD}
     poisoned = f"char-{story['sick_step']:04d}.pt"
-    assert set(bad) == {story["damaged"], poisoned}
+    assert set(bad) == {poisoned}
     assert all(state.quarantined and not state.in_place and state.id.generation == 1 for state in bad.values())
-    assert "CRC" in bad[story["damaged"]].reason or "digest" in bad[story["damaged"]].reason
     assert "NaN" in bad[poisoned].reason
+    step = int(story["damaged"].removeprefix("char-").removesuffix(".pt"))
+    ledger = (run / "_ckptguard" / "ledger" / "char-#.pt").glob(f"{step:012d}.1.*.bad.json")
+    assert any("CRC" in entry.read_text() or "digest" in entry.read_text() for entry in ledger)
 
 
 def test_training_went_back_to_the_newest_that_is_really_good(lived):
-    """Neither the poisoned save nor the damaged one before it, but the one before that; it is still good."""
+    """Not the poisoned save but the one before it, with the bytes that were judged and not those that were damaged."""
     run, story = lived
-    assert story["went_back_to"] < story["damaged"] < f"char-{story['sick_step']:04d}.pt"
-    between = [p.name for p in run.glob("char-*.pt") if story["went_back_to"] < p.name < story["damaged"]]
-    assert between == []
+    assert story["went_back_to"] == story["damaged"] < f"char-{story['sick_step']:04d}.pt"
     report = verify_target(str(run / story["went_back_to"]), Settings(settle=0))
     assert report.outcome is Outcome.GOOD
 
@@ -97,7 +98,7 @@ def test_steps_saved_again_are_new_generations(lived):
     """After the rollback the same steps were saved again: second generations, good."""
     run, story = lived
     again = {s.path: s.outcome for s in survey(look(str(run))) if s.id is not None and s.id.generation == 2}
-    assert again == dict.fromkeys([story["damaged"], f"char-{story['sick_step']:04d}.pt"], Outcome.GOOD)
+    assert again == {f"char-{story['sick_step']:04d}.pt": Outcome.GOOD}
 
 
 def test_the_incident_is_recorded_and_closed(lived):

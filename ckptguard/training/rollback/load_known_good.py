@@ -78,14 +78,18 @@ def load_newest_good(view: RunView, store: Store, *, refused: Iterable[Checkpoin
         except NoKnownGoodError as error:
             if failed:
                 names = ", ".join(str(id) for id in sorted(failed, key=lambda id: id.order))
-                raise NoKnownGoodError(f"no checkpoint of {view.run.url} could be loaded: {names}") from error
+                raise _none_is_good(view, f": {names} could not be loaded") from error
     loaded = load_unrecorded(view, store, before_step=MAX_STEP + 1) if left else None
     if loaded is None and _holds_finished(view, store.series):
-        raise NoKnownGoodError(
-            f"{view.run.url} holds checkpoints, and none of them is good",
-            hint=f"see: ckptguard verify {view.run.url}; to begin anew, move them away or use another run",
-        )
+        raise _none_is_good(view, "")
     return loaded
+
+
+def _none_is_good(view: RunView, why: str) -> NoKnownGoodError:
+    return NoKnownGoodError(
+        f"{view.run.url} holds checkpoints, and none of them is good{why}",
+        hint=f"see: ckptguard verify {view.run.url}; to begin anew, move them away or use another run",
+    )
 
 
 def go_back(view: RunView, store: Store, *, before_step: int, reason: str) -> Loaded:

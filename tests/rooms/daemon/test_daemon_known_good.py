@@ -110,14 +110,14 @@ def guarded(run: Path) -> Guarded:
 
 
 @pytest.fixture
-def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often the run was looked through for what is pending: the steps above which."""
-    found: list[int] = []
+def looked_through(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """How often the run was looked through for what is pending: the checkpoints that could be newer."""
+    found: list[list[str]] = []
     real = answers_module.undecided
 
-    def look(run: Any, listed: Any, *, above: int) -> Any:
-        found.append(above)
-        return real(run, listed, above=above)
+    def look(run: Any, listed: Any, checkpoints: Any) -> Any:
+        found.append([c.path for c in checkpoints])
+        return real(run, listed, checkpoints)
 
     monkeypatch.setattr(answers_module, "undecided", look)
     return found
@@ -143,7 +143,7 @@ def test_names_are_listed_for_every_question(guarded: Guarded) -> None:
     assert counts["names"] == 3
 
 
-def test_pending_is_what_the_last_pass_left(guarded: Guarded, run: Path, looked_through: list[int]) -> None:
+def test_pending_is_what_the_last_pass_left(guarded: Guarded, run: Path, looked_through: list[list[str]]) -> None:
     """Without waiting the run is not looked through again, unless something hints at a change."""
     path = run / "net-600.safetensors"
     path.write_bytes(b"\x10" + bytes(7))  # a save that goes on
@@ -155,17 +155,18 @@ def test_pending_is_what_the_last_pass_left(guarded: Guarded, run: Path, looked_
     assert looked_through == []
     guarded.loop.wake(guarded.run.run_id)
     assert guarded.ask()["pending"] == ["net-700.safetensors"]
-    assert looked_through == [500]
+    assert looked_through == [["net-700.safetensors"]]
 
 
 @pytest.mark.usefixtures("time_passes_by_waiting")
-def test_whoever_waits_is_told_what_is_there_now(guarded: Guarded, run: Path, looked_through: list[int]) -> None:
+def test_whoever_waits_is_told_what_is_there_now(guarded: Guarded, run: Path, looked_through: list[list[str]]) -> None:
     """With `wait_seconds` the run is looked through, whatever the last pass left: above what is known-good already."""
     (run / "net-600.safetensors").write_bytes(b"\x10" + bytes(7))
     assert guarded.ask()["pending"] == []
     answer = guarded.ask("wait_seconds=10")
     assert (answer["id"], answer["waited"], answer["pending"]) == ("500.1", True, ["net-600.safetensors"])
-    assert set(looked_through) == {500}
+    assert looked_through
+    assert all(asked == ["net-600.safetensors"] for asked in looked_through)
 
 
 def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +174,9 @@ def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monke
     real = answers_module.undecided
     changes: list[Callable[[], None]] = [lambda: make_suspect(run, 500), lambda: None]
 
-    def look(opened: Any, listed: Any, *, above: int) -> Any:
+    def look(opened: Any, listed: Any, checkpoints: Any) -> Any:
         changes.pop(0)()
-        return real(opened, listed, above=above)
+        return real(opened, listed, checkpoints)
 
     save(run, 400)
     guarded.make_pass()
@@ -187,7 +188,7 @@ def test_a_verdict_while_it_is_looked_through(guarded: Guarded, run: Path, monke
 
 
 @pytest.mark.parametrize("why", ["no pass yet", "the last pass failed", "the loop has ended"])
-def test_without_a_pass_to_go_by(guarded: Guarded, run: Path, looked_through: list[int], why: str) -> None:
+def test_without_a_pass_to_go_by(guarded: Guarded, run: Path, looked_through: list[list[str]], why: str) -> None:
     """Then the run is looked through."""
     if why == "no pass yet":
         guarded = Guarded(run)
@@ -198,7 +199,7 @@ def test_without_a_pass_to_go_by(guarded: Guarded, run: Path, looked_through: li
     else:
         guarded.alive = False
     assert guarded.ask()["id"] == "500.1"
-    assert looked_through == [500]
+    assert looked_through == [[]]
 
 
 def test_the_loop_says_what_it_has_not_seen() -> None:

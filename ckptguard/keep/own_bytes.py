@@ -32,7 +32,7 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
     went wrong. `saved_over`: a file of the run was seen to be saved over in place. The run is not locked
     meanwhile, and the copying thread stands back from training."""
     run, settings, troubles = view.run, view.settings, list[str]()
-    if settings.keep != "auto":
+    if settings.keep not in ("auto", "copy"):  # a copy that had no room is a link until there is some
         return []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):
         newest_first = sorted(ids, key=lambda id: id.order, reverse=True)

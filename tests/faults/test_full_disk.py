@@ -11,11 +11,13 @@ from support.views import look
 
 import ckptguard
 from ckptguard.errors import StorageFullError
+from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
+from ckptguard.values.ids import CheckpointId
 
 COPIES = QUICK.changed(keep="copy")
 
@@ -46,7 +48,8 @@ def root(tmp_path):
 
 
 def test_keeping(root):
-    """The new save cannot be copied: it is verified all the same, the trouble is told, nothing half-made is left."""
+    """The new save cannot be copied: it is verified all the same, the trouble is told, nothing half-made is left. It is
+    kept as a link, which takes no room, until there is some."""
     run = open_run(str(root))
     write_torch(root, 200, seed=2)
     with no_file_larger_than(40_000):
@@ -57,9 +60,13 @@ def test_keeping(root):
     assert sorted(left) == [
         "_ckptguard/kept/net-#.pt/000000000100.1.json",
         "_ckptguard/kept/net-#.pt/000000000100.1/net-100.pt",
+        "_ckptguard/kept/net-#.pt/000000000200.1.json",
+        "_ckptguard/kept/net-#.pt/000000000200.1/net-200.pt",
     ]
+    assert read_kept(run, CheckpointId("net-#.pt", 200, 1)).how == "link"
     reconcile(look(run, COPIES), PassNotes())
-    assert "_ckptguard/kept/net-#.pt/000000000200.1/net-200.pt" in files(root)
+    assert read_kept(run, CheckpointId("net-#.pt", 200, 1)).how == "copy"
+    assert not os.path.samefile(root / "net-200.pt", root / "_ckptguard/kept/net-#.pt/000000000200.1/net-200.pt")
 
 
 def test_restoring(root, tmp_path):

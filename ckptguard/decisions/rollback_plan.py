@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import msgspec
 
 from ckptguard.decisions.known_good import COUNTERS, NAMED
-from ckptguard.values.ids import CheckpointId, numbers_of, series_of
+from ckptguard.values.ids import CheckpointId, series_of
 
 _EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
 
@@ -33,7 +33,8 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
     """A series of the place where the known-good checkpoint belongs: what is `lying` there and what is `good` (in place
-    or kept), the newest first. `fixed`: its one path, if its name is fixed. `last` is its newest sealed content."""
+    or kept), the newest first. `fixed`: its one path, if its name is fixed and no other one of it lies there. `last` is
+    its newest sealed content."""
 
     name: str
     fixed: str | None = None
@@ -150,9 +151,11 @@ def is_newer(content: Content, known_good: Content, following: int | None) -> bo
 
 
 def _above(content: Content, target: Content) -> bool:
-    """Whether something must go where this is gone back to: a later number, or what lies where the target belongs."""
-    in_the_way = content.path == target.path and not target.in_place
-    return numbers_of(content.id.step) > numbers_of(target.id.step) or in_the_way
+    """Whether something must go where this is gone back to: what was saved later, by its number or, where two names
+    state one, by the order of saving; or what lies where the target belongs."""
+    if content.path == target.path:
+        return not target.in_place
+    return content.id.order > target.id.order
 
 
 def _given_to(

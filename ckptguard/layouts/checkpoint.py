@@ -39,6 +39,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         """Equal signatures mean that nothing the storage reports about any file has changed."""
         return tuple((e.key, *e.signature) for e in (*self.entries, *self.irregular))
 
+    @property
+    def written_at(self) -> int:
+        """When the last of its files was written, in ns by the storage's clock; 0 where that is not told."""
+        return max((e.mtime_ns for e in self.entries if e.mtime_ns is not None), default=0)
+
     def inside(self, key: str) -> str:
         """A file's name relative to the checkpoint; of a file beside it, its name."""
         if self.path == "." or key == self.path:

@@ -233,11 +233,12 @@ def verify_pending(view: RunView, wanted: Wanted = ANY, *, dry_run: bool = False
     floors: dict[str, tuple[tuple[int, ...], int]] = {}
     left = []
     found = [c for c in view.checkpoints if wanted.is_of(c.series)]
+    found.sort(key=lambda c: (c.written_at, c.path))  # several of one step are sealed in the order of saving
     for checkpoint in sorted(found, key=lambda c: numbers_of(c.step), reverse=True):
         series, number = checkpoint.series, single_number(checkpoint.step)
         if series not in floors:
             known = newest_candidate(view, msgspec.structs.replace(wanted, series=series))
-            floors[series] = known.id.order if known else ((-1,), 0)
+            floors[series] = known.id.order if known else ((), 0)
         if numbers_of(checkpoint.step) < floors[series][0]:
             continue
         id = view.current_if_readable(checkpoint) or view.history.next_id(series, checkpoint.step)

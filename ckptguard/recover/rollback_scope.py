@@ -80,6 +80,8 @@ class RollbackScope:
         fixed = next((c.path for c in lying if c.step is None), missing)
         if name == self.known_good.id.series and self.known_good.id.step is None:
             fixed = self.known_good.path
+        if len(lying) > 1:  # names that state no step, and are not one: best_0.35.pt, best_0.41.pt
+            fixed = None
         sealed = fixed is not None and max(history.sealed(name), key=lambda id: id.order, default=None)
         last = history.manifest(sealed) if sealed else None
         return SeriesNow(

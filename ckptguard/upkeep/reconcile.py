@@ -242,7 +242,8 @@ class _Pass:
         self.notes.gone.update(self._gone)
         ready: list[Checkpoint] = []
         finished: list[tuple[Checkpoint, bool]] = []
-        for checkpoint in sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.path)):
+        in_order = sorted(checkpoints, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
+        for checkpoint in in_order:
             sample, known = _sample(self.notes, checkpoint), False
             try:
                 if sample.done or _stands(view, checkpoint):

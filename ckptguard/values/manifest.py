@@ -16,6 +16,7 @@ from ckptguard.values.ids import RECORDS_FOLDER, CheckpointId, Step, is_safe_pat
 from ckptguard.values.record_text import decode_checked
 
 MANIFEST_FORMAT = 2  # 1: a step is one number or none, and there are no counters
+_LARGEST = 2**64 - 1  # an inode may be
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -143,6 +144,9 @@ def decode_manifest(text: bytes) -> Manifest:
         raise RecordsError("a manifest states a metric that is no number")
     if any(n < 0 for f in manifest.files for n in (f.size, *(n for s in f.spans for n in (s.offset, s.length)))):
         raise RecordsError("a manifest states a negative size or place")
+    stated = (n for f in manifest.files for n in (f.size, f.mtime_ns or 0, f.inode or 0))
+    if any(not -_LARGEST // 2 <= n <= _LARGEST for n in (*stated, *(c.value for c in manifest.counters))):
+        raise RecordsError("a manifest states a number that is too large")
     if any(t.span is not None and not 0 <= t.span < len(f.spans) for f in manifest.files for t in f.tensors):
         raise RecordsError("a manifest's tensor refers to a span that is not there")
     return manifest

@@ -99,7 +99,7 @@ def _chosen(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
     found = [c for c in resolved.view.checkpoints if what.step is None or c.step == what.step]
     if what.step is not None and not found:
         raise NotFoundError(f"there is no checkpoint of step {what.step} in {target}")
-    ordered = sorted(found, key=lambda c: (c.step is None, numbers_of(c.step), c.path))
+    ordered = sorted(found, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
     if what.newest is None:
         return ordered
     numbered = [c for c in ordered if c.step is not None]

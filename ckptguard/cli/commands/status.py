@@ -25,6 +25,7 @@ def command(run: str, shared: Shared) -> None:
         emit("status", found)
     else:
         known_good, incident, daemon = found.known_good, found.last_incident, found.daemon
+        where = f"step {incident.step}: " if incident and incident.step is not None else ""
         say(f"protected? {escape(found.explanation)}")
         facts(
             ("known-good", known_good and f"{known_good.path} ({known_good.id})"),
@@ -32,7 +33,7 @@ def command(run: str, shared: Shared) -> None:
             ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
             ("pending", some(found.pending)),
             ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
-            ("last incident", incident and f"step {incident.step}: {incident.reason} ({incident.state})"),
+            ("last incident", incident and f"{where}{incident.reason} ({incident.state})"),
             ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
             ("kept copies", ", ".join(found.kept_kinds)),
             ("they take", size(found.kept_bytes) if found.kept_bytes else None),

@@ -93,6 +93,15 @@ def test_status_does_not_carry_the_details(told, document):
     assert "details" not in last
 
 
+def test_status_names_no_step_of_a_fixed_name(verified, invoke):
+    """What lies under a fixed name has none."""
+    run = open_run(str(verified))
+    open_incident(run, step=None, cause="checkpoint", reason="last.pt is bad", evidence={}, source="x")
+    text = invoke("status", verified).stdout
+    assert "last incident: last.pt is bad" in text
+    assert "None" not in text
+
+
 def test_documents_are_strict_json(told, invoke):
     """No NaN or Infinity as bare words."""
     folder, _ = told

@@ -121,7 +121,8 @@ def test_a_plan_that_was_carried_out_leaves_nothing_to_do(place):
     for series in every:
         lying = [c for c in series.lying if c.id not in gone]
         for path, content in given_back.items():
-            if path == series.fixed or (series.fixed is None and content.id.series == series.name == NUMBERED):
+            own = series.fixed is None and path == content.path and content.id.series == series.name
+            if path == series.fixed or own:
                 generation = content.id.generation if path == content.path else 99
                 new = CheckpointId(series.name, content.id.step if series.fixed is None else None, generation)
                 lying.append(replace(content, path=path, id=new, in_place=True))

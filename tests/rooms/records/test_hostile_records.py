@@ -1,7 +1,9 @@
 """Records that rotted, or that somebody else wrote: no answer of theirs is believed, nothing leaves the run."""
 
 import json
+import zlib
 
+import msgspec
 import pytest
 from support.runs import QUICK, write_torch
 from support.views import entry_name, look
@@ -12,6 +14,7 @@ from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
+from ckptguard.values.manifest import Counter, decode_manifest
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.target import verify_target
 
@@ -112,6 +115,25 @@ def test_a_quarantine_mark_moves_nothing_foreign(root, three, tmp_path, path):
     reconcile(look(three), PassNotes())
     assert (tmp_path / "victim").read_text() == "mine"
     assert (root / "net-300.pt").exists()
+
+
+@pytest.mark.parametrize("field", ["size", "mtime_ns", "inode", "counter"])
+def test_a_manifest_with_a_number_beyond_measure_is_damaged(root, three, field):
+    """No number on record is one that cannot be told on."""
+    reconcile(look(three), PassNotes())
+    path = records(root, "manifests") / "000000000300.1.json"
+    manifest = decode_manifest(path.read_bytes())
+    huge = 10**24
+    if field == "counter":
+        forged = msgspec.structs.replace(manifest, counters=(Counter("epoch", huge, "net"),))
+    else:
+        files = (msgspec.structs.replace(manifest.files[0], **{field: huge}), *manifest.files[1:])
+        forged = msgspec.structs.replace(manifest, files=files)
+    line = json.dumps(msgspec.to_builtins(forged)).encode() + b"\n"
+    path.write_bytes(line + b"crc32 %08x\n" % zlib.crc32(line))
+    with pytest.raises(RecordsError, match="too large"):
+        decode_manifest(path.read_bytes())
+    assert str(find_known_good(three).id) == "200.1"
 
 
 def test_records_are_not_written_through_a_link(root, tmp_path):

@@ -188,3 +188,44 @@ def test_a_full_disk_moves_nothing(root, run, notes, monkeypatch):
     with pytest.raises(StorageFullError):
         roll_back(look(run, COPIES), BACK)
     assert files(root) == before
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["best_0.35.pt", "best_0.41.pt", "best_0.52.pt"],
+        ["best_0.52.pt", "best_0.41.pt", "best_0.35.pt"],
+        ["ckpt_1700000000000.pt", "ckpt_1700000001000.pt", "ckpt_1700000002000.pt"],
+        ["ckpt_3.pt", "ckpt_03.pt", "ckpt_003.pt"],
+        ["run_1_ckpt_3.pt", "run_2_ckpt_3.pt", "run_3_ckpt_3.pt"],
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_of_several_names_without_a_step_or_with_one_step_the_later_saved_go(root, run, notes, names, at_once, gone):
+    """Their order is that of saving, and each of them is a file of its own."""
+    for update, name in enumerate(names, 1):
+        torch.save(training_state(update, sick=update == 3), root / name)
+        os.utime(root / name, (update * 100, update * 100))
+        if not at_once:
+            look_after(run, notes)
+    look_after(run, notes)
+    if gone:
+        (root / names[1]).unlink()
+    roll_back(look(run, COPIES), BACK)
+    assert {name: update_of(load(root / name)) for name in files(root)} == {names[0]: 1, names[1]: 2}
+
+
+@pytest.mark.parametrize("sick", [False, True])
+def test_a_fixed_name_that_nobody_looked_at_yet_is_verified_first(root, run, notes, sick):
+    """It appeared since the last pass; what it is to hold is told by its own bytes."""
+    for epoch in (1, 2):
+        save(root / f"epoch_{epoch}.pt", epoch * 10, epoch=epoch)
+    look_after(run, notes)
+    save(root / "epoch_3.pt", 30, sick=SICK, epoch=3)
+    save(root / "last.pt", 30 if sick else 20, sick=sick, epoch=3 if sick else 2)
+    for path in root.glob("*.pt"):
+        os.utime(path, (path.stat().st_mtime - 100, path.stat().st_mtime - 100))
+    roll_back(look(run, COPIES), BACK)
+    assert update_of(load(root / "last.pt")) == 20
+    assert not (root / "epoch_3.pt").exists()

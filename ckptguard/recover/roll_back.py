@@ -76,7 +76,8 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollback did, or would do. `known_good` is in place afterwards; `quarantined` are paths in the run.
-    `given` says which other names hold what content now, and `pointed` which pointers name what."""
+    `given` says which other names hold what content now, and `pointed` which pointers name what. `left_bad` are paths
+    in other folders whose content is BAD: nobody knows whether training resumes from them."""
 
     known_good: KnownGood
     quarantined: tuple[str, ...]
@@ -85,6 +86,7 @@ class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     unverified: tuple[str, ...] = ()  # with dry_run: newer checkpoints that would be verified first
     given: tuple[GivenBack, ...] = ()
     pointed: tuple[Pointed, ...] = ()
+    left_bad: tuple[str, ...] = ()
     source: CheckpointId  # the same content before it was put back
     training_step: int | None = None  # as far as the known-good tells
 
@@ -152,9 +154,16 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 if g.content.id != chosen.id or g.path != chosen.manifest.path
             ),
             pointed=plan.pointed,
+            left_bad=_left_bad(view, scope.folder) if back.series is None else (),
             source=chosen.id,
             training_step=chosen.manifest.training_step,
         )
+
+
+def _left_bad(view: RunView, folder: str) -> tuple[str, ...]:
+    there = ((c, view.current_if_readable(c)) for c in view.checkpoints if folder_of(c.path) != folder)
+    judged = ((c.path, view.history.standings(c.series).get(id)) for c, id in there if id is not None)
+    return tuple(path for path, standing in judged if standing is not None and standing.outcome is Outcome.BAD)
 
 
 def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> frozenset[CheckpointId]:

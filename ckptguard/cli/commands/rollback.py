@@ -6,7 +6,7 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, say
+from ckptguard.cli.output import emit, say, trouble
 from ckptguard.cli.render import cell
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, ExitCode.NO_KNOWN_GOOD)
@@ -50,3 +50,7 @@ def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | No
         say(f"{'would give' if dry_run else 'gave'} {cell(given.path)} {what} ({given.id})")
     for pointer in done.pointed:
         say(f"{'would have' if dry_run else 'had'} {cell(pointer.key)} name {cell(pointer.path)}")
+    for path in done.left_bad:
+        trouble(
+            f"{cell(path)} is bad and stays, for it lies in another folder: move it away if training resumes from it"
+        )

@@ -1,6 +1,7 @@
 """ckptguard rollback: how far back, and what is said of it."""
 
 import pytest
+import torch
 from support.runs import QUICK
 from support.trainer_saves import load, open_clip, update_of
 from support.views import look
@@ -35,3 +36,18 @@ def test_what_is_not_known_good_is_not_gone_back_to(epochs, invoke):
     assert done.exit_code == 13
     assert "no known-good checkpoint of step 9" in done.stderr
     assert invoke("rollback", epochs, "--step", "9", "--to", "1.1").exit_code == 2
+
+
+def test_what_is_bad_in_another_folder_is_named(invoke, tmp_path):
+    """Nobody knows whether training resumes from it: it stays, and is not passed over in silence."""
+    root = tmp_path / "run"
+    (root / "epochs").mkdir(parents=True)
+    model = torch.nn.Linear(3, 2)
+    torch.save({"model": model.state_dict(), "epoch": 1}, root / "epochs" / "epoch_1.pt")
+    model.weight.data.fill_(float("nan"))
+    torch.save({"model": model.state_dict(), "epoch": 2}, root / "last.pt")
+    assert invoke("verify", root).exit_code == 3
+    done = invoke("rollback", root, "--force")
+    assert done.exit_code == 0, done.stderr
+    assert "last.pt is bad and stays" in done.stderr
+    assert (root / "last.pt").exists()

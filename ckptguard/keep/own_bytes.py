@@ -46,6 +46,8 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
                 wrong = _beside_training(
                     settings.niceness, functools.partial(_replace_links, view, copy, manifest, work)
                 )
+            except StoppedError:
+                return troubles  # called off, and nothing went wrong: the next pass does it
             except (BusyError, CouldNotTellError) as error:
                 troubles.append(_LINK_ONLY.format(path=copy.path, why=error.message))
                 break

@@ -1,6 +1,7 @@
 """Bytes of our own: what a trainer writes, by whatever way, leaves a checkpoint that comes back byte for byte."""
 
 import shutil
+import threading
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from support.views import look
 
 from ckptguard.errors import StorageFullError
 from ckptguard.inspect.status import status
+from ckptguard.keep.own_bytes import give_own_bytes
 from ckptguard.records.kept import list_kept, read_kept
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.work import PLAIN, Work
 from ckptguard.storage.local import local_storage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
@@ -54,6 +57,18 @@ def test_with_links_alone_it_is_not_so(root, run):
     save(root / "epoch_2.pt", 1)
     reconcile(look(run, QUICK.changed(keep="link")), PassNotes())
     assert set(how_kept(run).values()) <= {"link", "reflink"}
+
+
+def test_a_copy_that_is_called_off_is_no_trouble(root, run):
+    """Training needs the processor, or the daemon ends: the link stays, nobody is told, and the next pass does it."""
+    save(root / "epoch_2.pt", 1)
+    reconcile(look(run, QUICK.changed(keep="link")), PassNotes())
+    stop = threading.Event()
+    stop.set()
+    assert give_own_bytes(look(run), Work(stop=stop), saved_over=False) == []
+    assert set(how_kept(run).values()) <= {"link", "reflink"}
+    assert give_own_bytes(look(run), PLAIN, saved_over=False) == []
+    assert set(how_kept(run).values()) <= {"copy", "reflink"}
 
 
 def test_a_full_disk_leaves_the_link_and_says_so(root, run, monkeypatch):

@@ -22,9 +22,9 @@ _finding = partial(Finding, "finite")
 
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
-    """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice. A mask (no NaN, no +Inf,
-    -Inf beside one single finite value, and nothing that is learnt) and what was bit for bit so in the reference are
-    notices too, and so are tensors that the user allows."""
+    """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice. So is a mask: no NaN, no
+    +Inf, -Inf beside one single finite value, and nothing that is learnt. What was bit for bit so in the reference is a
+    notice too, and so are tensors that the user allows."""
     same = _unchanged_spans(evidence)
     learnt: frozenset[str] | None = None
     for tensor in evidence.tensors():

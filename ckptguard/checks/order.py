@@ -34,8 +34,8 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
     if own is not None and own.value < earlier[own.kind].value:
         there = earlier[own.kind].value
         message = (
-            f"its name puts it after {before.path}, but its {own.kind} is {own.value}, and {there} there;"
-            " if the numbers in its name are not its order, say so by a pattern in ckptguard.toml"
+            f"its name puts it after {before.path}, but its {own.kind} is {own.value}, and {there} there."
+            " Numbers in a name that are no order need a pattern in ckptguard.toml"
         )
         yield Finding("order", Severity.WARNING, message, tensor=own.source)
 

@@ -125,9 +125,9 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
     """Healthy (`cause` is None), or sick since `onset_step`: no state after an update before it is under suspicion.
-    What may have done the harm are the updates from `onset_step` to `suspect_through` (None: to `step`). Where no loss
-    showed the harm and only a look at the tensors found it, `onset_through` is the last update that the onset can be by
-    what the losses tell (None: the onset is `onset_step`)."""
+    What may have done the harm are the updates from `onset_step` to `suspect_through` (None: to `step`). The losses may
+    not show the harm, and only a look at the tensors find it. Then the onset is at `onset_through` at the latest
+    (None: it is `onset_step`)."""
 
     step: int
     cause: str | None = None

@@ -228,8 +228,8 @@ class GuardCallback(TrainerCallback):
 
 
 class SkippedUpdates:
-    """Stands around ``trainer.training_step`` while it is entered, leaves `updates` out (numbered from 1, as steps are)
-    and notes what each other's loss says about when harm was done."""
+    """Wraps ``trainer.training_step`` while it is entered. It leaves `updates` out (numbered from 1, as steps are), and
+    notes of the others what the loss says about when harm was done."""
 
     def __init__(self, trainer: Any) -> None:
         self.updates: set[int] = set()

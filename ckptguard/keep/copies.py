@@ -191,10 +191,9 @@ def release_unpinned(run: Run, ids: Iterable[CheckpointId]) -> list[CheckpointId
 
 
 def trim_kept(view: RunView) -> list[CheckpointId]:
-    """Remove the kept copies that nothing asks for any more; returns them. In each series there stay the newest
-    `keep_good` GOOD ones, the newest of them that has bytes of its own, the newest `keep_pending` without a verdict,
-    and the pinned ones. One that was GOOD before its place was damaged counts as GOOD: it was verified when the damage
-    was found, or removed then."""
+    """Remove the kept copies that nothing asks for any more; returns them. In each series the newest `keep_good` GOOD
+    ones stay, and the newest GOOD one with bytes of its own. So do the newest `keep_pending` without a verdict, and
+    pinned ones. One that was GOOD before its place was damaged counts: it was verified when the damage was found."""
     run, settings = view.run, view.settings
     unwanted: list[CheckpointId] = []
     for _, ids in itertools.groupby(list_kept(run), key=lambda id: id.series):

@@ -39,7 +39,7 @@ from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import unfinished_because
 from ckptguard.verify.read_known_good import wrong_in_copy
-from ckptguard.verify.seal import seal_written
+from ckptguard.verify.seal import as_stored, seal_written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,8 +337,7 @@ def _seal_again(view: RunView, chosen: Candidate, checkpoint: Checkpoint) -> Non
     run, manifest, step = view.run, chosen.manifest, chosen.manifest.step
     if not LAYOUTS[manifest.layout].sealed_by_writer or step is None or view.current(checkpoint) is not None:
         return
-    stored = [(file, run.storage.stat(file.path)) for file in manifest.files]
-    files = tuple(replace(file, mtime_ns=e.mtime_ns, inode=e.inode, etag=e.etag) for file, e in stored)
+    files = tuple(as_stored(run, file) for file in manifest.files)
     metrics = manifest.given_metrics()
     seal_written(run, path=manifest.path, layout=manifest.layout, step=step, files=files, metrics=metrics)
     view.refresh(manifest.series)

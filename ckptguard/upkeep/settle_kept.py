@@ -79,8 +79,8 @@ def waiting_alone(view: RunView) -> list[KeptCopy]:
 
 
 def release_other(view: RunView, checkpoint: Checkpoint, id: CheckpointId | None) -> list[str]:
-    """Release the copy that was made of these files as of a content of their own, where they were found to be none but
-    what was sealed before under `id`, or its damage. Returns a sentence if that failed."""
+    """Release a copy of these files that was kept as a new content, where they turned out to be none. They are what
+    was sealed under `id`, or its damage. Returns a sentence if that failed."""
     copies = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path and c.id != id]
     wrong = [c.id for c in copies if c.lies_in(checkpoint.entries)]
     try:

@@ -68,6 +68,12 @@ def _seal(
     return manifest
 
 
+def as_stored(run: Run, file: File) -> File:
+    """The file with what the storage says of it under its final path."""
+    entry = run.storage.stat(file.path)
+    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+
+
 def logged_metrics(evidence: Evidence) -> dict[str, float]:
     """The numbers of the last entry of a Trainer's log: those of the evaluation, if one came before the save."""
     named = (leaf for leaf in evidence.leaves() if leaf.name.startswith(_LOGGED))

@@ -16,8 +16,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
-import msgspec
-
 from ckptguard.errors import BusyError, CkptguardError, ObjectMissingError, SettingsError, StorageError
 from ckptguard.keep.quarantine import mark_suspect, quarantine
 from ckptguard.layouts.own import LAYOUT, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, folder_name
@@ -32,7 +30,7 @@ from ckptguard.training.content.safetensors_file import FileStream, Stream
 from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
-from ckptguard.verify.seal import seal_written
+from ckptguard.verify.seal import as_stored, seal_written
 
 _FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 _log = logging.getLogger("ckptguard")
@@ -261,12 +259,6 @@ def sync_folder(folder: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def as_stored(run: Run, file: File) -> File:
-    """The file with what the storage says of it under its final path."""
-    entry = run.storage.stat(file.path)
-    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
 
 
 def settle(view: RunView, manifest: Manifest, gate: Gate) -> None:

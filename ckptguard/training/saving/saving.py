@@ -110,8 +110,8 @@ class Saves:
 
     def begin(self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False) -> str:
         """Save, once no other save is in flight; returns the checkpoint's path in the run. Whatever goes wrong is
-        raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong later is told, and if
-        the user `asked` for this save it is kept for `raise_unheard`. One before it that found no room yet gives way:
+        raised. Not `blocking`: it returns as soon as everything is copied, and what goes wrong later is told. If the
+        user `asked` for this save it is also kept for `raise_unheard`. One before it that found no room yet gives way:
         training never waits for room behind its back."""
         current = self._in_flight
         if current is not None and self._ranks.size == 1 and current.gate.waits_for_room and current.abandon():

@@ -36,7 +36,7 @@ def cost_of_one(root, count):
     others = {(one.id, one.place) for one in every.places[1:]}
     requests.clear()
     later = time.time() + 60.0
-    with mock.patch("time.time", lambda: later):
+    with mock.patch("time.time", return_value=later):
         assert len(scrub(RunView(run, SETTINGS), ScrubOrder(leave_out=others)).places) == 1
     assert requests["run.list"] == 1
     return requests.total()

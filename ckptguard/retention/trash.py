@@ -172,8 +172,8 @@ def _put_back(run: Run, mark: Trashed, key: str) -> None:
 
 
 def expire_aside(view: RunView, grace: float) -> list[str]:
-    """Remove damaged bytes whose checkpoint was good again for `grace` seconds; returns their keys. So what was put back
-    from the trash when its place was taken again. While a checkpoint is not good its damaged bytes
+    """Remove damaged bytes whose checkpoint was good again for `grace` seconds; returns their keys. So what was put
+    back from the trash when its place was taken again. While a checkpoint is not good its damaged bytes
     stay.
 
     The time is measured by this machine's own clock from when it was first seen so, by a call of this; what it has seen

@@ -139,7 +139,8 @@ def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
 
 def _hub_findings(scan: Scan, facts: HubFacts) -> Iterator[Finding]:
     """Errors for bytes that are not those of the blob's name, and for links that lead elsewhere. So for blobs that are
-    not there, and downloads that did not end. A ref without its snapshot is a warning; files without a digest a notice."""
+    not there, and downloads that did not end. A ref without its snapshot is a warning, files without a digest are a
+    notice."""
     for file in scan.files:
         algorithm, expected = facts.sums.get(file.entry.key, ("", None))
         found = file.sums.get(algorithm)

@@ -20,7 +20,9 @@ from support.views import look
 
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import read_daemon_record
+from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 
 
@@ -54,6 +56,8 @@ def test_damage_is_found_when_asked_for(run: Path, start: Starter) -> None:
     path = save(run, 200)
     daemon = start(run)
     daemon.known_good(200)
+    opened, id = open_run(str(run)), CheckpointId("net-#.safetensors", 200, 1)
+    until(lambda: (kept := read_kept(opened, id)) and kept.how != "link", "bytes of its own for the kept copy")
     flip_bit(path)
     assert daemon.post("verify", {"path": "net-200.safetensors"})[0] == 202
     daemon.logged("verified", id="200.1", outcome="bad")

@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
 
     def usable_record(self, key: str) -> str:
         """An absolute path or URL for a key of the records."""
-        return f"{self.records.url.rstrip('/')}/{key}"
+        return self.records.path_of(key)
 
     def shared(self) -> tuple[Storage, str, str]:
         """One storage that sees the run and the records, and the key prefix of each. SettingsError if none does."""

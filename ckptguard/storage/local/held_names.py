@@ -83,21 +83,23 @@ def lying_path(root: str, parts: Sequence[str]) -> str:
     return place
 
 
-def hold_names(folder: int, *, hold: bool = True, depth: int = DEEPEST) -> None:
-    """Have all names below an open folder lie as in the records, or with `hold` false as in the run. Killed in between,
-    both are found; done again, it goes on. What cannot be renamed stays as it lies."""
+def hold_names(folder: int, root: str, parts: Sequence[str]) -> None:
+    """Have all names below the open folder `parts` lie as they are to lie there. Killed in between, all are found; done
+    again, it goes on. What cannot be renamed stays as it lies."""
+    held = is_holding(root, parts)
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
         for name, is_folder in found:
-            new = held_name(own_name(name)) if hold else own_name(name)
+            own = own_name(name)
+            new = held_name(own) if held else own
             with contextlib.suppress(OSError):
                 if new != name and not _is_there(folder, new):
                     os.rename(name, new, src_dir_fd=folder, dst_dir_fd=folder)
                     name = new
-                if is_folder and depth:
+                if is_folder and len(parts) < DEEPEST:
                     below = os.open(name, _LIST, dir_fd=folder)
                     try:
-                        hold_names(below, hold=hold, depth=depth - 1)
+                        hold_names(below, root, [*parts, own])
                     finally:
                         os.close(below)
         sync(folder)

@@ -120,7 +120,7 @@ class LocalStorage(Storage):
         with contextlib.suppress(StorageError), translated(key, self.url), self._place(key) as (above, name):
             folder = os.open(name, folders.LIST, dir_fd=above)
             try:
-                hold_names(folder, hold=self._is_holding(key))
+                hold_names(folder, self.url, parts_of(key))
             finally:
                 os.close(folder)
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from support.kept_runs import guarded, rot
 from support.kill_points import Killed, fail_at, kill_at
+from support.records_on_disk import at
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
 
@@ -45,7 +46,7 @@ def damaged(root, writer):
     else:
         hit = [SHARDS[0], SHARDS[1], f"{kept}/sharded-#/000000000200.1/{SHARDS[2]}"]
     for name in hit:
-        rot(root / name)
+        rot(at(root, name))
     scrub(look(run))
     return whole, files(root)
 

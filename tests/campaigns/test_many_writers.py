@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.records_on_disk import key_of
 from support.tiny_run import SERIES, TINY, candidates, content, cycle, files_below, leftovers, name_of
 
 from ckptguard.records.run import open_run
@@ -55,7 +56,6 @@ from support.tiny_run import TINY, inline
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.runs.run_view import open_view
 from ckptguard.runs.work import Work
-from support.records_on_disk import key_of
 
 assert "torch" not in sys.modules
 settings, notes = TINY.changed(keep_last=2, trash_grace=0.0), PassNotes()

@@ -1,4 +1,4 @@
-"""How names lie below `_ckptguard` on a local disk: no pattern with which a trainer looks for its checkpoints finds one.
+"""How names lie below `_ckptguard` on a local disk: no trainer that looks for its checkpoints finds one there.
 
 What a checkpoint brings there (its series, its folders and files) lies as ``held.<name>.held``. So neither
 ``rglob("step-*/*.pth")`` nor a suffix matches. Keys have the names themselves, and so has everything above this folder.

@@ -24,7 +24,7 @@ SERIES = "net-#.pt"
 
 def records(root, folder):
     """A folder of the records of the one series."""
-    return root / "_ckptguard" / folder / SERIES
+    return at(root, f"_ckptguard/{folder}/{SERIES}")
 
 
 def damage(path, offset):

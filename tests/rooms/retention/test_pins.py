@@ -8,6 +8,7 @@ import sys
 import fsspec
 import msgspec
 import pytest
+from support.records_on_disk import at
 from support.runs import QUICK, write_torch
 from support.views import look
 
@@ -37,7 +38,6 @@ import sys
 from ckptguard.records.pins import IN_USE, pin_checkpoint
 from ckptguard.records.run import open_run
 from ckptguard.values.ids import CheckpointId
-from support.records_on_disk import at
 pin_checkpoint(open_run(sys.argv[1]), CheckpointId("net-#.pt", 100, 1), reason=IN_USE)
 print("pinned", flush=True)
 sys.stdin.read()

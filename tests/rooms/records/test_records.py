@@ -97,7 +97,7 @@ def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
 def test_a_newer_format_is_refused_with_a_sentence(root, three):
     """Records of a newer major are not guessed at."""
     reconcile(look(three), PassNotes())
-    (root / "_ckptguard" / "format.json").write_text('{"format": 2}')
+    (root / "_ckptguard" / "format.json").write_text('{"format": 3}')
     with pytest.raises(RecordsError, match="format 2"):
         open_run(str(root))
 

@@ -144,6 +144,7 @@ def test_a_run_of_an_older_version_is_read_restored_and_goes_on(tmp_path):
     assert str(find_known_good(run).id) == "400.1"
     assert read_kept(run, CheckpointId("sharded-#", 400, 1)) is not None
     assert "held.sharded-400.held" in os.listdir(at(root, "_ckptguard/kept/sharded-#/000000000400.1"))
+    assert (root / "_ckptguard/format.json").read_text() == '{"format":2}\n'  # an older version looks for plain names
     collect_leftovers(look(run))
     assert os.listdir(at(root, "_ckptguard/quarantine/sharded-#/000000000300.1")) == ["held.sharded-300.held"]
     assert not list((root / "_ckptguard/quarantine").rglob("*.safetensors"))

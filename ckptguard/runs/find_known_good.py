@@ -128,16 +128,14 @@ def find_known_good(
 
 def openable(answer: KnownGood) -> KnownGood:
     """The answer with a path that a loader can open. In the records no file has its trainer's name, so that of a kept
-    copy leads to links with those names, outside the run. CouldNotTellError if there is no place for them."""
+    copy leads to links with those names, outside the run; where there is no room for them, to the copy as it lies."""
     if answer.place == IN_PLACE or "://" in answer.path:
         return answer
     from ckptguard.storage.local.linked_view import linked_view  # few answers need it
 
-    try:
+    with contextlib.suppress(OSError):
         return msgspec.structs.replace(answer, path=linked_view(answer.path, os.environ))
-    except OSError as error:
-        message = f"{answer.path} cannot be shown under its own names: {error}"
-        raise CouldNotTellError(message, hint="ckptguard restore RUN --to DEST copies it") from error
+    return answer
 
 
 def best_on_record(run: Run, wanted: Wanted, listed: ListedSteps | None = None) -> Candidate:

@@ -98,7 +98,7 @@ def test_a_newer_format_is_refused_with_a_sentence(root, three):
     """Records of a newer major are not guessed at."""
     reconcile(look(three), PassNotes())
     (root / "_ckptguard" / "format.json").write_text('{"format": 3}')
-    with pytest.raises(RecordsError, match="format 2"):
+    with pytest.raises(RecordsError, match="format 3"):
         open_run(str(root))
 
 

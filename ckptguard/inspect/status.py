@@ -14,7 +14,7 @@ from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, replica_standings
-from ckptguard.runs.find_known_good import KnownGood, presence_of, ranked_candidates
+from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
 from ckptguard.values.verdict import Outcome
@@ -88,7 +88,7 @@ def _known_good(view: RunView, glance: Glance) -> KnownGood | None:
         return None
     answers = list(heads.values())
     chosen, why = choose_series([standpoint for _, standpoint in answers])
-    answer = answers[chosen][0]
+    answer = openable(answers[chosen][0])
     return msgspec.structs.replace(answer, reason=f"{answer.reason}; {why}") if why else answer
 
 

@@ -167,7 +167,7 @@ def own_bytes(run: Run, copy: KeptCopy) -> int | None:
                 total += kept.size
             continue
         try:
-            info = os.lstat(os.path.join(run.records.root, *copy.key(file).split("/")))
+            info = os.lstat(run.records.path_of(copy.key(file)))
         except OSError:
             continue
         if stat.S_ISREG(info.st_mode) and info.st_nlink == 1:

@@ -14,7 +14,7 @@ class PlaceMark(msgspec.Struct, frozen=True, kw_only=True):
     """One generation, and the place where it lay: `path`."""
 
     top: ClassVar[str]  # the folder in the records
-    format: int = 1
+    format: int = 2  # 1: its files have their own names in the records, on a local disk too
     series: str
     step: Step
     generation: int

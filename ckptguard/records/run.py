@@ -25,7 +25,7 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 if TYPE_CHECKING:
     from ckptguard.storage.retries import Retries
 
-RECORDS_FORMAT = 1
+RECORDS_FORMAT = 2
 FORMAT_KEY = "format.json"
 _WHOSE_KEY = "run.json"  # of records that lie elsewhere
 _DEFAULTS = Settings()
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
 
     def usable_record(self, key: str) -> str:
         """An absolute path or URL for a key of the records."""
-        return f"{self.records.url.rstrip('/')}/{key}"
+        return self.records.path_of(key)
 
     def shared(self) -> tuple[Storage, str, str]:
         """One storage that sees the run and the records, and the key prefix of each. SettingsError if none does."""
@@ -231,7 +231,18 @@ def _check_format(run: Run) -> None:
 def _ensure_format(run: Run) -> None:
     if find_entry(run.records, FORMAT_KEY) is None:
         _create_format(run)
+    elif run.records.root is not None:
+        _raise_format(run)
     _refuse_anothers_records(run)  # another run may have begun them since this one was opened
+
+
+def _raise_format(run: Run) -> None:
+    """Have an older version refuse the records of a local run before a name lies there that it would not find."""
+    found = read_sound(run, FORMAT_KEY, dict[str, int], FORMAT_KEY)
+    if found is not None and found.get("format", RECORDS_FORMAT) < RECORDS_FORMAT:
+        with run.records.upload(FORMAT_KEY, replace=True) as upload:
+            upload.write(as_line({"format": RECORDS_FORMAT}))
+            upload.commit()
 
 
 def _create_format(run: Run) -> None:

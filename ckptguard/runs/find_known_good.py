@@ -4,6 +4,7 @@ tensor bytes: whoever loads it verifies it."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -122,7 +123,19 @@ def find_known_good(
     `listed`: the names in the records, if they are known; all else is asked of storage.
     """
     wanted = Wanted(before_step=before_step, series=series, sure=True)
-    return best_on_record(run, wanted, list_steps(run) if listed is None else listed).answer
+    return openable(best_on_record(run, wanted, list_steps(run) if listed is None else listed).answer)
+
+
+def openable(answer: KnownGood) -> KnownGood:
+    """The answer with a path that a loader can open. In the records no file has its trainer's name, so that of a kept
+    copy leads to links with those names, outside the run; where there is no room for them, to the copy as it lies."""
+    if answer.place == IN_PLACE or "://" in answer.path:
+        return answer
+    from ckptguard.storage.local.linked_view import linked_view  # few answers need it
+
+    with contextlib.suppress(OSError):
+        return msgspec.structs.replace(answer, path=linked_view(answer.path, os.environ))
+    return answer
 
 
 def best_on_record(run: Run, wanted: Wanted, listed: ListedSteps | None = None) -> Candidate:

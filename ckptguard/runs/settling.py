@@ -5,7 +5,6 @@ A temporary of ours was left by a process that is gone if nobody holds it, and n
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -52,7 +51,7 @@ def was_left(storage: Storage, entry: Entry) -> bool:
     below = storage.list(entry.key, recursive=True) if entry.kind == "folder" else []
     if storage.root is not None or entry.kind != "folder":
         below = [entry, *below]
-    if storage.root is not None and is_being_written(os.path.join(storage.root, *entry.key.split("/"))):
+    if storage.root is not None and is_being_written(storage.path_of(entry.key)):
         return False
     return is_old(storage, below)
 

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ckptguard.errors import NotFoundError, ObjectMissingError
+from ckptguard.storage.local.held_names import split_root
 from ckptguard.storage.protocol import Capabilities, Entry, Reader, Storage, Upload
 from ckptguard.storage.redaction import refuse_secrets
 from ckptguard.storage.traits import LOCAL, traits_of_url
@@ -27,15 +28,21 @@ def normalise_url(url: str | os.PathLike[str]) -> str:
     scheme, mark, rest = text.partition("://")
     try:
         if mark and scheme in LOCAL:
-            return os.path.abspath(rest)
+            return _plain(os.path.abspath(rest))
         if not _SCHEME.match(text):
-            return os.path.abspath(os.path.expanduser(text))
+            return _plain(os.path.abspath(os.path.expanduser(text)))
     except FileNotFoundError as error:  # of a relative path
         raise NotFoundError("the current folder is gone", hint="change to one that exists") from error
     refuse_secrets(text)
     if "::" not in text and not traits_of_url(text).hosts:
         return f"{scheme}://{rest.strip('/')}"  # with one slash more or less it is the same place
     return text.rstrip("/")
+
+
+def _plain(path: str) -> str:
+    """A path as keys have it: what lies in the records has its own names again."""
+    root, below = split_root(path)
+    return "/".join((root, *below))
 
 
 def open_storage(

@@ -152,6 +152,14 @@ class Storage(Protocol):
         One rename on a local file system; on an object store copy and delete, object by object, sources last.
         """
 
+    def settle_names(self, key: str) -> None:
+        """Finish what a killed `move` of a folder to here left of giving its files the names that they have here."""
+        return
+
+    def path_of(self, key: str) -> str:
+        """An absolute path or URL of a key, usable outside."""
+        return f"{self.url.rstrip('/')}/{key}".rstrip("/")
+
     def remove(self, key: str) -> None:
         """Remove a file or a whole folder (never through links). An absent key is no error."""
 

@@ -12,7 +12,9 @@ import re
 from ckptguard.errors import CouldNotTellError, ObjectMissingError
 from ckptguard.records.leases import Claim, holds, list_claims, release, surely_gone
 from ckptguard.records.pins import counts, list_pins, release_pin
+from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.run import Run
+from ckptguard.records.trash import FOLDER as TRASH
 from ckptguard.records.who_and_when import storage_time
 from ckptguard.runs.history import history_of_series
 from ckptguard.runs.run_view import RunView
@@ -30,6 +32,7 @@ def collect_leftovers(view: RunView) -> list[str]:
     The caller holds the run's lock, under which rollbacks stage their copies: what is left of one there is dead. A
     trainer's temporaries are its own business."""
     run = view.run
+    _settle_names(run)
     inside: list[Entry] = []
     with contextlib.suppress(ObjectMissingError):
         inside = [e for e in run.records.list("", recursive=True) if e.name.startswith(".tmp-")]
@@ -49,6 +52,16 @@ def collect_leftovers(view: RunView) -> list[str]:
                 release_pin(run, pin)
                 removed.append(f"{RECORDS_FOLDER}/{pin.key}")
     return removed + collect_saves(run)
+
+
+def _settle_names(run: Run) -> None:
+    """Have what was moved into the records the names that it is to have there, where a kill came between."""
+    if run.records.root is None:
+        return
+    with contextlib.suppress(ObjectMissingError):
+        series = [e.key for top in (QUARANTINE, TRASH) for e in run.records.list(top)]
+        for place in (e for folder in series for e in run.records.list(folder) if e.kind == "folder"):
+            run.records.settle_names(place.key)
 
 
 def collect_saves(run: Run) -> list[str]:

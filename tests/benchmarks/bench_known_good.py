@@ -46,13 +46,15 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
     """One checkpoint that is really verified, and its records and files again under the steps before it; `files`: so
     many of them have files, the newest."""
     import msgspec
+    from support.records_on_disk import at
     from support.tiny_run import name_of, save
 
     save(str(root), count, 1)
     reconcile(open_view(str(root), Settings(settle=0.0, keep="none")), PassNotes())
-    own, last = root / "_ckptguard", f"{count:012d}.1"
-    manifest = decode_manifest((own / "manifests" / "model-#" / f"{last}.json").read_bytes())
-    verdict = decode_verdict((own / "ledger" / "model-#" / f"{last}.0001.good.json").read_bytes())
+    last = f"{count:012d}.1"
+    manifests, ledger = at(root, "_ckptguard/manifests/model-#"), at(root, "_ckptguard/ledger/model-#")
+    manifest = decode_manifest((manifests / f"{last}.json").read_bytes())
+    verdict = decode_verdict((ledger / f"{last}.0001.good.json").read_bytes())
     for step in range(1, count):
         name = f"{step:012d}.1"
         paths = [file.path.replace(name_of(count), name_of(step)) for file in manifest.files]
@@ -66,10 +68,8 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
                     own_files[place], mtime_ns=found.st_mtime_ns, inode=found.st_ino
                 )
         one = msgspec.structs.replace(manifest, path=name_of(step), step=step, files=tuple(own_files))
-        (own / "manifests" / "model-#" / f"{name}.json").write_bytes(encode_checked(one))
-        (own / "ledger" / "model-#" / f"{name}.0001.good.json").write_bytes(
-            encode_checked(msgspec.structs.replace(verdict, step=step))
-        )
+        (manifests / f"{name}.json").write_bytes(encode_checked(one))
+        (ledger / f"{name}.0001.good.json").write_bytes(encode_checked(msgspec.structs.replace(verdict, step=step)))
 
 
 def median(times: int, act: Callable[[], object]) -> float:

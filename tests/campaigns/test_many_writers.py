@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.records_on_disk import key_of
 from support.tiny_run import SERIES, TINY, candidates, content, cycle, files_below, leftovers, name_of
 
 from ckptguard.records.run import open_run
@@ -88,7 +89,7 @@ def test_each_generation_has_one_writer(steps, tmp_path):
     outcomes = Counter(line.split()[0] for lines in said for line in lines[:-2])
     assert sum(outcomes.values()) == WRITERS * SAVES
     history = load_history(open_run(str(root)))
-    places = {p.parent.name for p in (root / "_ckptguard" / "manifests").rglob("*.json")}
+    places = {key_of(root, p.parent).rpartition("/")[2] for p in (root / "_ckptguard" / "manifests").rglob("*.json")}
     sealed = [id for s in map(_series, places) for id in history.sealed(s)]
     assert len(sealed) == outcomes["won"]
     manifests = [history.manifest(id) for id in sealed]

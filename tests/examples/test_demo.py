@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.records_on_disk import at
 from support.views import look
 
 from ckptguard.inspect.list_states import survey
@@ -60,7 +61,7 @@ def test_the_damaged_and_the_poisoned_save_are_found(lived):
     assert all(state.quarantined and not state.in_place and state.id.generation == 1 for state in bad.values())
     assert "NaN" in bad[poisoned].reason
     step = int(story["damaged"].removeprefix("char-").removesuffix(".pt"))
-    ledger = (run / "_ckptguard" / "ledger" / "char-#.pt").glob(f"{step:012d}.1.*.bad.json")
+    ledger = at(run, "_ckptguard/ledger/char-#.pt").glob(f"{step:012d}.1.*.bad.json")
     assert any("CRC" in entry.read_text() or "digest" in entry.read_text() for entry in ledger)
 
 

@@ -6,6 +6,7 @@ import resource
 
 import pytest
 import torch
+from support.records_on_disk import at, key_of
 from support.runs import QUICK, write_torch
 from support.views import look
 
@@ -35,7 +36,7 @@ def no_file_larger_than(size):
 
 def files(folder):
     """All files below a folder with their sizes, the lock aside."""
-    return {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+    return {key_of(folder, p): p.stat().st_size for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_keeping(root):
     assert read_kept(run, CheckpointId("net-#.pt", 200, 1)).how == "link"
     reconcile(look(run, COPIES), PassNotes())
     assert read_kept(run, CheckpointId("net-#.pt", 200, 1)).how == "copy"
-    assert not os.path.samefile(root / "net-200.pt", root / "_ckptguard/kept/net-#.pt/000000000200.1/net-200.pt")
+    assert not os.path.samefile(root / "net-200.pt", at(root, "_ckptguard/kept/net-#.pt/000000000200.1/net-200.pt"))
 
 
 def test_restoring(root, tmp_path):

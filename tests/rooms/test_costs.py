@@ -9,6 +9,7 @@ import fsspec
 import pytest
 from benchmarks.bench_known_good import write_run
 from support.counting_storage import CountingStorage, counted
+from support.records_on_disk import key_of
 from support.tiny_run import TINY, cycle, delete, files_of_manifest, forget, inline, memory_path, name_of, save
 
 import ckptguard.records.run
@@ -43,7 +44,7 @@ def build(url: str, root: Path, count: int) -> None:
     if url.startswith("memory://"):
         for path in root.rglob("*"):
             if path.is_file():
-                key = f"{memory_path(url)}/{path.relative_to(root).as_posix()}"
+                key = f"{memory_path(url)}/{key_of(root, path)}"
                 fsspec.filesystem("memory").pipe_file(key, path.read_bytes())
         cycle(open_run(url), TINY.changed(keep="none"))  # what has other times is read once
 

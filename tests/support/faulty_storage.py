@@ -123,6 +123,12 @@ class FaultyStorage:
     def root(self) -> str | None:
         return self.inner.root
 
+    def path_of(self, key: str) -> str:
+        return self.inner.path_of(key)
+
+    def settle_names(self, key: str) -> None:
+        self.inner.settle_names(key)
+
     def list(
         self, prefix: str = "", *, recursive: bool = False, enter: Callable[[str], bool] | None = None
     ) -> list[Entry]:

@@ -6,6 +6,7 @@ from ckptguard.records.ledger import ledger_names
 from ckptguard.records.run import open_run
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
+from support.records_on_disk import files_of
 from support.runs import QUICK, write_sharded
 from support.views import look
 
@@ -50,7 +51,12 @@ def told(done):
 
 def contents(root, folder="sharded-200"):
     """The bytes of every file below a folder."""
-    return {str(p.relative_to(root)): p.read_bytes() for p in (root / folder).rglob("*") if p.is_file()}
+    return {f"{folder}/{name}": data for name, data in files_of(root, folder).items()}
+
+
+def kept(root, folder="sharded-200"):
+    """The same in the kept copy."""
+    return {name: data for name, data in files_of(root, KEPT).items() if name.startswith(f"{folder}/")}
 
 
 def in_quarantine(root):

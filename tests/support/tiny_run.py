@@ -28,6 +28,7 @@ from ckptguard.storage import Storage
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.manifest import File
 from ckptguard.values.settings import Settings
+from support.records_on_disk import at, files_of
 from support.tiny_files import CONFIG as CONFIG
 from support.tiny_files import WEIGHTS as WEIGHTS
 from support.tiny_files import Content
@@ -81,7 +82,7 @@ def rot(url: str, key: str) -> None:
     if url.startswith("memory://"):
         fsspec.filesystem("memory").store[f"{memory_path(url)}/{key}"].getbuffer()[-1] ^= 0x10
         return
-    path = Path(url, key)
+    path = at(url, key)
     before, data = path.stat(), bytearray(path.read_bytes())
     data[-1] ^= 0x10
     with path.open("r+b") as file:
@@ -105,7 +106,7 @@ def truncate(url: str, key: str) -> None:
     if url.startswith("memory://"):
         fsspec.filesystem("memory").pipe_file(f"{memory_path(url)}/{key}", half)
     else:
-        Path(url, key).write_bytes(half)
+        at(url, key).write_bytes(half)
 
 
 def files_below(url: str, folder: str) -> Content:
@@ -114,8 +115,7 @@ def files_below(url: str, folder: str) -> Content:
         start = f"{memory_path(url)}/{folder}/" if folder else f"{memory_path(url)}/"
         store = fsspec.filesystem("memory").store
         return {path.removeprefix(start): store[path].getvalue() for path in list(store) if path.startswith(start)}
-    root = Path(url, folder)
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return files_of(url, folder)
 
 
 def memory_path(url: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from ckptguard.errors import NoKnownGoodError
 from ckptguard.inspect.list_states import survey
@@ -15,6 +16,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
+from support.records_on_disk import files_of
 from support.trainer_world import Content, Training, is_of
 from support.views import look
 
@@ -72,7 +74,11 @@ class TrainerPromises:
             copy = read_kept(self.run(), answer.id)
             assert copy is not None, f"{door}: {answer}"
             place = f"_ckptguard/{copy.checkpoint_key}"
-        assert answer.path.endswith(place), f"{door}: {answer}"
+        if answer.kept and "://" not in answer.path:
+            shown = tuple(sorted(files_of(answer.path).items())) or (("", Path(answer.path).read_bytes()),)
+            assert shown == self.sealed[answer.id], f"{door}: {answer}"
+        else:
+            assert answer.path.endswith(place), f"{door}: {answer}"
         assert self.training.disk.at(place) == self.sealed[answer.id], f"{door}: {answer.id} at {place} is another one"
 
     def kept_its_promises(self) -> None:

@@ -23,6 +23,7 @@ import torch
 from blake3 import blake3
 
 from ckptguard.values.manifest import Manifest
+from support.records_on_disk import at, files_of
 from support.tiny_run import memory_path
 
 Content = tuple[tuple[str, bytes], ...]  # by the name below the path; "" for a file itself
@@ -154,7 +155,7 @@ class Disk:
         if self.in_memory:
             found = fsspec.filesystem("memory").store.get(f"{memory_path(self.url)}/{key}")
             return None if found is None else bytes(found.getvalue())
-        path = Path(self.url, key)
+        path = at(self.url, key)
         return path.read_bytes() if path.is_file() else None
 
     def at(self, path: str) -> Content | None:
@@ -166,9 +167,7 @@ class Disk:
             start = f"{memory_path(self.url)}/{path}/"
             store = fsspec.filesystem("memory").store
             return tuple(sorted((key.removeprefix(start), store[key].getvalue()) for key in self._keys(path))) or None
-        root = Path(self.url, path)
-        files = sorted(p for p in root.rglob("*") if p.is_file())
-        return tuple((p.relative_to(root).as_posix(), p.read_bytes()) for p in files) or None
+        return tuple(sorted(files_of(self.url, path).items())) or None
 
     def all(self) -> dict[str, Content]:
         """Every content of the trainer's, by its path; pointers are none."""

@@ -30,7 +30,7 @@ def command(run: str, before_step: int | None, series: str | None, read: bool, s
     One whose files changed since they were read is verified first. What RUN has lost is looked for in the settings'
     replicas.
     """
-    from ckptguard.runs.find_known_good import Wanted, best_on_record
+    from ckptguard.runs.find_known_good import Wanted, best_on_record, openable
 
     settings, wanted = shared.settings(), Wanted(before_step=before_step, series=series)
     known_good: KnownGood | None = None
@@ -41,6 +41,7 @@ def command(run: str, before_step: int | None, series: str | None, read: bool, s
         known_good = None if best.changed else best.answer
     if known_good is None:
         known_good = _read(run, settings, wanted, everything=read)
+    known_good = openable(known_good)
     if shared.as_json:
         emit("known-good", known_good)
     else:

@@ -9,16 +9,15 @@ import stat
 from collections.abc import Iterator, Sequence
 
 from ckptguard.storage.failures import storage_error
+from ckptguard.storage.local.held_names import DEEPEST, is_holding, lying_as, own_name, split_root
 from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.protocol import Enter, Entry, is_encodable, join
 from ckptguard.values.ids import escape
 
 # O_PATH needs only search permission on the folders on the way.
 _ENTER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
-# Deeper folders are listed as "other" and not entered: nobody saves there, and every level holds a descriptor.
-DEEPEST = 64
 
 
 def entry_of(key: str, info: os.stat_result, target: str | None = None) -> Entry:
@@ -57,9 +56,12 @@ def _enter(folder: int, name: str) -> int:
 @contextlib.contextmanager
 def folder_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
     """The descriptor of the folder under `parts`; with `make`, absent folders are made durably."""
+    root, above = split_root(root)
+    parts = [*above, *parts]
     current = open_root(root, make=make)
     try:
-        for name in parts:
+        for depth, own in enumerate(parts):
+            name = lying_as(current, own, held=is_holding(root, parts[:depth]))
             try:
                 below = _enter(current, name)
             except FileNotFoundError:
@@ -76,10 +78,18 @@ def folder_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterato
         os.close(current)
 
 
+@contextlib.contextmanager
+def place_of(root: str, parts: Sequence[str], *, make: bool = False) -> Iterator[tuple[int, str]]:
+    """The descriptor of the folder of what `parts` name, and how its last part lies there."""
+    *above, name = parts
+    with folder_of(root, above, make=make) as folder:
+        yield folder, lying_as(folder, name, held=is_holding(root, above))
+
+
 def sync_folder(folder: int) -> None:
     """Make the names in a folder durable, as far as the file system can."""
     try:
-        descriptor = os.open(".", _LIST, dir_fd=folder)
+        descriptor = os.open(".", LIST, dir_fd=folder)
     except PermissionError:
         return  # a folder that may be written but not read cannot be synced
     try:
@@ -95,19 +105,23 @@ def entry_at(folder: int, name: str, key: str) -> Entry:
     return entry_of(key, info, target)
 
 
-def _entries(folder: int, key: str, bare: bool) -> list[Entry]:
+_Listed = tuple[str, Entry]  # the name as it lies, and what it is
+
+
+def _entries(folder: int, key: str, bare: bool, held: bool) -> list[_Listed]:
     """What is in a folder; `bare`: without a question for each of them, only names, and which are folders."""
     found = []
     with os.scandir(folder) as names:
         for item in names:
-            if not is_encodable(item.name):
-                found.append(Entry(key=join(key, escape(item.name)), kind="other", inode=item.inode()))
+            own = own_name(item.name) if held else item.name
+            if not is_encodable(own):
+                found.append((item.name, Entry(key=join(key, escape(own)), kind="other", inode=item.inode())))
             elif bare:
                 kind = "folder" if item.is_dir(follow_symlinks=False) else "other"
-                found.append(Entry(key=join(key, item.name), kind=kind))
+                found.append((item.name, Entry(key=join(key, own), kind=kind)))
             else:
                 with contextlib.suppress(FileNotFoundError):  # removed between the two calls
-                    found.append(entry_at(folder, item.name, join(key, item.name)))
+                    found.append((item.name, entry_at(folder, item.name, join(key, own))))
     return found
 
 
@@ -115,11 +129,11 @@ def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | N
     """All entries below an open folder, unsorted; `bare`: of files no more than their names. A folder that vanishes
     meanwhile is left out. One that cannot be read is an error: a failed listing must never read as "nothing here"."""
     found: list[Entry] = []
-    stack: list[tuple[int, list[Entry]]] = []
+    stack: list[tuple[int, list[_Listed]]] = []
 
     def descend(parent: int, name: str, key: str) -> None:
         try:
-            descriptor = os.open(name, _LIST, dir_fd=parent)
+            descriptor = os.open(name, LIST, dir_fd=parent)
         except (FileNotFoundError, NotADirectoryError):
             if name == ".":
                 raise
@@ -127,12 +141,12 @@ def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | N
         except PermissionError as error:
             raise storage_error(error, key, where) from error
         try:
-            listed = _entries(descriptor, key, bare)
+            listed = _entries(descriptor, key, bare, is_holding(where, key.split("/") if key else []))
         except BaseException:
             os.close(descriptor)
             raise
-        folders = [e for e in listed if e.kind == "folder"] if recursive else []
-        found.extend(e for e in listed if not recursive or e.kind != "folder")
+        folders = [one for one in listed if one[1].kind == "folder"] if recursive else []
+        found.extend(e for _, e in listed if not recursive or e.kind != "folder")
         stack.append((descriptor, folders))
 
     try:
@@ -142,13 +156,13 @@ def walk(folder: int, key: str, where: str, *, recursive: bool, enter: Enter | N
             if not folders:
                 os.close(stack.pop()[0])
                 continue
-            below = folders.pop()
+            name, below = folders.pop()
             if enter is not None and not enter(below.key):
                 continue
             if len(stack) > DEEPEST:
                 found.append(Entry(key=below.key, kind="other", mtime_ns=below.mtime_ns, inode=below.inode))
             else:
-                descend(descriptor, below.name, below.key)
+                descend(descriptor, name, below.key)
     finally:
         for descriptor, _ in stack:
             os.close(descriptor)
@@ -184,7 +198,7 @@ def remove_tree(parent: int, name: str) -> None:
 def _unlink_or_open(folder: int, name: str, stack: list[tuple[int, str]]) -> None:
     try:
         if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
-            stack.append((os.open(name, _LIST, dir_fd=folder), name))
+            stack.append((os.open(name, LIST, dir_fd=folder), name))
         else:
             os.unlink(name, dir_fd=folder)
     except FileNotFoundError:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from ckptguard.errors import ChangedWhileReadError, DeniedError, ObjectExistsError, ObjectMissingError
+from ckptguard.errors import (
+    ChangedWhileReadError,
+    DeniedError,
+    ObjectExistsError,
+    ObjectMissingError,
+    StorageError,
+)
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local import folders as folders
 from ckptguard.storage.local.folders import entry_of
+from ckptguard.storage.local.held_names import hold_names, is_holding, lying_path
 from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.local.writes import NO_LINKS, clone_into, move_exclusively, publish, temporary, write_all
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_below, parts_of
@@ -42,13 +49,13 @@ class LocalStorage(Storage):
             except (FileNotFoundError, NotADirectoryError):
                 if not prefix:
                     raise
-                os.close(folders.open_root(self.url))  # an absent root is an error, an absent folder is not
+                self._need_root()  # an absent root is an error, an absent folder is not
                 return []
 
     def stat(self, key: str) -> Entry:
         with translated(key, self.url):
             if not key:
-                return entry_of("", os.stat(self.url))
+                return entry_of("", os.stat(self.path_of("")))
             with self._place(key) as (folder, name):
                 return folders.entry_at(folder, name, key)
 
@@ -106,6 +113,22 @@ class LocalStorage(Storage):
                 folders.sync_folder(target_folder)
                 if not os.path.samestat(os.fstat(folder), os.fstat(target_folder)):
                     folders.sync_folder(folder)
+        if kind == "folder" and self._is_holding(source) != self._is_holding(target):
+            self.settle_names(target)
+
+    def settle_names(self, key: str) -> None:
+        with contextlib.suppress(StorageError), translated(key, self.url), self._place(key) as (above, name):
+            folder = os.open(name, folders.LIST, dir_fd=above)
+            try:
+                hold_names(folder, self.url, parts_of(key))
+            finally:
+                os.close(folder)
+
+    def path_of(self, key: str) -> str:
+        return lying_path(self.url, parts_of(key))
+
+    def _is_holding(self, key: str) -> bool:
+        return is_holding(self.url, parts_of(key))
 
     def remove(self, key: str) -> None:
         with translated(key, self.url):
@@ -114,14 +137,15 @@ class LocalStorage(Storage):
                     folders.remove_tree(folder, name)
                     folders.sync_folder(folder)
             except (FileNotFoundError, NotADirectoryError):
-                os.close(folders.open_root(self.url))
+                self._need_root()
 
-    @contextlib.contextmanager
-    def _place(self, key: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """The folder's descriptor and the last part of a key."""
-        *above, name = parts_below(self.url, key)
-        with folders.folder_of(self.url, above, make=make) as folder:
-            yield folder, name
+    def _need_root(self) -> None:
+        with folders.folder_of(self.url, []):
+            pass
+
+    def _place(self, key: str, *, make: bool = False) -> contextlib.AbstractContextManager[tuple[int, str]]:
+        """The folder's descriptor, and how the last part of a key lies there."""
+        return folders.place_of(self.url, parts_below(self.url, key), make=make)
 
     def _open_file(self, folder: int, name: str, key: str) -> tuple[int, Entry]:
         # Opening a device can have effects, so the kind is looked at before and, against races, after.
@@ -188,10 +212,10 @@ class LocalUpload(Upload):
     """An `Upload` into a temporary file beside the target."""
 
     def __init__(self, root: str, key: str, *, replace: bool) -> None:
-        *above, self._name = parts_below(root, key)
+        parts = parts_below(root, key)
         self._root, self._key, self._replace, self._length = root, key, replace, 0
         with contextlib.ExitStack() as stack, translated(key, root):
-            self._folder = stack.enter_context(folders.folder_of(root, above, make=True))
+            self._folder, self._name = stack.enter_context(folders.place_of(root, parts, make=True))
             self._refuse_taken()
             self._descriptor, self._temporary = stack.enter_context(temporary(self._folder))
             self._open = stack.pop_all()

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 
 from ckptguard.storage.failures import translated
-from ckptguard.storage.local.folders import folder_of, sync_folder
+from ckptguard.storage.local.folders import place_of, sync_folder
 from ckptguard.storage.protocol import parts_of
 
 _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
@@ -120,11 +120,10 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 def swap_files(root: str, one: str, other: str) -> bool:
     """Exchange two files below a local root in one step, durably. False, and nothing was done, where that cannot be."""
-    *above, name = parts_of(one)
-    *beside, other_name = parts_of(other)
     with translated(other, root):
         try:
-            with folder_of(root, above) as folder, folder_of(root, beside) as other_folder:
+            with place_of(root, parts_of(one)) as (folder, name), place_of(root, parts_of(other)) as found:
+                other_folder, other_name = found
                 _rename(folder, name, other_folder, other_name, _RENAME_EXCHANGE)
                 sync_folder(other_folder)
                 sync_folder(folder)

@@ -7,6 +7,7 @@ import fsspec
 import msgspec
 import pytest
 import torch
+from support.records_on_disk import at
 from support.runs import QUICK, state_dict, write_torch
 from support.views import look
 
@@ -58,7 +59,7 @@ def test_the_setting_says_how(root, run, keep, name, expected):
         )
     assert (copy and copy.how) in expected
     if copy is not None:
-        kept, original = root / "_ckptguard" / copy.key(name), root / name
+        kept, original = at(root, f"_ckptguard/{copy.key(name)}"), root / name
         assert kept.read_bytes() == original.read_bytes()
         assert kept.samefile(original) == (copy.how == "link")
         if copy.how != "reflink":
@@ -74,7 +75,7 @@ def test_a_link_on_a_server_that_does_not_count_names(root, run, monkeypatch):
             look(run, QUICK.changed(keep="link")), checkpoint, CheckpointId(checkpoint.series, checkpoint.step, 1)
         )
     copy = msgspec.structs.replace(copy, how="link")
-    os.utime(root / "_ckptguard" / copy.key("net-1.pt"), ns=(0, (root / "net-1.pt").stat().st_mtime_ns))
+    os.utime(at(root, "_ckptguard/" + copy.key("net-1.pt")), ns=(0, (root / "net-1.pt").stat().st_mtime_ns))
     monkeypatch.setattr(run.records, "root", None)
     assert own_bytes(run, copy) == 0
     size = (root / "net-1.pt").stat().st_size

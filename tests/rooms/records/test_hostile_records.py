@@ -5,6 +5,7 @@ import zlib
 
 import msgspec
 import pytest
+from support.records_on_disk import at
 from support.runs import QUICK, write_torch
 from support.views import entry_name, look
 
@@ -23,7 +24,7 @@ SERIES = "net-#.pt"
 
 def records(root, folder):
     """A folder of the records of the one series."""
-    return root / "_ckptguard" / folder / SERIES
+    return at(root, f"_ckptguard/{folder}/{SERIES}")
 
 
 def damage(path, offset):
@@ -98,7 +99,7 @@ def test_a_quarantine_mark_moves_nothing_foreign(root, three, tmp_path, path):
     """A forged mark neither moves files outside nor stops the pass."""
     (tmp_path / "victim").write_text("mine")
     reconcile(look(three), PassNotes())
-    folder = root / "_ckptguard" / "quarantine" / SERIES
+    folder = at(root, f"_ckptguard/quarantine/{SERIES}")
     folder.mkdir(parents=True)
     info = (tmp_path / "victim").stat()
     forged = {

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 from support.kept_runs import flip
+from support.records_on_disk import at
 from support.runs import write_torch
 from support.views import entry_name, look
 
@@ -24,7 +25,7 @@ from ckptguard.verify.checkpoint import verify_checkpoint
 
 def ledger(root):
     """The folder of the entries."""
-    return root / "_ckptguard" / "ledger" / "net-#.pt"
+    return at(root, "_ckptguard/ledger/net-#.pt")
 
 
 def test_an_empty_or_torn_entry_does_not_exist(root, three):
@@ -52,7 +53,7 @@ def test_a_manifest_that_was_written_and_is_gone_is_forgotten(root, run):
     write_torch(root, 100, seed=1)
     view = look(run)
     id = verify_checkpoint(view, view.checkpoint("net-100.pt")).id
-    (root / "_ckptguard" / "manifests" / f"{id.record_path}.json").unlink()
+    at(root, f"_ckptguard/manifests/{id.record_path}.json").unlink()
     view.refresh("net-#.pt")
     assert set(view.history.sealed("net-#.pt")) == set()
 
@@ -96,8 +97,8 @@ def test_of_two_runs_that_begin_records_at_once_one_has_them(tmp_path):
 def test_a_newer_format_is_refused_with_a_sentence(root, three):
     """Records of a newer major are not guessed at."""
     reconcile(look(three), PassNotes())
-    (root / "_ckptguard" / "format.json").write_text('{"format": 2}')
-    with pytest.raises(RecordsError, match="format 2"):
+    (root / "_ckptguard" / "format.json").write_text('{"format": 3}')
+    with pytest.raises(RecordsError, match="format 3"):
         open_run(str(root))
 
 
@@ -123,7 +124,7 @@ def test_many_verifiers_at_once_leave_one_manifest_and_one_verdict(root, run):
     for thread in threads:
         thread.join()
     assert {(str(r.id), r.outcome) for r in results} == {("100.1", Outcome.GOOD)}
-    assert len(list((root / "_ckptguard" / "manifests" / "net-#.pt").iterdir())) == 1
+    assert len(list(at(root, "_ckptguard/manifests/net-#.pt").iterdir())) == 1
 
 
 def test_records_elsewhere_leave_the_run_untouched(root, three, tmp_path):

@@ -14,11 +14,13 @@ from support.kept_runs import (
     contents,
     guarded,
     in_quarantine,
+    kept,
     leftovers,
     outcomes,
     rot,
     told,
 )
+from support.records_on_disk import at
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
 
@@ -78,7 +80,7 @@ def test_only_what_was_damaged_is_replaced(root, kind):
     assert (str(known.id), known.kept) == ("200.1", False)
     assert leftovers(root) == []
     # A link to the new file would be no copy: each has bytes of its own.
-    assert (root / hit.file).stat().st_ino != (root / KEPT / hit.file).stat().st_ino
+    assert (root / hit.file).stat().st_ino != at(root, KEPT + hit.file).stat().st_ino
     assert repair(look(run)).files == ()
     assert not [
         c
@@ -117,7 +119,7 @@ def test_place_and_copy_help_each_other(root):
     run = guarded(root)
     whole = contents(root)
     rot(root / SECOND)
-    rot(root / KEPT / THIRD)
+    rot(at(root, KEPT + THIRD))
     scrub(look(run))
     assert read_set_aside(run, ID_200) is not None
     trim_kept(look(run, QUICK.changed(keep_good=1)))  # which must not throw its whole files away
@@ -127,7 +129,7 @@ def test_place_and_copy_help_each_other(root):
         ("place", SECOND, True, "kept copy"),
     ]
     assert contents(root) == whole
-    assert contents(root / KEPT) == whole
+    assert kept(root) == whole
     assert read_kept(run, ID_200) is not None
     assert {one[2] for one in told(scrub(look(run)))} == {"good"}
     assert all(i.state == "closed" for i in list_incidents(run))
@@ -138,7 +140,7 @@ def test_what_has_no_source_stays_and_is_told(root):
     run = guarded(root)
     whole = contents(root)
     rot(root / SECOND)
-    rot(root / KEPT / SECOND)
+    rot(at(root, KEPT + SECOND))
     rot(root / THIRD)
     scrub(look(run))
     done = repair(look(run))
@@ -158,7 +160,7 @@ def test_the_daemon_repairs_copies_by_itself_and_places_if_asked(root):
     run = guarded(root)
     whole = contents(root)
     rot(root / SECOND)
-    rot(root / "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors")
+    rot(at(root, "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors"))
     scrub(look(run))
     reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
     assert read_kept(run, ID_100) is not None
@@ -173,8 +175,8 @@ def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
     import ckptguard.repair.one_place as module
 
     run = guarded(root)
-    for place in (root, root / KEPT):
-        rot(place / SECOND)
+    for place in ("", KEPT):
+        rot(at(root, place + SECOND))
     scrub(look(run))
     watch, settings, read = PassNotes(), QUICK.changed(keep="copy", repair=True), []
     real = module.reread
@@ -185,7 +187,7 @@ def test_the_daemon_does_not_read_the_hopeless_over_and_over(root, monkeypatch):
     watch.prune_at = 0.0
     reconcile(look(run, settings), watch)
     assert read == []
-    rot(root / "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors")
+    rot(at(root, "_ckptguard/kept/sharded-#/000000000100.1/sharded-100/model-00001-of-00003.safetensors"))
     scrub(look(run))
     watch.prune_at = 0.0
     reconcile(look(run, settings), watch)
@@ -285,9 +287,9 @@ def test_links_and_folders_in_the_way_are_not_followed(root, tmp_path, at):
 def test_a_hostile_mark_of_a_copy_leads_nowhere(root):
     """A mark of a set-aside copy with paths that leave its folder is none."""
     run = guarded(root)
-    rot(root / KEPT / SECOND)
+    rot(at(root, KEPT + SECOND))
     scrub(look(run))
-    mark = root / "_ckptguard/kept/sharded-#/000000000200.1.damaged.json"
+    mark = at(root, "_ckptguard/kept/sharded-#/000000000200.1.damaged.json")
     mark.write_bytes(mark.read_bytes().replace(b'"path":"sharded-200"', b'"path":"../../../etc"'))
     assert read_set_aside(run, ID_200) is None
     assert repair(look(run)).files == ()
@@ -326,16 +328,16 @@ def test_a_replica_helps_where_no_copy_does(root, tmp_path):
     replica = str(tmp_path / "replica")
     settings = QUICK.changed(keep="copy", replicas=(replica,))
     assert replicate(look(run, settings), replica).behind == 0
-    for place in (root, root / KEPT):
-        rot(place / SECOND)
+    for place in ("", KEPT):
+        rot(at(root, place + SECOND))
     scrub(look(run))
     [planned, _] = repair(look(run, settings), dry_run=True).files
     assert (planned.repaired, planned.source) == (False, f"replica {replica}")
     done = repair(look(run, settings))
     assert sorted((f.place, f.repaired) for f in done.files) == [("kept", True), ("place", True)]
-    assert contents(root) == contents(root / KEPT) == whole
+    assert contents(root) == kept(root) == whole
     rot(root / SECOND)
-    rot(root / KEPT / SECOND)
+    rot(at(root, KEPT + SECOND))
     assert {one[2] for one in told(scrub(look(open_run(replica))))} == {"good"}  # a replica is a run like any other
     rot(tmp_path / "replica" / SECOND)
     assert ("200.1", "place", "bad") in told(scrub(look(open_run(replica))))

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from support.kept_runs import guarded, rot
 from support.kill_points import Killed, fail_at, kill_at
+from support.records_on_disk import at, files_of
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
 
@@ -27,12 +28,8 @@ SHARDS = [f"sharded-200/model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
 
 def files(root):
     """The bytes of every checkpoint file and of every kept one."""
-    found = {p: p.read_bytes() for p in root.rglob("*") if p.is_file() and "quarantine" not in str(p)}
-    return {
-        str(p.relative_to(root)): data
-        for p, data in found.items()
-        if p.suffix in (".safetensors", ".pt") or p.name == "model.safetensors.index.json"
-    }
+    ends = (".safetensors", ".pt", "model.safetensors.index.json")
+    return {name: data for name, data in files_of(root).items() if "quarantine" not in name and name.endswith(ends)}
 
 
 def damaged(root, writer):
@@ -45,7 +42,7 @@ def damaged(root, writer):
     else:
         hit = [SHARDS[0], SHARDS[1], f"{kept}/sharded-#/000000000200.1/{SHARDS[2]}"]
     for name in hit:
-        rot(root / name)
+        rot(at(root, name))
     scrub(look(run))
     return whole, files(root)
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from support import damage
 from support.kept_runs import guarded, rot, told
+from support.records_on_disk import at
 from support.runs import QUICK, write_sharded, write_torch
 from support.views import look
 
@@ -74,8 +75,8 @@ def test_files_added_and_rotation_are_no_alarm(root):
     scrub(look(run))
     (root / "sharded-200" / "eval.txt").write_text("0.5")
     shutil.rmtree(root / "sharded-100")
-    shutil.rmtree(root / "_ckptguard/kept/sharded-#/000000000100.1")
-    (root / "_ckptguard/kept/sharded-#/000000000100.1.json").unlink()
+    shutil.rmtree(at(root, "_ckptguard/kept/sharded-#/000000000100.1"))
+    at(root, "_ckptguard/kept/sharded-#/000000000100.1.json").unlink()
     done = scrub(look(run))
     assert sorted(told(done)) == [("200.1", "kept", "good"), ("200.1", "place", "good")]
     assert {s.id.step for s in read_scrubs(run)} == {200}
@@ -86,7 +87,7 @@ def test_a_damaged_kept_copy_counts_no_more(root):
     """The checkpoint stays good; the ledger, an incident and a hook tell of its copy, which is no known-good."""
     run = guarded(root)
     copy = read_kept(run, ID_200)
-    [file] = (root / "_ckptguard" / copy.folder).rglob("model-00002*")
+    [file] = at(root, f"_ckptguard/{copy.folder}").rglob("*model-00002*")
     rot(file)
     events = []
     done = scrub(look(run), watcher=ScrubListener(tell=events.append))
@@ -108,7 +109,7 @@ def test_the_last_copy_of_all_turns_bad(root):
     run = guarded(root)
     shutil.rmtree(root / "sharded-200")
     copy = read_kept(run, ID_200)
-    rot(next((root / "_ckptguard" / copy.folder).rglob("model-00002*")))
+    rot(next(at(root, f"_ckptguard/{copy.folder}").rglob("*model-00002*")))
     assert str(find_known_good(run).id) == "200.1"  # nobody has looked yet
     assert ("200.1", "kept", "bad") in told(scrub(look(run)))
     verdict = load_history(run).verdict(ID_200)
@@ -130,7 +131,7 @@ def test_the_oldest_comes_first_and_the_young_are_left_out(root):
     """By the records of scrubs, else by the verdict; one from the future says nothing."""
     run = guarded(root, keep="none", writer=write_torch, steps=(100, 200, 300))
     scrub(look(run))
-    folder = root / "_ckptguard/scrubs/net-#.pt"
+    folder = at(root, "_ckptguard/scrubs/net-#.pt")
     for step, began in ((200, "20240101T000000Z"), (300, "20990101T000000Z")):
         [record] = folder.glob(f"*{step}.1.place.*")
         record.rename(folder / f"{step:012}.1.place.{began}.1-1.json")
@@ -253,7 +254,7 @@ def test_md5_is_compared_when_asked(root, monkeypatch):
 def test_hostile_names_among_the_records_say_nothing(root):
     """Whatever lies in the folder of scrubs: it is passed over."""
     run = guarded(root, keep="none", writer=write_torch, steps=(100,))
-    folder = root / "_ckptguard/scrubs/net-#.pt"
+    folder = at(root, "_ckptguard/scrubs/net-#.pt")
     folder.mkdir(parents=True)
     for name in (
         "x",

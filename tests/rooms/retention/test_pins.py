@@ -8,6 +8,7 @@ import sys
 import fsspec
 import msgspec
 import pytest
+from support.records_on_disk import at
 from support.runs import QUICK, write_torch
 from support.views import look
 
@@ -116,11 +117,11 @@ def test_a_pin_ends_when_it_was_to_end(three):
 
 def test_a_pin_that_cannot_be_read_still_holds(root, three, tmp_path):
     """In doubt nothing is removed. What is not named like a pin is none."""
-    folder = root / "_ckptguard" / "pins" / SERIES.replace("/", "%2F") / "000000000100.1"
+    folder = at(root, "_ckptguard/pins/" + SERIES.replace("/", "%2F") + "/000000000100.1")
     pin = pin_checkpoint(three, CheckpointId(SERIES, 200, 1))
     folder.mkdir(parents=True)
     (folder / "torn.json").write_text('{"format": 1, "ser')
-    (folder / "moved.json").write_text((root / "_ckptguard" / pin.key).read_text())
+    (folder / "moved.json").write_text(at(root, f"_ckptguard/{pin.key}").read_text())
     (tmp_path / "outside").write_text("{}")
     (folder / "link.json").symlink_to(tmp_path / "outside")
     (folder / "text.txt").write_text("no pin")

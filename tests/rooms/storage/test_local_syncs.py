@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+from support.records_on_disk import at
 from support.runs import QUICK, write_torch
 from support.views import look
 
@@ -75,7 +76,7 @@ def test_a_kept_copy_is_durable_before_its_mark_is_written(tmp_path, synced):
     with run_lock(run):
         copy = keep_checkpoint(look(run), checkpoint, CheckpointId(checkpoint.series, checkpoint.step, 1))
     mark = next(i for i, path in enumerate(synced) if "/.tmp-" in path and i > 0 and "kept" in path)
-    place = str(tmp_path / "run/_ckptguard" / copy.folder)
+    place = str(at(tmp_path / "run", f"_ckptguard/{copy.folder}"))
     assert place in synced[:mark]
     if copy.how == "link":
         assert str(tmp_path / "run/net-1.pt") in synced[:mark]

@@ -109,7 +109,7 @@ def test_a_save_makes_everything_durable_once_and_the_manifest_last(tmp_path, mo
     folder = synced[3]
     assert folder.name.startswith("tmp-step-000000002-")
     assert set(synced[:3]) == {folder / n for n in ("model.safetensors", "optimizer.safetensors", "state.json")}
-    manifests = Path("_ckptguard/manifests/step-#")
+    manifests = Path("_ckptguard/manifests/held.step-#.held")
     assert (synced[4], synced[5].parent, *synced[6:]) == (Path("."), manifests, manifests)
 
 

@@ -16,7 +16,7 @@ from ckptguard.records.leases import TrainingRecord, begin_training
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import Owner, this_process
 
-RECORD = "_ckptguard/trainings/step-#.json"
+RECORD = "_ckptguard/trainings/held.step-#.json.held"
 
 
 def guard_of(run: Path) -> ckptguard.TrainingGuard:

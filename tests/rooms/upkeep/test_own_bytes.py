@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.records_on_disk import at
 from support.runs import QUICK, state_dict
 from support.views import look
 
@@ -48,7 +49,7 @@ def test_a_good_one_has_bytes_that_saving_over_it_does_not_reach(root, run, name
     with open(root / name, "wb") as file:
         file.write(b"cut off")
     [id] = list_kept(run)
-    kept = root / "_ckptguard" / read_kept(run, id).checkpoint_key
+    kept = at(root, f"_ckptguard/{read_kept(run, id).checkpoint_key}")
     assert (kept.read_bytes(), kept.stat().st_mode & 0o777) == (first, 0o600)
 
 
@@ -176,7 +177,7 @@ def test_no_sequence_of_writes_takes_the_last_good_one(tmp_path_factory, names, 
             newest = max((id for id in good if id.series == series), key=lambda id: id.order)
             copy = read_kept(run, newest)
             assert copy is not None, (newest, how)
-            assert (root / "_ckptguard" / copy.checkpoint_key).read_bytes() == good[newest], (newest, how)
+            assert at(root, f"_ckptguard/{copy.checkpoint_key}").read_bytes() == good[newest], (newest, how)
     shutil.rmtree(place)
 
 
@@ -204,7 +205,7 @@ def test_one_name_saved_over_every_second_has_known_good_ones(root, run):
         saved.append((root / "ckpt.pt").read_bytes())
         checked += reconcile(look(run, slow), notes).checked
     assert [(str(c.id), c.outcome.value) for c in checked] == [(f"-.{n}", "good") for n in range(2, 6)]
-    assert (root / "_ckptguard" / read_kept(run, checked[-1].id).checkpoint_key).read_bytes() == saved[4]
+    assert at(root, f"_ckptguard/{read_kept(run, checked[-1].id).checkpoint_key}").read_bytes() == saved[4]
 
 
 def test_a_trainer_that_keeps_one_save_and_saves_every_second(root, run):

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from support.counting_storage import counted
+from support.records_on_disk import at
 from support.tiny_files import content
 
 from ckptguard.keep.quarantine import mark_suspect
@@ -95,12 +96,12 @@ def test_an_idle_pass_sees_what_others_did(tmp_path):
 
     mark_suspect(RunView(daemon.run, SETTINGS), CheckpointId("model-#", 4, 1), "said by somebody else")
     daemon.cycle()
-    assert not (tmp_path / "_ckptguard/kept/model-#/000000000004.1.json").exists()
+    assert not at(tmp_path, "_ckptguard/kept/model-#/000000000004.1.json").exists()
     daemon.settle()
 
-    shutil.rmtree(tmp_path / "_ckptguard/kept/model-#")
+    shutil.rmtree(at(tmp_path, "_ckptguard/kept/model-#"))
     daemon.cycle()
-    assert len(list((tmp_path / "_ckptguard/kept/model-#").glob("*.json"))) == 2
+    assert len(list(at(tmp_path, "_ckptguard/kept/model-#").glob("*.json"))) == 2
     daemon.settle()
 
     shutil.rmtree(tmp_path / "model-1")
@@ -109,7 +110,7 @@ def test_an_idle_pass_sees_what_others_did(tmp_path):
 
     daemon.settings = SETTINGS.changed(keep_good=1)
     daemon.cycle()
-    assert len(list((tmp_path / "_ckptguard/kept/model-#").glob("*.json"))) == 1
+    assert len(list(at(tmp_path, "_ckptguard/kept/model-#").glob("*.json"))) == 1
     daemon.settle()
 
     daemon.notes.forget("model-3")

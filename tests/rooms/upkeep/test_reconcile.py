@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from support.records_on_disk import at
 from support.runs import QUICK, state_dict, write_safetensors, write_sharded, write_torch
 from support.views import look
 
@@ -281,7 +282,7 @@ def test_a_sealed_folder_that_lost_its_weights_is_bad_not_gone(root, run):
 def test_old_temporaries_of_ours_are_collected_and_nothing_else(root, three):
     """A killed process leaves temporaries; after an hour they go. A trainer's own are never touched."""
     reconcile(look(three), PassNotes())
-    ours = root / "_ckptguard" / "ledger" / "net-#.pt" / ".tmp-0123"
+    ours = at(root, "_ckptguard/ledger/net-#.pt") / ".tmp-0123"
     staged = root / "tmp-rollback-0123"
     theirs = root / "tmp-checkpoint-9"
     fresh = root / "_ckptguard" / ".tmp-4567"

@@ -30,7 +30,7 @@ def test_a_command_whose_save_is_sick_goes_on_from_the_known_good_one(supervise,
     assert done.code == 0, done.stderr
     assert starts(run) == ["0", "3"]
     assert newest(run) == 6
-    assert [p.name for p in run.glob("_ckptguard/quarantine/*/*/net-*")] == ["net-4.safetensors"]
+    assert [p.name for p in run.glob("_ckptguard/quarantine/*/*/*net-*")] == ["held.net-4.safetensors.held"]
     incident = only_incident(run)
     assert (incident.step, incident.cause, incident.state, incident.source) == (4, "numeric", "closed", "supervise")
     assert incident.known_good == "3.1"
@@ -328,7 +328,7 @@ def save_over(step, nan=False):
         file.write(len(header).to_bytes(8, "little") + header + b"".join(parts))
 
 def verdicts(outcome):
-    return len(list(run.glob(f"_ckptguard/ledger/last.safetensors/*.{outcome}.json")))
+    return len(list(run.glob(f"_ckptguard/ledger/*last.safetensors*/*.{outcome}.json")))
 
 def save_and_wait(step, nan=False):
     before = verdicts("good")

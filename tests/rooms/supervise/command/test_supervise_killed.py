@@ -98,7 +98,7 @@ def test_killed_at_every_step_it_goes_on_to_the_end(supervising, run):
     assert newest(run) == 5
     assert not run.with_name("run.two").exists()
     assert not list(run.glob("tmp-*"))
-    assert [p.name for p in run.glob("_ckptguard/quarantine/*/*/net-*")] == ["net-4.safetensors"]
+    assert [p.name for p in run.glob("_ckptguard/quarantine/*/*/*net-*")] == ["held.net-4.safetensors.held"]
     assert {i.state for i in list_incidents(open_run(str(run)))} == {"closed"}
     assert not list(run.parent.glob("ckptguard/supervise-*"))
 

@@ -1,0 +1,113 @@
+"""How names lie below `_ckptguard` on a local disk: no trainer that looks for its checkpoints finds one there.
+
+What a checkpoint brings there (its series, its folders and files) lies as ``held.<name>.held``. So neither
+``rglob("step-*/*.pth")`` nor a suffix matches. Keys have the names themselves, and so has everything above this folder.
+What an older version left lies under the names themselves: each part of a key is looked up in both ways.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Sequence
+
+from ckptguard.storage.local.syncs import sync
+from ckptguard.values.ids import RECORDS_FOLDER
+
+_HELD = re.compile(r"held\.(.+)\.held", re.DOTALL)
+_LONGEST = 255  # bytes; a name that would be longer lies as it is
+_MOVED = frozenset({"kept", "quarantine", "trash"})  # <series>/<id>/<path>
+_NAMED = _MOVED | {"manifests", "ledger", "scrubs", "metrics", "pins", "reference", "training", "trainings", "saving"}
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Deeper folders are listed as "other" and not entered: nobody saves there, and every level holds a descriptor.
+DEEPEST = 64
+_STAGED = ".tmp-repair-"  # its rest is random; below it lies <path>
+
+
+def held_name(name: str) -> str:
+    """The name as it lies in the records."""
+    held = f"held.{name}.held"
+    return held if len(os.fsencode(held)) <= _LONGEST else name
+
+
+def own_name(name: str) -> str:
+    """The name itself, however it lies."""
+    match = _HELD.fullmatch(name)
+    return match[1] if match else name
+
+
+@functools.lru_cache(64)
+def split_root(root: str) -> tuple[str, tuple[str, ...]]:
+    """A local path up to its records folder, and the names below that, as in keys; the whole path if it has none."""
+    parts = root.split("/")
+    if RECORDS_FOLDER not in parts:
+        return root, ()
+    end = parts.index(RECORDS_FOLDER) + 1
+    return "/".join(parts[:end]), tuple(map(own_name, parts[end:]))
+
+
+def is_holding(root: str, parts: Sequence[str]) -> bool:
+    """Whether names directly in the folder `parts` below `root` are a checkpoint's own, in the records."""
+    base, above = split_root(root)
+    inside = [*above, *parts]
+    if base.rpartition("/")[2] != RECORDS_FOLDER:
+        if RECORDS_FOLDER not in inside:
+            return False
+        inside = inside[inside.index(RECORDS_FOLDER) + 1 :]
+    if not inside:
+        return False
+    top = inside[0]
+    if top.startswith(_STAGED) or (len(inside) == 1 and top in _NAMED):
+        return True
+    return len(inside) > 2 and top in _MOVED
+
+
+def lying_as(folder: int, name: str, *, held: bool) -> str:
+    """How a name lies in an open folder, or would lie; `held` as `is_holding` says of the folder."""
+    if not held:
+        return name
+    spelled = held_name(name)
+    return name if not _is_there(folder, spelled) and _is_there(folder, name) else spelled
+
+
+def lying_path(root: str, parts: Sequence[str]) -> str:
+    """The path at which a key's parts lie, or would lie."""
+    root, above = split_root(root)
+    parts, place = [*above, *parts], root
+    for depth, name in enumerate(parts):
+        held, place = os.path.join(place, held_name(name)), os.path.join(place, name)
+        if is_holding(root, parts[:depth]) and (os.path.lexists(held) or not os.path.lexists(place)):
+            place = held
+    return place
+
+
+def hold_names(folder: int, root: str, parts: Sequence[str]) -> None:
+    """Have all names below the open folder `parts` lie as they are to lie there. Killed in between, all are found; done
+    again, it goes on. What cannot be renamed stays as it lies."""
+    held = is_holding(root, parts)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        for name, is_folder in found:
+            own = own_name(name)
+            new = held_name(own) if held else own
+            with contextlib.suppress(OSError):
+                if new != name and not _is_there(folder, new):
+                    os.rename(name, new, src_dir_fd=folder, dst_dir_fd=folder)
+                    name = new
+                if is_folder and len(parts) < DEEPEST:
+                    below = os.open(name, _LIST, dir_fd=folder)
+                    try:
+                        hold_names(below, root, [*parts, own])
+                    finally:
+                        os.close(below)
+        sync(folder)
+
+
+def _is_there(folder: int, name: str) -> bool:
+    try:
+        os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True

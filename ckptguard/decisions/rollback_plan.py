@@ -3,16 +3,20 @@
 The law: afterwards every name that the trainer's own resume may read holds known-good content that is not newer than
 the known-good checkpoint; or a name is refused, and nothing may be moved. Such names are fixed names (``last.pt``) and
 pointers (``latest``, links); numbered ones are found by looking, and those that are newer go.
+
+All folders of one training are treated alike, and no others are touched. The law by which they are told: a training
+writes a name to one place. So a training has all folders below the largest one in which no name lies in two:
+``weights/last.pt`` and ``epochs/epoch_3.pt`` are of one, ``seed0/last.pt`` and ``seed1/last.pt`` of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from ckptguard.decisions.known_good import COUNTERS, NAMED
-from ckptguard.values.ids import CheckpointId, series_of
+from ckptguard.values.ids import CheckpointId, folder_of, series_of
 
 _EPOCHS = ("epoch", "epoch in its name")  # several saves may share one
 
@@ -32,7 +36,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
-    """A series of the place where the known-good checkpoint belongs: what is `lying` there and what is `good` (in place
+    """A series of the training that the known-good checkpoint is of: what is `lying` there and what is `good` (in place
     or kept), the newest first. `fixed`: its one path, if its name is fixed and no other one of it lies there. `last` is
     its newest sealed content."""
 
@@ -46,12 +50,13 @@ class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     """A link, or a file that holds a name, and the path that it names. `leads`: a checkpoint is there. `sure`: it is
-    known to be a pointer."""
+    known to be a pointer. `far`: it can name what lies in any folder."""
 
     key: str
     names: str
     leads: bool
     sure: bool = True
+    far: bool = False
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +83,27 @@ class RollbackPlan(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[str, ...] = ()
 
 
+def folders_of_training(folder: str, series: Collection[str]) -> frozenset[str]:
+    """All folders of the training that saves into one, by the names of all series; see above."""
+    around = folder
+    found = frozenset((folder,))
+    while True:
+        below = [name for name in series if is_below(name, around)]
+        if len({name.rpartition("/")[2] for name in below}) < len(set(below)):
+            return found
+        found |= {folder_of(name) for name in below}
+        if not around:
+            return found
+        around = folder_of(around)
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether something lies in a folder, at any depth."""
+    return not folder or path.startswith(folder + "/")
+
+
 def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Iterable[Pointer] = ()) -> RollbackPlan:
-    """The plan for going back to a known-good checkpoint. `every` series of its place is given, its own too."""
+    """The plan for going back to a known-good checkpoint. `every` series of its training is given, its own too."""
     following = next_save(known_good, every)
 
     def too_new(content: Content) -> bool:
@@ -124,8 +148,12 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
         # What was moved aside before may have left a pointer to nothing, if that rollback was cut short.
         lost = pointer.names in gone or (pointer.sure and not pointer.leads and pointer.names not in back)
         target = targets.get(series_of(pointer.names), known_good if pointer.names in gone else None)
-        if lost and target is not None:
+        if not lost or target is None:
+            continue
+        if pointer.far or folder_of(target.path) == folder_of(pointer.names):
             pointed.append(Pointed(key=pointer.key, path=target.path))
+        elif pointer.sure:
+            refused.append(pointer.key)
     return RollbackPlan(moved=tuple(moved), given=tuple(given), pointed=tuple(pointed), refused=tuple(refused))
 
 
@@ -138,16 +166,23 @@ def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
 def is_newer(content: Content, known_good: Content, following: int | None) -> bool:
     """Whether a content was saved after the known-good one. Of another series it is told by the finest counter that
     both have; where there is none, or only an equal epoch, by the order of saving: a save belongs to whichever is
-    nearer in time, the known-good one or the one that followed it."""
+    nearer in time, the known-good one or the one that followed it. In another folder what counts higher was saved later
+    too, or it is of an earlier stage."""
     if content.id.series == known_good.id.series:
         return content.id.order > known_good.id.order
     one, other = content.counters, known_good.counters
     kind = next((k for k in (*COUNTERS, *NAMED) if k in one and k in other), None)
     if kind is not None and (one[kind] != other[kind] or kind not in _EPOCHS):
-        return one[kind] > other[kind]
+        return one[kind] > other[kind] and not (
+            folder_of(content.id.series) != folder_of(known_good.id.series) and _saved_before(content, known_good)
+        )
     if content.saved_at is None or known_good.saved_at is None or following is None:
         return False
     return content.saved_at - known_good.saved_at > following - content.saved_at
+
+
+def _saved_before(one: Content, other: Content) -> bool:
+    return one.saved_at is not None and other.saved_at is not None and one.saved_at < other.saved_at
 
 
 def _above(content: Content, target: Content) -> bool:

@@ -96,7 +96,11 @@ class GuardCallback(Callback):
         self._raise_if_sick()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Look before anything is written; on all ranks."""
+        """Look before anything is written; on all ranks. A sharding strategy saves without asking the plugin: what it
+        still does beside training is over before that, too."""
+        saver = trainer.strategy.checkpoint_io
+        if isinstance(saver, GuardedIO):
+            saver.wait()
         if self._trains and trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._monitor.look(trainer.global_step)  # also while it validates: ModelCheckpoint saves then too
             self._raise_if_sick()

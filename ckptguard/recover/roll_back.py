@@ -18,14 +18,13 @@ from ckptguard.keep.quarantine import mark_suspect, move_aside, quarantine_check
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.pins import InUse
 from ckptguard.recover.put_back import staged
-from ckptguard.recover.rollback_scope import RollbackScope
+from ckptguard.recover.rollback_scope import RollbackScope, training_in
 from ckptguard.runs.candidates import first_whole
 from ckptguard.runs.find_known_good import (
     ANY,
     Candidate,
     KnownGood,
     Wanted,
-    folder_of,
     known_good_candidates,
     newest_candidate,
 )
@@ -34,7 +33,7 @@ from ckptguard.runs.pointers import point_back, pointers_in
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
-from ckptguard.values.ids import CheckpointId, numbers_of, single_number
+from ckptguard.values.ids import CheckpointId, folder_of, numbers_of, single_number
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import unfinished_because
@@ -46,15 +45,15 @@ from ckptguard.verify.seal import as_stored, seal_written
 class GoBack:
     """How far to go back, and with what care: to the newest known-good checkpoint before `before_step`, or to `to_id`
     alone. With `series` nothing else is looked at or touched: for a caller that resumes from it by itself. Without it,
-    all names in the known-good's folder are seen to; `folder` says which. `dry_run` changes nothing. `check_writing`
-    refuses while training writes, which `force` overrides. Without `read_back` what lies in place is taken at its
-    verdict: for a caller that compares its bytes next."""
+    all names of the known-good's training are seen to; it lies in one of `folders`, if given. `dry_run` changes
+    nothing. `check_writing` refuses while training writes, which `force` overrides. Without `read_back` what lies in
+    place is taken at its verdict: for a caller that compares its bytes next."""
 
     reason: str
     before_step: int | None = None
     to_id: CheckpointId | None = None
     series: str | None = None
-    folder: str | None = None
+    folders: frozenset[str] | None = None
     dry_run: bool = False
     force: bool = False
     check_writing: bool = True
@@ -63,7 +62,7 @@ class GoBack:
     @property
     def wanted(self) -> Wanted:
         """Which checkpoints may be gone back to."""
-        return Wanted(before_step=self.before_step, series=self.series, folder=self.folder, only=self.to_id)
+        return Wanted(before_step=self.before_step, series=self.series, folders=self.folders, only=self.to_id)
 
 
 class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +76,7 @@ class GivenBack(msgspec.Struct, frozen=True, kw_only=True):
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
     """What a rollback did, or would do. `known_good` is in place afterwards; `quarantined` are paths in the run.
     `given` says which other names hold what content now, and `pointed` which pointers name what. `left_bad` are paths
-    in other folders whose content is BAD: nobody knows whether training resumes from them."""
+    of other trainings in the run whose content is BAD."""
 
     known_good: KnownGood
     quarantined: tuple[str, ...]
@@ -96,9 +95,9 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
 
     Newer checkpoints without a verdict are verified before that, newest first, until one is GOOD. A checkpoint that
     fails is recorded BAD, and the next older one is taken. What is newer is quarantined, the GOOD ones as SUSPECT. The
-    known-good is put back from its kept copy, with fresh times, where it is not in place; so are fixed names beside it
-    that held anything newer or nothing good, and pointers follow. The known-good is pinned by `in_use`, if given beyond
-    the end of this. The view is fresh afterwards.
+    known-good is put back from its kept copy, with fresh times, where it is not in place; so are fixed names of its
+    training that held anything newer or nothing good, in any folder, and pointers follow. The known-good is pinned by
+    `in_use`, if given beyond the end of this. The view is fresh afterwards.
 
     Raises:
         BusyError: training is still writing, or another process holds the run.
@@ -121,7 +120,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         refused = _wrong_names(view, back, chosen, work)
         while True:
             scope = RollbackScope(view, chosen, alone=back.series is not None, refused=refused)
-            pointers = pointers_in(view, scope.folder)
+            pointers = pointers_in(view, scope.folders)
             plan = plan_rollback(scope.known_good, scope.series, pointers)
             if plan.refused:
                 raise _not_given_back(view, plan, chosen)
@@ -136,7 +135,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         answer = chosen.answer
         if not back.dry_run:
             view.forget()  # files were moved
-            point_back(run, plan.pointed)
+            point_back(run, plan.pointed, pointers)
             for given in plan.given:
                 arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
                 in_use.pin(arrived)
@@ -154,25 +153,26 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
                 if g.content.id != chosen.id or g.path != chosen.manifest.path
             ),
             pointed=plan.pointed,
-            left_bad=_left_bad(view, scope.folder) if back.series is None else (),
+            left_bad=_left_bad(view, scope.folders) if back.series is None else (),
             source=chosen.id,
             training_step=chosen.manifest.training_step,
         )
 
 
-def _left_bad(view: RunView, folder: str) -> tuple[str, ...]:
-    there = ((c, view.current_if_readable(c)) for c in view.checkpoints if folder_of(c.path) != folder)
+def _left_bad(view: RunView, folders: frozenset[str]) -> tuple[str, ...]:
+    there = ((c, view.current_if_readable(c)) for c in view.checkpoints if folder_of(c.path) not in folders)
     judged = ((c.path, view.history.standings(c.series).get(id)) for c, id in there if id is not None)
     return tuple(path for path, standing in judged if standing is not None and standing.outcome is Outcome.BAD)
 
 
 def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> frozenset[CheckpointId]:
-    """What lies under the fixed names beside the known-good, and is not what its verdict says when it is read."""
+    """What lies under fixed names of the known-good's training, and is not what its verdict says when it is read."""
     wrong: set[CheckpointId] = set()
     if back.series is not None or back.dry_run or not back.read_back:
         return frozenset()
+    folders = training_in(view, folder_of(chosen.id.series))
     for checkpoint in view.checkpoints:
-        beside = checkpoint.step is None and folder_of(checkpoint.path) == folder_of(chosen.manifest.path)
+        beside = checkpoint.step is None and folder_of(checkpoint.path) in folders
         id = view.current_if_readable(checkpoint) if beside else None
         if id is None or id == chosen.id or not view.is_good(id):
             continue
@@ -273,6 +273,9 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
     def attempt(candidate: Candidate) -> Candidate | str:
         if not back.dry_run:
             in_use.pin(candidate.id)
+        partner = _bad_partner(view, candidate.id) if back.series is None and back.to_id is None else None
+        if partner is not None:
+            return f"{partner}, which was saved with it, is not good"
         if candidate.in_place:
             wrong = _wrong_in_place(view, candidate, back, work)
         else:
@@ -291,6 +294,21 @@ def _choose(view: RunView, back: GoBack, in_use: InUse, work: Work) -> Candidate
             raise
         message = f"{view.run.url} has no known-good checkpoint {back.to_id} to go back to"
         raise NoKnownGoodError(message) from error
+
+
+def _bad_partner(view: RunView, id: CheckpointId) -> str | None:
+    """What lies beside a numbered checkpoint, in the training, under the same number of another series, was not found
+    good, and is of a series that was at some time. A resume needs both: parts of one model, weights and their state."""
+    if id.number is None:
+        return None
+    folders, history = training_in(view, folder_of(id.series)), view.history
+    for checkpoint in view.checkpoints:
+        if checkpoint.step != id.number or checkpoint.series == id.series or folder_of(checkpoint.path) not in folders:
+            continue
+        partner, standings = view.current_if_readable(checkpoint), history.standings(checkpoint.series)
+        if partner in standings and not view.is_good(partner) and any(history.was_good(one) for one in standings):
+            return checkpoint.path
+    return None
 
 
 def _wrong_in_place(view: RunView, candidate: Candidate, back: GoBack, work: Work) -> str | None:

@@ -1,4 +1,4 @@
-"""What a rollback has to do with: the series and the pointers of the place where the known-good checkpoint belongs."""
+"""What a rollback has to do with: the series of the training that the known-good checkpoint is of."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Hashable, Iterator
 
 from ckptguard.checks.order import named_counters
 from ckptguard.decisions.known_good import NUMBER_IN_NAME
-from ckptguard.decisions.rollback_plan import Content, SeriesNow, is_newer, next_save
+from ckptguard.decisions.rollback_plan import Content, SeriesNow, folders_of_training, is_newer, next_save
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.quarantine import read_quarantined
 from ckptguard.runs.find_known_good import (
     Candidate,
     Wanted,
-    folder_of,
     known_good_candidates,
     standpoint_of,
 )
 from ckptguard.runs.run_view import RunView
-from ckptguard.values.ids import CheckpointId, numbers_of
+from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
 from ckptguard.values.manifest import Manifest
 
 
@@ -40,19 +39,25 @@ def content_lying(view: RunView, checkpoint: Checkpoint) -> Content:
     return Content(id=id, path=checkpoint.path, in_place=True, good=False, counters=counters, saved_at=saved_at)
 
 
+def training_in(view: RunView, folder: str) -> frozenset[str]:
+    """All folders of the training that saves into one. A name that is empty since a rollback was cut short counts."""
+    lying = {c.series for c in view.checkpoints}
+    return folders_of_training(folder, lying | set(view.history.quarantined))
+
+
 class RollbackScope:
-    """The place of a known-good checkpoint. `alone`: its own series is all there is; `refused` ones are good no more.
-    `candidates` are what was found to be good, by id."""
+    """The training of a known-good checkpoint. `alone`: its own series is all there is; `refused` ones are good no
+    more. `candidates` are what was found to be good, by id."""
 
     def __init__(self, view: RunView, chosen: Candidate, *, alone: bool, refused: frozenset[CheckpointId]) -> None:
         self._view, self._refused = view, refused
-        self.folder = folder_of(chosen.manifest.path)
+        own = chosen.id.series
+        self.folders = frozenset((folder_of(own),)) if alone else training_in(view, folder_of(own))
         self.known_good = content_of(chosen)
         self.candidates = {chosen.id: chosen}
-        own = chosen.id.series
         self._lying: dict[str, list[Checkpoint]] = {own: []}
         for checkpoint in view.checkpoints:
-            if folder_of(checkpoint.path) == self.folder and (not alone or checkpoint.series == own):
+            if folder_of(checkpoint.path) in self.folders and (not alone or checkpoint.series == own):
                 self._lying.setdefault(checkpoint.series, []).append(checkpoint)
         self._following: int | None = None  # only other series ask for it
         self._missing = {} if alone else dict(self._names_moved_aside())
@@ -65,7 +70,7 @@ class RollbackScope:
         """Fixed names that hold nothing since their content went to quarantine: a rollback may have been cut short."""
         history = self._view.history
         for series in history.quarantined:
-            if folder_of(series) != self.folder or series in self._lying:
+            if folder_of(series) not in self.folders or series in self._lying:
                 continue
             newest = next(reversed(history.generations(series, None)), None)
             mark = read_quarantined(history.run, newest) if newest and history.is_quarantined(newest) else None

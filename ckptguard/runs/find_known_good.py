@@ -21,7 +21,7 @@ from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, histories_by_step, load_history
 from ckptguard.runs.sealed_content import Judged, Sealed, is_good, kept_matches
 from ckptguard.storage.protocol import find_entry
-from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.ids import CheckpointId, Step, folder_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
 
@@ -74,13 +74,13 @@ class Candidate(Presence, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other; `folder`:
+    """Which known-good ones may be taken. `before_step` is exclusive; `only`: one checkpoint and no other; `folders`:
     where it belongs. A name that does not state one number has the step that a counter inside tells; where none does,
     it is before no step. `sure`: what changed since its bytes were read counts as gone, for who does not read it."""
 
     before_step: int | None = None
     series: str | None = None
-    folder: str | None = None
+    folders: frozenset[str] | None = None
     exclude: frozenset[CheckpointId] = frozenset()
     step: int | None = None
     only: CheckpointId | None = None
@@ -93,7 +93,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_of(self, series: str) -> bool:
         """Whether it may be one of this series."""
-        return self.series in (None, series) and self.folder in (None, folder_of(series))
+        return self.series in (None, series) and (self.folders is None or folder_of(series) in self.folders)
 
     def includes(self, manifest: Manifest) -> bool:
         """Whether it is one of them, if its id may be."""
@@ -106,11 +106,6 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 ANY = Wanted()
 SURE = Wanted(sure=True)
-
-
-def folder_of(path: str) -> str:
-    """The folder where a checkpoint, or a series, belongs."""
-    return path.rpartition("/")[0]
 
 
 def find_known_good(

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckptguard.decisions.rollback_plan import Pointed, Pointer
+from ckptguard.decisions.rollback_plan import Pointed, Pointer, is_below
 from ckptguard.errors import CouldNotTellError
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import is_pointer
@@ -20,7 +21,7 @@ from ckptguard.records.run import Run
 from ckptguard.runs.run_view import RunView
 from ckptguard.storage.failures import translated
 from ckptguard.storage.protocol import Entry, find_entry
-from ckptguard.values.ids import escape, is_safe_path
+from ckptguard.values.ids import escape, folder_of, is_safe_path
 from ckptguard.values.verdict import Outcome
 
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -71,44 +72,46 @@ def pointed_to(run: Run, entries: Sequence[Entry]) -> dict[str, str]:
     return found
 
 
-def pointers_in(view: RunView, folder: str) -> list[Pointer]:
-    """What may name a checkpoint of a folder, and lies there too: pointers, links, and any other small file of a single
-    line that ends in the name of one (detectron2's ``last_checkpoint``). What cannot be read is none."""
+def pointers_in(view: RunView, folders: frozenset[str]) -> list[Pointer]:
+    """What may name a checkpoint of some folders: pointers, links, and, in them or around them, any other small file of
+    a single line that ends in the name of one (detectron2's ``last_checkpoint``). What cannot be read is none."""
     owned = {key for c in view.checkpoints for key in (*c.files, *(e.key for e in c.irregular))}
     found = []
     for entry in view.entries:
-        if entry.key in owned or entry.key.rpartition("/")[0] != folder:
+        if entry.key in owned:
             continue
         sure = entry.kind == "link" or is_pointer(entry.key, b"")
-        name = None
+        text = path = None
         with contextlib.suppress(CouldNotTellError):
             if entry.kind == "link":
-                name = _linked_name(view.run, entry.key)
+                path = _linked_path(view.run, entry.key)
             elif entry.kind == "file" and sure:
-                name = _read_name(view.run, entry.key)
+                text = _read_name(view.run, entry.key)
             elif entry.kind == "file" and 0 < entry.size <= _LONGEST_LINE and not tensor_suffix(entry.key):
-                name = _last_word(_read_text(view.run, entry.key))
-        if name:
-            path = _beside(entry.key, name)
-            found.append(Pointer(key=entry.key, names=path, leads=view.checkpoint(path) is not None, sure=sure))
+                around = folder_of(entry.key)
+                text = _line(view.run, entry.key) if any(is_below(f, around) or f == around for f in folders) else None
+        path = path or (text and _named(view, entry.key, text))
+        if path and folder_of(path) in folders:
+            far = text is None or ("/" in text and path in (_beside(entry.key, text), text[-len(path) :]))
+            leads = view.checkpoint(path) is not None
+            found.append(Pointer(key=entry.key, names=path, leads=leads, sure=sure, far=far))
     return found
 
 
-def point_back(run: Run, pointed: Iterable[Pointed]) -> None:
-    """Have pointers name other checkpoints of their folder. Without this, DeepSpeed would start from scratch and say so
-    in a warning."""
+def point_back(run: Run, pointed: Iterable[Pointed], pointers: Iterable[Pointer]) -> None:
+    """Have pointers name other checkpoints. Without this, DeepSpeed would start from scratch and say so in a
+    warning."""
+    named = {pointer.key: pointer.names for pointer in pointers}
     for pointer in pointed:
-        key, name = pointer.key, pointer.path.rpartition("/")[2]
+        key = pointer.key
         if _kind(run, key) == "link":
-            _replace_link(run, key, name)
-        elif is_pointer(key, b""):
-            iteration = _ITERATION.fullmatch(name) if key.rpartition("/")[2] == _TRACKER else None
-            _replace(run, key, (str(int(iteration[1])) if iteration else name).encode())
-        else:
-            text = _read_text(run, key)
-            line = text.rstrip()
-            before = line[: len(line) - len(_last_word(text) or "")]
-            _replace(run, key, (before + name + text[len(line) :]).encode())
+            _replace_link(run, key, _seen_from(key, pointer.path))
+            continue
+        text = _read_text(run, key)
+        line = text.strip()
+        new = _renamed(key, line, named[key], pointer.path)
+        iteration = _ITERATION.fullmatch(new) if key.rpartition("/")[2] == _TRACKER else None
+        _replace(run, key, text.replace(line, str(int(iteration[1])) if iteration else new).encode())
 
 
 def _kind(run: Run, key: str) -> str | None:
@@ -125,23 +128,41 @@ def _read_text(run: Run, key: str) -> str:
         return reader.read(0, reader.entry.size).decode("utf-8", "replace")
 
 
-def _last_word(text: str) -> str | None:
-    """The last part of the path that one line of text is; None for anything else."""
-    line = text.strip()
-    name = line.rpartition("/")[2]
-    return name if line and line.isprintable() and is_safe_path(name) else None
+def _line(run: Run, key: str) -> str | None:
+    """The one line of a text that may be a path; None for anything else."""
+    line = _read_text(run, key).strip()
+    return line if line and line.isprintable() and is_safe_path(line.rpartition("/")[2]) else None
 
 
-def _linked_name(run: Run, key: str) -> str | None:
-    """The name beside a link that it leads to; None where it leads elsewhere."""
+def _named(view: RunView, key: str, text: str) -> str:
+    """The path that a text names: that of a checkpoint as seen from the pointer, or from anywhere around the run; else
+    its last part beside the pointer."""
+    parts = text.split("/")
+    ends = ("/".join(parts[n:]) for n in range(len(parts) - 1))  # of several parts: a name alone is beside it
+    seen = (path for path in (_beside(key, text), *ends) if view.checkpoint(path) is not None)
+    return next(seen, _beside(key, parts[-1]))
+
+
+def _renamed(key: str, text: str, old: str, new: str) -> str:
+    """A text that names a path, to name another one in the same way."""
+    if _beside(key, text) == old:
+        return _seen_from(key, new)
+    last = old if "/" in old and f"/{text}".endswith(f"/{old}") else text.rpartition("/")[2]
+    return text[: len(text) - len(last)] + (new if last == old else new.rpartition("/")[2])
+
+
+def _seen_from(key: str, path: str) -> str:
+    return posixpath.relpath(path, folder_of(key) or ".")
+
+
+def _linked_path(run: Run, key: str) -> str | None:
+    """The path in the run that a link leads to; None where it leads elsewhere."""
     if run.storage.root is None:
         return None
     place = os.path.join(run.storage.root, *key.split("/"))
     with contextlib.suppress(OSError):
-        folder = os.path.dirname(place)
-        leads_to = os.path.normpath(os.path.join(folder, os.readlink(place)))
-        name = os.path.basename(leads_to)
-        return name if os.path.dirname(leads_to) == folder and is_safe_path(name) else None
+        leads_to = os.path.relpath(os.path.join(os.path.dirname(place), os.readlink(place)), run.storage.root)
+        return leads_to if is_safe_path(leads_to) else None
     return None
 
 

@@ -25,20 +25,21 @@ from ckptguard.records.incidents import Incident, list_incidents, update_inciden
 from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
-from ckptguard.recover.rollback_scope import content_of
-from ckptguard.runs.find_known_good import Wanted, candidate_of, folder_of, newest_candidate
+from ckptguard.recover.rollback_scope import content_of, training_in
+from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
 from ckptguard.supervise.sick_saves import SickSave, find_begun_anew, find_sick_saves
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
-from ckptguard.values.ids import MAX_STEP, CheckpointId
+from ckptguard.values.ids import MAX_STEP, CheckpointId, folder_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.verify.collect_evidence import unfinished_because
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
 Tell = Callable[[str], None]  # a sentence for people
+Folders = frozenset[str]  # of one training
 _OURS = ("supervise", "daemon", "cli")  # who opens incidents from outside the command
 
 
@@ -59,7 +60,7 @@ class SavesSince(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SupervisedRollback(msgspec.Struct, frozen=True, kw_only=True):
-    """Where each folder stands now, and what was moved aside. Without `to` the command starts from its beginning."""
+    """Where each training stands now, and what was moved aside. Without `to` the command starts from its beginning."""
 
     to: tuple[str, ...] = ()
     ids: tuple[CheckpointId, ...] = ()
@@ -177,22 +178,22 @@ class SaveWatch:
 
     def go_back(self, sick: list[SickSave], reason: str) -> SupervisedRollback:
         """Quarantine what is newer than known-good, and have that in place, under every name that a resume reads: in
-        the folders of the sick saves, or after a crash in all. Raises what a rollback raises; NoKnownGoodError only
+        the trainings of the sick saves, or after a crash in all. Raises what a rollback raises; NoKnownGoodError only
         about sick saves, and about names that could hold nothing good."""
         view = self._look()
         done: list[RolledBack] = []
         moved: list[str] = []
-        if any(s.anew for s in sick):
-            folders = dict.fromkeys(folder_of(content.path) for content in self._to_compare)
-            for checkpoint in view.checkpoints:
-                if folder_of(checkpoint.path) in folders and checkpoint.signature not in self._lying:
-                    quarantine(view, checkpoint.path, reason=reason)
-                    moved.append(checkpoint.path)
-            done = [self._roll_back(view, folder, reason, None) for folder in folders]
-        elif sick:
-            for folder in dict.fromkeys(s.folder for s in sick):
-                done.append(self._go_back_in(view, folder, [s for s in sick if s.folder == folder], reason))
-        else:
+        for training in dict.fromkeys(training_in(view, s.folder) for s in sick):
+            own = [s for s in sick if s.folder in training]
+            if any(s.anew for s in own):
+                for checkpoint in view.checkpoints:
+                    if folder_of(checkpoint.path) in training and checkpoint.signature not in self._lying:
+                        quarantine(view, checkpoint.path, reason=reason)
+                        moved.append(checkpoint.path)
+                done.append(self._roll_back(view, training, reason, None))
+            else:
+                done.append(self._go_back_in(view, training, own, reason))
+        if not sick:
             done, moved = self._go_back_everywhere(view, reason)
         moved += [path for one in done for path in one.quarantined]
         to, ids = [one.known_good.path for one in done], [one.known_good.id for one in done]
@@ -200,14 +201,18 @@ class SaveWatch:
         return SupervisedRollback(to=tuple(to), ids=tuple(ids), quarantined=tuple(dict.fromkeys(moved)))
 
     def _compare_with(self, view: RunView, done: list[RolledBack]) -> None:
-        """Have what was gone back to stay until the next start has saved something, which is then compared with it."""
+        """Have what was gone back to stay until the next start has saved something beside it, which is then compared
+        with it: in each folder of a training, for nobody knows in which one it saves first."""
         self._unpin()
         self._pinned = InUse(view.run, "supervise")
         for id in (id for one in done for id in (one.known_good.id, one.source)):
             self._pinned.pin(id)
         view.forget()
-        found = (candidate_of(view.history, one.known_good.id) for one in done)
-        self._to_compare = [content_of(candidate) for candidate in found if candidate is not None]
+        folders = sorted({f for one in done for f in training_in(view, folder_of(one.known_good.series))})
+        newest = [newest_candidate(view, Wanted(folders=frozenset((folder,)))) for folder in folders]
+        self._to_compare = [content_of(candidate) for candidate in newest if candidate is not None]
+        for content in self._to_compare:
+            self._pinned.pin(content.id)
 
     def close_left_incidents(self, action: str) -> None:
         """Close what the command's guard left open when it ended, or a supervise that was killed, with what we did."""
@@ -220,46 +225,57 @@ class SaveWatch:
         done: list[RolledBack] = []
         moved: list[str] = []
         self._note_series(view.checkpoints)
-        for folder in sorted({folder_of(series) for series in self._series}):
+        for training in dict.fromkeys(training_in(view, folder_of(series)) for series in sorted(self._series)):
             try:
-                done.append(self._roll_back(view, folder, reason, None))
+                done.append(self._roll_back(view, training, reason, None))
             except NotGivenBackError:
                 raise
             except NoKnownGoodError:
                 view.forget()
             # Of some series nothing is good. What the dead command left half-written would only stop the next start.
-            for checkpoint in self._of_no_use(view, folder):
+            for checkpoint in self._of_no_use(view, training):
                 quarantine(view, checkpoint.path, reason=reason)
                 moved.append(checkpoint.path)
         return done, moved
 
-    def _go_back_in(self, view: RunView, folder: str, sick: list[SickSave], reason: str) -> RolledBack:
+    def _go_back_in(self, view: RunView, training: Folders, sick: list[SickSave], reason: str) -> RolledBack:
         """A sickness that came again from where it went back to last is not over there: one further, if there is."""
 
         def good_before(step: int) -> int | None:
-            found = newest_candidate(view, Wanted(before_step=step, folder=folder))
+            found = newest_candidate(view, Wanted(before_step=step, folders=self._to_choose_in(view, training, step)))
             return None if found is None else found.manifest.training_step
 
         since = min((s.since for s in sick if s.since is not None), default=None)
         limit = MAX_STEP + 1 if since is None else since
-        before = before_repeat(good_before, limit, last=self._targets.get(folder))
+        last = next((self._targets[folder] for folder in sorted(training) if folder in self._targets), None)
+        before = before_repeat(good_before, limit, last=last)
         why = f"{reason}: {'; '.join(s.reason for s in sick)}"
-        done = self._roll_back(view, folder, why, since if before == limit else before)
+        done = self._roll_back(view, training, why, since if before == limit else before)
         if done.training_step is not None:
-            self._targets[folder] = done.training_step
+            self._targets |= dict.fromkeys(training, done.training_step)
         return done
 
-    def _roll_back(self, view: RunView, folder: str, reason: str, before_step: int | None) -> RolledBack:
+    def _roll_back(self, view: RunView, training: Folders, reason: str, before_step: int | None) -> RolledBack:
         # Nobody is asked whether training writes: we have ended who wrote.
-        back = GoBack(reason=reason, folder=folder, before_step=before_step, check_writing=False)
+        folders = self._to_choose_in(view, training, before_step)
+        back = GoBack(reason=reason, folders=folders, before_step=before_step, check_writing=False)
         return roll_back(view, back, work=Work(scanner=self._scanner))
 
-    def _of_no_use(self, view: RunView, folder: str) -> list[Checkpoint]:
+    def _to_choose_in(self, view: RunView, training: Folders, before_step: int | None) -> Folders:
+        """In which folders of a training the known-good one is looked for: where the command saves, if as much can be
+        resumed from there. What an earlier stage left in another folder may count higher."""
+        saved = training & {folder_of(c.path) for c in view.checkpoints if c.signature not in self._before}
+        own, best = (newest_candidate(view, Wanted(before_step=before_step, folders=f)) for f in (saved, training))
+        if own is None or best is None or content_of(own).has_optimizer < content_of(best).has_optimizer:
+            return training
+        return saved
+
+    def _of_no_use(self, view: RunView, training: Folders) -> list[Checkpoint]:
         """The new ones of series without anything good that were judged, and not good, or are unfinished. What could
         not be read may be whole."""
         found = []
         for checkpoint in view.checkpoints:
-            if folder_of(checkpoint.path) != folder or checkpoint.signature in self._before:
+            if folder_of(checkpoint.path) not in training or checkpoint.signature in self._before:
                 continue
             if newest_candidate(view, Wanted(series=checkpoint.series)) is not None:
                 continue

@@ -10,11 +10,11 @@ from ckptguard.decisions.restarts import is_far_before
 from ckptguard.decisions.rollback_plan import Content
 from ckptguard.errors import CouldNotTellError
 from ckptguard.layouts import Checkpoint
-from ckptguard.recover.rollback_scope import content_lying, content_of
-from ckptguard.runs.find_known_good import Wanted, folder_of, newest_candidate
+from ckptguard.recover.rollback_scope import content_lying, content_of, training_in
+from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.trainer_log import sick_since
-from ckptguard.values.ids import Step, numbers_of
+from ckptguard.values.ids import Step, folder_of, numbers_of
 from ckptguard.values.verdict import Finding, Outcome, Severity, Verdict
 
 _DAMAGE = frozenset(("digests", "structure"))  # with these, a NaN may be what became of good bytes
@@ -101,7 +101,8 @@ def _is_reason(view: RunView, checkpoint: Checkpoint, sick: SickSave, *, is_new:
     content, history = content_lying(view, checkpoint), view.history
     if content.has_optimizer or any(history.was_good(id) for id in history.standings(sick.series)):
         return True
-    beside = {c.series for c in view.checkpoints if folder_of(c.path) == sick.folder}
+    training = training_in(view, sick.folder)
+    beside = {c.series for c in view.checkpoints if folder_of(c.path) in training}
     good = (newest_candidate(view, Wanted(series=series)) for series in beside)
     return content.shape is not None and any(content_of(c).shape == content.shape for c in good if c is not None)
 

@@ -1,7 +1,8 @@
 """The ranks of one training: what one of them knows, all of them know, over a gloo group of our own.
 
 Our own group, because the training's may be busy on a device, and a message of ours must never be taken for one of
-theirs. Everything here is called by all ranks in the same order, from the thread that trains.
+theirs. Everything here is called by all ranks in the same order, from the thread that trains. So whether something is
+called must follow from what all ranks know alike: never from a clock, a file or a number that one rank sees alone.
 """
 
 from __future__ import annotations
@@ -127,12 +128,13 @@ def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
     result: Any = None
     try:
         result = work()
+        json.dumps(result)  # what cannot be told fails here, where the others hear of it
     except CkptguardError as error:
         own = error
     except Exception as error:  # it must not leave the others waiting; it is raised as what it is below
         own = RanksError(f"{what}: {type(error).__name__}: {error}")
         own.__cause__ = error
-    answers = ranks.gather([result, own.message if own is not None else None])
+    answers = ranks.gather([None, own.message] if own is not None else [result, None])
     reasons = {number: reason for number, (_, reason) in enumerate(answers) if reason is not None}
     if own is not None:
         raise own
@@ -156,7 +158,7 @@ def agree(ranks: Ranks, own: Diagnosis | None) -> Diagnosis | None:
     """The sickness of all: None if no rank is sick, else that of the earliest onset, with its rank named."""
     if ranks.size == 1 or not ranks.any(own is not None):
         return own
-    reports = ranks.gather(None if own is None else msgspec.to_builtins(own))
+    reports = ranks.gather(None if own is None else msgspec.to_builtins(own, enc_hook=repr))
     sick = [(msgspec.convert(answer, Diagnosis), rank) for rank, answer in enumerate(reports) if answer is not None]
     first, rank = min(sick, key=lambda s: (s[0].surely_by, s[1]))
     return dataclasses.replace(

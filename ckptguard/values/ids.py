@@ -106,6 +106,11 @@ def series_of(path: str) -> str:
     return f"{series}~{digest}"
 
 
+def folder_of(path: str) -> str:
+    """The folder where a checkpoint, or a series, belongs."""
+    return path.rpartition("/")[0]
+
+
 def series_folder(series: str) -> str:
     """One folder name for a series: reversible, no separators, no name that a file system or store objects to."""
     return re.sub(r"[^A-Za-z0-9._#=-]", lambda m: "".join(f"%{b:02X}" for b in m[0].encode()), series)

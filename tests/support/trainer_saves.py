@@ -67,10 +67,26 @@ def fairseq(run: Path, epoch: int, *, sick: bool = HEALTHY) -> None:
     shutil.copyfile(path, run / "checkpoint_last.pt")
 
 
+def two_folders(run: Path, epoch: int, *, sick: bool = HEALTHY) -> None:
+    """``epochs/epoch_3.pt``, then ``weights/last.pt``, which the resume reads."""
+    for name in (f"epochs/epoch_{epoch}.pt", "weights/last.pt"):
+        save(run / name, epoch * 10, sick=sick, epoch=epoch)
+
+
+def linked(run: Path, epoch: int, *, sick: bool = HEALTHY) -> None:
+    """``checkpoints/step_30.pt``, and ``last.pt`` above, which is a link to it."""
+    save(run / f"checkpoints/step_{epoch * 10}.pt", epoch * 10, sick=sick)
+    temporary = run / ".tmp-last.pt"
+    temporary.symlink_to(f"checkpoints/step_{epoch * 10}.pt")
+    temporary.replace(run / "last.pt")
+
+
 TRAINERS = {
     "open_clip": (open_clip, "epoch_latest.pt"),
     "timm": (timm, "last.pth.tar"),
     "nanoGPT": (nanogpt, "ckpt.pt"),
     "fairseq": (fairseq, "checkpoint_last.pt"),
+    "in two folders": (two_folders, "weights/last.pt"),
+    "by a link": (linked, "last.pt"),
 }
 """How each saves after an epoch of ten updates, and the name from which its own resume goes on."""

@@ -28,6 +28,7 @@ from support.tiny_run import memory_path
 
 Content = tuple[tuple[str, bytes], ...]  # by the name below the path; "" for a file itself
 POINTER = "latest"
+PLACES = ("epochs", "weights")  # folders in which a trainer saves, and which are no checkpoints
 _OURS = ("_ckptguard", "tmp-", ".tmp-", "training.log")
 
 
@@ -67,6 +68,7 @@ TRAINERS = (
     Trainer("open_clip", "epoch", ("epoch_latest.pt",), lambda n: f"epoch_{n}.pt"),
     Trainer("timm", "epoch", ("last.pth.tar",), lambda n: f"recovery-{n // 3}-{n % 3 * 50}.pth.tar", in_place=False),
     Trainer("fairseq", "num_updates", ("checkpoint_last.pt",), lambda n: f"checkpoint_{1 + n // 4}_{n * 500}.pt"),
+    Trainer("in two folders", "epoch", ("weights/last.pt",), lambda n: f"epochs/epoch_{n}.pt"),
     Trainer("HF", "global_step", numbered=lambda n: f"checkpoint-{n}", folders=True, in_place=False),
     Trainer("DeepSpeed", "global_step", numbered=lambda n: f"global_step{n}", folders=True, pointer=True),
 )
@@ -175,10 +177,15 @@ class Disk:
             start = f"{memory_path(self.url)}/"
             keys = [key.removeprefix(start) for key in self._keys("")]
         else:
-            keys = os.listdir(self.url)
-        tops = sorted({key.partition("/")[0] for key in keys})
-        found = {top: self.at(top) for top in tops if not top.startswith(_OURS) and top != POINTER}
-        return {top: content for top, content in found.items() if content is not None}
+            found = [(place, Path(self.url, place)) for place in ("", *PLACES)]
+            keys = [
+                f"{place}/{name}".lstrip("/") for place, path in found if path.is_dir() for name in os.listdir(path)
+            ]
+        parts = (key.split("/") for key in keys if key not in PLACES)
+        tops = sorted({"/".join(p[:2] if p[0] in PLACES else p[:1]) for p in parts})
+        tops = [top for top in tops if not top.rpartition("/")[2].startswith(_OURS) and not top.startswith(_OURS)]
+        contents = {top: self.at(top) for top in tops if top != POINTER}
+        return {top: content for top, content in contents.items() if content is not None}
 
     def _keys(self, path: str) -> list[str]:
         place = f"{memory_path(self.url)}/{path}".rstrip("/")

@@ -52,5 +52,5 @@ def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | No
         say(f"{'would have' if dry_run else 'had'} {cell(pointer.key)} name {cell(pointer.path)}")
     for path in done.left_bad:
         trouble(
-            f"{cell(path)} is bad and stays, for it lies in another folder: move it away if training resumes from it"
+            f"{cell(path)} is bad and stays, for it is of another training: --to goes back to a checkpoint of that one"
         )

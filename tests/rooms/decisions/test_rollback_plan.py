@@ -1,13 +1,23 @@
 """The plan of a rollback against what must be so after it, told from the values alone."""
 
+import os
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptguard.decisions.rollback_plan import Content, Pointer, SeriesNow, is_newer, next_save, plan_rollback
+from ckptguard.decisions.rollback_plan import (
+    Content,
+    Pointer,
+    SeriesNow,
+    folders_of_training,
+    is_newer,
+    next_save,
+    plan_rollback,
+)
 from ckptguard.values.ids import CheckpointId
 
-NUMBERED, FIXED = "net-#.pt", ("last.pt", "best.pt")
+NUMBERED, FIXED = "net-#.pt", ("last.pt", "best.pt", "weights/latest.pt", "weights/deep/ema.pt")
 
 
 def numbered(step, *, good=True, in_place=True, shape="full"):
@@ -40,7 +50,7 @@ def fixed(name, generation, update, *, good, in_place, shape, counts):
 
 @st.composite
 def places(draw):
-    """The series of one folder after ten updates, and the known-good to go back to."""
+    """The series of one training after ten updates, and the known-good to go back to."""
     steps = sorted(draw(st.sets(st.integers(1, 10), min_size=1)))
     good = draw(st.sets(st.sampled_from(steps), min_size=1))
     gone = draw(st.sets(st.sampled_from(steps)))
@@ -157,3 +167,65 @@ def test_saves_of_one_moment_belong_together_whatever_their_order():
         pair = Content(id=CheckpointId("ema.pt", None, 1), path="ema.pt", in_place=True, good=True, saved_at=written)
         assert is_newer(pair, good, following)
         assert not is_newer(pair, good, None), "nothing followed"
+
+
+def test_a_pointer_in_a_folder_without_anything_good_refuses_unless_it_reaches_another():
+    """What names a path of the run reaches all of them."""
+    old = numbered(1)
+    sick = Content(id=CheckpointId("weights/step-#.pt", 2, 1), path="weights/step-2.pt", in_place=True, good=False)
+    every = [
+        SeriesNow(name=NUMBERED, lying=(old,), good=(old,), ever_good=True),
+        SeriesNow(
+            name="weights/step-#.pt",
+            lying=(sick,),
+            ever_good=True,
+            last=msgspec.structs.replace(sick, has_optimizer=True),
+        ),
+    ]
+    for far, sure in ((True, True), (False, True), (False, False)):
+        plan = plan_rollback(old, every, [Pointer(key="latest", names=sick.path, leads=True, far=far, sure=sure)])
+        assert plan.moved == (sick,)
+        assert [p.path for p in plan.pointed] == ([old.path] if far else [])
+        assert plan.refused == (("latest",) if sure and not far else ())
+
+
+PATHS = st.lists(st.sampled_from(["", "a", "b", "a/c", "a/d", "b/c"]), max_size=1).map("".join)
+NAMES = st.sampled_from(["last.pt", "epoch_#.pt", "best.pt", "ckpt.pt"])
+SERIES = st.sets(st.tuples(PATHS, NAMES).map(lambda pair: "/".join(pair).lstrip("/")), min_size=1, max_size=7)
+
+
+@given(SERIES)
+def test_folders_are_told_apart_by_names_that_lie_in_two(series):
+    """Of each training no name lies twice, and it has all folders below one; around that one a name does."""
+    folders = {os.path.dirname(name) for name in series}
+    trainings = {folder: folders_of_training(folder, series) for folder in folders}
+
+    def clashes(top):
+        below = [os.path.basename(name) for name in series if name.startswith(f"{top}/") or not top]
+        return len(below) > len(set(below))
+
+    for folder, training in trainings.items():
+        assert folder in training
+        assert all(trainings[other] == training for other in training & folders), (
+            "they are told alike from each of them"
+        )
+        tops = [folder]
+        while tops[-1]:
+            tops.append(os.path.dirname(tops[-1]))
+        clean = [top for top in tops if not clashes(top)]
+        top = clean[-1] if clean else None
+        right = {f for f in folders if top is not None and (f == top or f.startswith(f"{top}/") or not top)}
+        assert training == right | {folder}
+
+
+def test_what_two_trainings_look_like():
+    """A sweep, two stages, two parts of one model, a copy somebody made."""
+    sweep = {"seed0/epochs/epoch_#.pt", "seed0/last.pt", "seed1/epochs/epoch_#.pt", "seed1/last.pt"}
+    assert folders_of_training("seed0/epochs", sweep) == {"seed0", "seed0/epochs"}
+    assert folders_of_training("models", {"models/net_g_#.pth", "training_states/#.state"}) == {
+        "models",
+        "training_states",
+    }
+    assert folders_of_training("", {"last.pt", "backup/last.pt"}) == {""}
+    assert folders_of_training("backup", {"last.pt", "backup/last.pt"}) == {"backup"}
+    assert folders_of_training("", {"G_#.pth", "D_#.pth"}) == {""}

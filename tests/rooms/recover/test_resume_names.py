@@ -1,17 +1,18 @@
 """After a rollback every name that a trainer's own resume reads holds known-good content, or nothing was moved."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
 from support.runs import QUICK
-from support.trainer_saves import SICK, TRAINERS, load, open_clip, save, training_state, update_of
+from support.trainer_saves import SICK, TRAINERS, load, open_clip, save, training_state, two_folders, update_of
 from support.views import look
 
 from ckptguard.errors import NoKnownGoodError, NotGivenBackError, StorageFullError
 from ckptguard.recover import put_back
 from ckptguard.recover import roll_back as roll_back_module
-from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.recover.roll_back import GoBack, known_good_of, roll_back
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 
 COPIES = QUICK.changed(keep="copy", keep_good=3)
@@ -70,6 +71,20 @@ def test_training_that_saves_on_does_not_write_into_what_was_given_back(root, ru
     look_after(run, notes)
     roll_back(look(run, COPIES), BACK)
     assert update_of(load(root / resume)) == 20
+
+
+@pytest.mark.parametrize("names", [("G_{}.pt", "D_{}.pt"), ("models/net_g_{}.pt", "states/iter_{}.pt")])
+@pytest.mark.parametrize("sick", [0, 1])
+def test_what_was_saved_together_goes_back_together(root, run, notes, names, sick):
+    """Parts of one save, of which one is sick: no part of it stays, for a resume needs all of them."""
+    for epoch in (1, 2, 3):
+        for number, name in enumerate(names):
+            save(root / name.format(epoch), epoch * 10, sick=(epoch, number) == (3, sick))
+        torch.save({"activations": torch.full((4, 4), float("nan"))}, root / f"dump_{epoch}.pt")
+        look_after(run, notes)
+    roll_back(look(run, COPIES), BACK)
+    left = {name for name in files(root) if "dump" not in name}
+    assert left == {name.format(epoch) for name in names for epoch in (1, 2)}
 
 
 def test_a_name_without_a_kept_copy_gets_the_content_of_a_numbered_one(root, run):
@@ -146,6 +161,64 @@ def test_pointers_of_every_kind_follow(root, run, notes):
     assert (root / "latest").read_text() == "model_2.pth"
     assert (root / "last_checkpoint").read_text() == f"{root}/model_2.pth\n"
     assert (root / "notes.txt").read_text() == "model_7.pth"
+
+
+def test_pointers_name_checkpoints_in_other_folders(root, run, notes):
+    """A link, and a path as seen from the pointer, from the run, or from anywhere; a bare name says nothing of them."""
+    for epoch in (1, 2):
+        save(root / f"epochs/epoch_{epoch}.pt", epoch * 10, epoch=epoch)
+    save(root / "epochs/epoch_3.pt", 30, epoch=3, sick=SICK)
+    save(root / "weights/best.pt", 10, epoch=1)
+    (root / "weights/link.pt").symlink_to("../epochs/epoch_3.pt")
+    (root / "whole.pt").symlink_to(root / "epochs/epoch_3.pt")
+    texts = {"latest": "epochs/{}", "last_checkpoint": f"{root}/epochs/{{}}\n", "epochs/latest": "{}"}
+    for key, text in {**texts, "notes.txt": "{}"}.items():
+        (root / key).write_text(text.format("epoch_3.pt"))
+    look_after(run, notes)
+    done = roll_back(look(run, COPIES), BACK)
+    assert {p.key for p in done.pointed} == {"weights/link.pt", "whole.pt", *texts}
+    assert {p.path for p in done.pointed} == {"epochs/epoch_2.pt"}
+    for name in ("weights/link.pt", "whole.pt"):
+        assert update_of(load(root / name)) == 20
+    for key, text in texts.items():
+        assert (root / key).read_text() == text.format("epoch_2.pt")
+    assert (root / "notes.txt").read_text() == "epoch_3.pt"
+
+
+@pytest.mark.parametrize("bare", [True, False])
+def test_a_pointer_that_could_name_nothing_good_refuses_the_rollback(root, run, bare):
+    """Its folder holds nothing good, and a bare name reaches no other one; a path does."""
+    save(root / "epochs/epoch_2.pt", 20, epoch=2)
+    save(root / "weights/step_30.pt", 30, epoch=3, sick=SICK)
+    pointer = root / ("weights/latest" if bare else "latest")
+    pointer.write_text("step_30.pt" if bare else "weights/step_30.pt")
+    reconcile(look(run, COPIES), PassNotes())
+    before = files(root)
+    if bare:
+        with pytest.raises(NotGivenBackError, match="weights/latest cannot be given back"):
+            roll_back(look(run, COPIES), BACK)
+        assert files(root) == before
+    else:
+        roll_back(look(run, COPIES), BACK)
+        assert pointer.read_text() == "epochs/epoch_2.pt"
+
+
+def test_other_trainings_in_one_run_stay_and_what_is_bad_there_is_named(root, run, notes):
+    """A sweep: every training has the same names, in a folder of its own."""
+    for epoch in (1, 2, 3):
+        for seed in ("seed0", "seed1", "seed2"):
+            two_folders(root / seed, epoch, sick=SICK if (seed, epoch) in {("seed1", 3), ("seed2", 3)} else not SICK)
+        look_after(run, notes)
+    two_folders(root / "seed0", 4)
+    look_after(run, notes)
+    before = files(root)
+    done = roll_back(
+        look(run, COPIES), replace(BACK, to_id=known_good_of(look(run, COPIES), "seed1/epochs/epoch_2.pt", None))
+    )
+    after = files(root)
+    assert {p for p in before if before[p] != after.get(p)} == {"seed1/epochs/epoch_3.pt", "seed1/weights/last.pt"}
+    assert update_of(load(root / "seed1/weights/last.pt")) == 20
+    assert done.left_bad == ("seed2/epochs/epoch_3.pt", "seed2/weights/last.pt")
 
 
 def test_a_rollback_that_was_cut_short_is_finished_by_the_next(root, run, notes, monkeypatch):

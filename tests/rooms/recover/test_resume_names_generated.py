@@ -17,7 +17,8 @@ from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import numbers_of
 
-NUMBERED, FIXED = ("epoch_{}.pt", "recovery-0-{}.pt"), ("last.pt", "other.pt")
+NUMBERED = "epoch_{}.pt", "recovery-0-{}.pt", "epochs/epoch-{}.pt"
+FIXED = "last.pt", "other.pt", "weights/latest.pt"
 
 
 class Saving(NamedTuple):
@@ -35,7 +36,7 @@ SAVINGS = st.builds(
     names=st.lists(st.sampled_from((*NUMBERED, *FIXED)), min_size=1, unique=True).map(tuple),
     sick=st.booleans(),
     in_place=st.booleans(),
-    loses=st.none() | st.sampled_from(("epoch_1.pt", "epoch_2.pt", "last.pt")),
+    loses=st.none() | st.sampled_from(("epoch_1.pt", "epochs/epoch-2.pt", "last.pt", "weights/latest.pt")),
     seen=st.booleans(),
 )
 
@@ -44,6 +45,7 @@ def train(run, epoch, saving, counts, notes, keep):
     """One epoch of it."""
     for pattern in saving.names:
         path = run / pattern.format(epoch)
+        path.parent.mkdir(parents=True, exist_ok=True)
         beside = {"epoch": epoch} if counts else {}
         if saving.in_place:
             torch.save(training_state(epoch * 10, sick=saving.sick, **beside), path)
@@ -57,7 +59,8 @@ def train(run, epoch, saving, counts, notes, keep):
 
 def contents(run):
     """Every name and what it holds."""
-    return {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    own = [p for p in run.rglob("*") if p.is_file() and "_ckptguard" not in p.parts]
+    return {str(p.relative_to(run)): p.read_bytes() for p in own}
 
 
 @settings(max_examples=12, deadline=None)

@@ -2,7 +2,7 @@
 
 import pytest
 from support.runs import QUICK, write_torch
-from support.trainer_saves import SICK, TRAINERS, load, update_of
+from support.trainer_saves import SICK, TRAINERS, load, save, two_folders, update_of
 
 from ckptguard.errors import WorkerError
 from ckptguard.scan import scan_files
@@ -77,3 +77,36 @@ def test_training_that_begins_anew_is_seen_by_its_first_save_and_undone(watch, t
     watch.go_back(anew, "the command began from scratch")
     assert update_of(load(run / resume)) == 30
     assert {update_of(load(path)) for path in run.glob("*.p*")} <= {10, 20, 30}
+
+
+def test_an_earlier_stage_in_another_folder_is_not_gone_back_to(watch, tmp_path):
+    """It counts higher, and has names of its own; the command saves elsewhere."""
+    run = tmp_path / "run"
+    save(run / "pretrained/model_100.pt", 1000, epoch=100)
+    watch.last_look()
+    watch.prepare()  # as the next supervise does
+    fall_sick(watch, run, lambda run, epoch, **sick: two_folders(run, epoch, **sick))
+    assert {path.name for path in run.glob("*/*.pt")} == {
+        "model_100.pt",
+        "last.pt",
+        *(f"epoch_{n}.pt" for n in (1, 2, 3)),
+    }
+    assert update_of(load(run / "weights/last.pt")) == 30
+    two_folders(run, 4)
+    assert watch.last_look() == [], "nothing began anew"
+
+
+def test_of_several_trainings_only_the_sick_ones_go_back(watch, tmp_path):
+    """One command that trains twice; each training resumes from its own names."""
+    run = tmp_path / "run"
+
+    def train(run, epoch, *, sick=False):
+        two_folders(run / "seed0", epoch, sick=sick)
+        two_folders(run / "seed1", epoch + 10)
+
+    fall_sick(watch, run, train)
+    updates = {str(p.relative_to(run)): update_of(load(p)) for p in run.glob("*/weights/last.pt")}
+    assert updates == {"seed0/weights/last.pt": 30, "seed1/weights/last.pt": 140}
+    train(run, 4)
+    assert watch.last_look() == []
+    assert {int(p.stem.removeprefix("epoch_")) for p in run.glob("seed1/epochs/*.pt")} == {11, 12, 13, 14}

@@ -30,7 +30,7 @@ from ckptguard.runs.find_known_good import (
     newest_candidate,
 )
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.pointers import point_back, pointers_in
+from ckptguard.runs.pointers import point_back
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
@@ -121,8 +121,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         refused = _wrong_names(view, back, chosen, work)
         while True:
             scope = RollbackScope(view, chosen, alone=back.series is not None, refused=refused)
-            pointers = pointers_in(view, scope.folder)
-            plan = plan_rollback(scope.known_good, scope.series, pointers)
+            plan = plan_rollback(scope.known_good, scope.series, scope.pointers)
             if plan.refused:
                 raise _not_given_back(view, plan, chosen)
             if back.dry_run:

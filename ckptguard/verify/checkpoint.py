@@ -257,6 +257,7 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
         must_match=reference is not None,
         previous=previous,
         previous_facts=previous_facts,
+        following=history.following(id.series, id.step, read=sealed is None),
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
     )

@@ -177,7 +177,7 @@ def _looks_harmed(
             if wiped or (numbers.largest > most and numbers.count > 1):  # one number may well be a counter
                 return True
     return any(
-        _lost_bytes(file, number, found[file.path]) or _grew(file, number, found[file.path])
+        _lost_bytes(file, number, found[file.path], differ) or _grew(file, number, found[file.path])
         for file in changed
         for number, differ in enumerate(_differing_by_span(file, found[file.path]))
         if any(differ)
@@ -229,12 +229,13 @@ def _is_all_over(differ: Sequence[bool]) -> bool:
     return all(differ) or (places >= 3 and sum(differ) * 2 >= len(differ))
 
 
-def _lost_bytes(sealed: File, number: int, now: ScannedFile) -> bool:
-    """Whether a span that differs holds what is left where a page was lost: in most pieces, or in many bytes."""
+def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bool]) -> bool:
+    """Whether what differs in a span is what is left where a page was lost: in most pieces, or in many bytes."""
     dtype = next((t.dtype for t in sealed.tensors if t.span == number), None)
     filled = filled_pieces(sealed.spans[number].length, DTYPES[dtype].size, now.pieces[number]) if dtype else []
-    runs = [sum(run) for _, run in itertools.groupby(filled, key=bool)]
-    return sum(map(bool, filled)) * 2 >= len(filled) or max(runs, default=0) >= _LOST
+    lost = [size if differs else 0 for size, differs in zip(filled, differ, strict=False)]
+    runs = [sum(run) for _, run in itertools.groupby(lost, key=bool)]
+    return sum(map(bool, lost)) * 2 >= sum(differ) or max(runs, default=0) >= _LOST
 
 
 def _grew(sealed: File, number: int, now: ScannedFile) -> bool:

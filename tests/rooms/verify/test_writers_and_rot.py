@@ -320,3 +320,17 @@ def test_harm_to_few_tensors_is_never_good(state, kind, begin, length, renamed, 
             one_element = sum(t.numel() for t in state.values()) == 1
             unclear = one_element or (touched <= 128 and kind not in ("bit", "byte")) or kind in ("old end", "shifted")
             assert (outcome, unclear) == (Outcome.SUSPECT, True)
+
+
+@pytest.mark.parametrize("tensors", [1, 4])
+def test_rows_that_are_always_zero_are_no_lost_page(tmp_path, tensors):
+    """Padding of a vocabulary, or a mask: it was so before, and the rest changes."""
+    path = tmp_path / "embeds.safetensors"
+    for seed in (1, 2):
+        table = torch.randn(64, 32, generator=torch.Generator().manual_seed(seed))
+        table[10:12] = table[40:50] = 0
+        save_file({f"t{n}": table + (table != 0) * n for n in range(tensors)}, path)
+        os.utime(path, ns=(10**18, 10**18 + seed))
+        generation, outcome = judged(tmp_path)
+    assert generation == "2"
+    assert outcome is (Outcome.GOOD if tensors > 2 else Outcome.SUSPECT)

@@ -30,8 +30,9 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a checkpoint besides its bytes. `sealed` is the manifest of this very generation (None at first
     sight). `reference` is the manifest that keys, shapes and dtypes should match; `must_match`: the user asked for it,
     and else a difference is a question. `previous` is that of the nearest lower step of the series that training went
-    on from, whatever its outcome. Both come with the facts of their verdicts. `in_run`: saved by the user's own
-    training, as opposed to a stray file of unknown origin."""
+    on from, whatever its outcome. Both come with the facts of their verdicts. `following` is the nearest one that its
+    name puts behind it, if that is known. `in_run`: saved by the user's own training, as opposed to a stray file of
+    unknown origin."""
 
     sealed: Manifest | None = None
     reference: Manifest | None = None
@@ -39,6 +40,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     must_match: bool = False
     previous: Manifest | None = None
     previous_facts: Facts | None = None
+    following: Manifest | None = None
     in_run: bool = True
     allow_nonfinite: tuple[str, ...] = ()
     trust_globals: tuple[str, ...] = ()

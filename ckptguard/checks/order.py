@@ -12,32 +12,45 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.step_names import counter_in_name
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import MAX_STEP
-from ckptguard.values.manifest import Counter
+from ckptguard.values.manifest import Counter, Manifest
 from ckptguard.values.verdict import Finding, Severity
 
 _OPTIMIZER_STEP = re.compile(r"(?:^|\.)state\.[^.]+\.step$")
+_WHAT_TO_SET = (
+    "What is newest is told by the name: save under names that rise (a date with the year first), or say which number"
+    " is the step by [[patterns]] in ckptguard.toml"
+)
 _SETTINGS = re.compile(
     r"(?:^|\.)(?:\w*args|\w*config|cfg|\w*params|\w*parameters|\w*settings|options?)\.", re.IGNORECASE
 )
 
 
 def check_order(evidence: Evidence) -> Iterator[Finding]:
-    """A warning where a name puts a checkpoint behind another one of its series, and a counter inside it is lower: its
-    numbers may be no steps, or training began anew."""
-    before = evidence.previous
-    if before is None:
-        return
-    earlier = {counter.kind: counter for counter in before.counters if counter.kind in COUNTERS}
-    own = next(
-        (counter for counter in counters_of(evidence.checkpoint, evidence.scan) if counter.kind in earlier), None
-    )
-    if own is not None and own.value < earlier[own.kind].value:
-        there = earlier[own.kind].value
-        message = (
-            f"its name puts it after {before.path}, but its {own.kind} is {own.value}, and {there} there."
-            " Numbers in a name that are no order need a pattern in ckptguard.toml"
-        )
-        yield Finding("order", Severity.WARNING, message, tensor=own.source)
+    """A warning where a name puts a checkpoint behind or before its neighbour, and the counters inside say otherwise:
+    its numbers may be no steps, or training began anew. Without counters, several numbers in a name are held against
+    the order of saving. Out of order as a whole means out of order with a neighbour."""
+    mine = counters_of(evidence.checkpoint, evidence.scan)
+    for other, place, sign in ((evidence.previous, "after", 1), (evidence.following, "before", -1)):
+        there = {counter.kind: counter for counter in (other.counters if other is not None else ())}
+        own = next((counter for counter in mine if counter.kind in there), None)
+        if other is None or (own is not None and (own.value - there[own.kind].value) * sign >= 0):
+            continue
+        if own is not None:
+            but = f"its {own.kind} is {own.value}, and {there[own.kind].value} there"
+        elif place == "before" and evidence.sealed is None and _was_saved_later(evidence, other):
+            but = "it was saved later"
+        else:
+            continue
+        message = f"its name puts it {place} {other.path}, but {but}. {_WHAT_TO_SET}"
+        yield Finding("order", Severity.WARNING, message, tensor=own.source if own is not None else None)
+
+
+def _was_saved_later(evidence: Evidence, other: Manifest) -> bool:
+    """Whether all of its files were written after those of a checkpoint that was sealed before it."""
+    mine = [e.mtime_ns for e in evidence.checkpoint.entries]
+    before = [f.mtime_ns for f in other.files]
+    several = isinstance(evidence.checkpoint.step, tuple)
+    return several and None not in (*mine, *before) and min(n or 0 for n in mine) > max(n or 0 for n in before)
 
 
 def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:

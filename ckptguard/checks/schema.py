@@ -18,6 +18,8 @@ from ckptguard.values.verdict import Finding, Severity
 PREFIXES = ("module.", "_orig_mod.", "model.", "base_model.model.", "network.", "net.")
 _DCP_METADATA = "dcp_metadata"
 QUESTION = "schema"  # the check whose suspicions are questions: they say nothing of sick training
+UNCLEAR_SAVE = "resave"  # so are these: was it saved again, or harmed?
+QUESTIONS = frozenset((QUESTION, UNCLEAR_SAVE))
 _ACCEPT = "is this deliberate? ckptguard accept RUN CHECKPOINT"
 # What is laid out by rank: its sizes, and how many there are, change with the number of ranks.
 _BY_RANK = re.compile(

@@ -121,7 +121,7 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
         target = targets.get(series.name)
         if series.fixed is None:
             if target is not None:
-                goes = [c for c in series.lying if _above(c, target)]
+                goes = [c for c in series.lying if _above(c, target) or (c.id.step is None and too_new(c))]
             else:  # nothing of it is good: whoever looks for its newest must not find what is sick
                 goes = [
                     c for c in series.lying if too_new(c) or (not c.good and _may_be_resumed(series, c, known_good))
@@ -139,16 +139,19 @@ def plan_rollback(known_good: Content, every: Sequence[SeriesNow], pointers: Ite
             given.append(Given(path=series.fixed, content=target))
         elif lies is not None and _may_be_resumed(series, lies, known_good):
             refused.append(series.fixed)
-        elif lies is not None and not lies.good:
+        elif lies is not None:  # not good, or newer
             moved.append(lies)
     gone = {c.path for c in moved} - {g.path for g in given}
     back = {g.path for g in given}
+    stays = (c for s in every for c in s.lying if c.path not in gone | back)
+    unsound = {c.path for c in stays if not c.good or counts_further(c, known_good)}
     pointed = []
     for pointer in pointers:
         # What was moved aside before may have left a pointer to nothing, if that rollback was cut short.
-        lost = pointer.names in gone or (pointer.sure and not pointer.leads and pointer.names not in back)
-        target = targets.get(series_of(pointer.names), known_good if pointer.names in gone else None)
-        if not lost or target is None:
+        lost = pointer.sure and not pointer.leads and pointer.names not in back
+        wrong = pointer.names in gone or (pointer.names in unsound and pointer.leads)
+        target = targets.get(series_of(pointer.names), known_good if wrong else None)
+        if not (lost or wrong) or target is None:
             continue
         if pointer.far or folder_of(target.path) == folder_of(pointer.names):
             pointed.append(Pointed(key=pointer.key, path=target.path))
@@ -163,6 +166,17 @@ def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
     return min((c.saved_at for c in own if c.id.order > known_good.id.order and c.saved_at is not None), default=None)
 
 
+def counts_further(content: Content, known_good: Content) -> bool:
+    """Whether a content says by itself that training was further than at the known-good one, whatever its name says."""
+    kind = _common(content, known_good)
+    return kind is not None and content.counters[kind] > known_good.counters[kind]
+
+
+def _common(content: Content, known_good: Content) -> str | None:
+    """The finest counter that both have."""
+    return next((k for k in (*COUNTERS, *NAMED) if k in content.counters and k in known_good.counters), None)
+
+
 def is_newer(content: Content, known_good: Content, following: int | None) -> bool:
     """Whether a content was saved after the known-good one. Of another series it is told by the finest counter that
     both have; where there is none, or only an equal epoch, by the order of saving: a save belongs to whichever is
@@ -170,8 +184,7 @@ def is_newer(content: Content, known_good: Content, following: int | None) -> bo
     too, or it is of an earlier stage."""
     if content.id.series == known_good.id.series:
         return content.id.order > known_good.id.order
-    one, other = content.counters, known_good.counters
-    kind = next((k for k in (*COUNTERS, *NAMED) if k in one and k in other), None)
+    one, other, kind = content.counters, known_good.counters, _common(content, known_good)
     if kind is not None and (one[kind] != other[kind] or kind not in _EPOCHS):
         return one[kind] > other[kind] and not (
             folder_of(content.id.series) != folder_of(known_good.id.series) and _saved_before(content, known_good)

@@ -12,7 +12,7 @@ import logging
 
 import msgspec
 
-from ckptguard.checks.schema import QUESTION
+from ckptguard.checks.schema import QUESTIONS
 from ckptguard.errors import CkptguardError, ObjectExistsError, RecordsError
 from ckptguard.incidents.build_report import checkpoint_of, report_of
 from ckptguard.incidents.notify import reason_of
@@ -48,7 +48,7 @@ def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | No
     the same trouble itself, that becomes evidence of its incident instead. None where there is nothing to record: it is
     not bad, only the user can say whether it is, or there is an incident about this generation already."""
     errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
-    asks = checked.outcome is Outcome.SUSPECT and errors == {QUESTION}
+    asks = checked.outcome is Outcome.SUSPECT and errors <= QUESTIONS
     if asks or checked.outcome not in (Outcome.BAD, Outcome.SUSPECT) or checked.id is None:
         return None
     about = {"checkpoint": str(checked.id), "series": checked.series, "path": checked.path}

@@ -29,7 +29,7 @@ from ckptguard.runs.find_known_good import (
     newest_candidate,
 )
 from ckptguard.runs.lock import run_lock
-from ckptguard.runs.pointers import point_back, pointers_in
+from ckptguard.runs.pointers import point_back
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
@@ -120,8 +120,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         refused = _wrong_names(view, back, chosen, work)
         while True:
             scope = RollbackScope(view, chosen, alone=back.series is not None, refused=refused)
-            pointers = pointers_in(view, scope.folders)
-            plan = plan_rollback(scope.known_good, scope.series, pointers)
+            plan = plan_rollback(scope.known_good, scope.series, scope.pointers)
             if plan.refused:
                 raise _not_given_back(view, plan, chosen)
             if back.dry_run:
@@ -135,7 +134,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
         answer = chosen.answer
         if not back.dry_run:
             view.forget()  # files were moved
-            point_back(run, plan.pointed, pointers)
+            point_back(run, plan.pointed, scope.pointers)
             for given in plan.given:
                 arrived = _arrived(view, scope.candidates[given.content.id], given.path, work)
                 in_use.pin(arrived)

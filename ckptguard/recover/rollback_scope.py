@@ -12,9 +12,11 @@ from ckptguard.records.quarantine import read_quarantined
 from ckptguard.runs.find_known_good import (
     Candidate,
     Wanted,
+    candidate_of,
     known_good_candidates,
     standpoint_of,
 )
+from ckptguard.runs.pointers import pointers_in
 from ckptguard.runs.run_view import RunView
 from ckptguard.values.ids import CheckpointId, folder_of, numbers_of
 from ckptguard.values.manifest import Manifest
@@ -46,13 +48,15 @@ def training_in(view: RunView, folder: str) -> frozenset[str]:
 
 
 class RollbackScope:
-    """The training of a known-good checkpoint. `alone`: its own series is all there is; `refused` ones are good no
-    more. `candidates` are what was found to be good, by id."""
+    """The training of a known-good checkpoint, and the `pointers` in its folders. `alone`: its own series is all there
+    is. `refused` ones are good no more. `candidates` are what was found to be good, by id."""
 
     def __init__(self, view: RunView, chosen: Candidate, *, alone: bool, refused: frozenset[CheckpointId]) -> None:
         self._view, self._refused = view, refused
         own = chosen.id.series
         self.folders = frozenset((folder_of(own),)) if alone else training_in(view, folder_of(own))
+        self.pointers = pointers_in(view, self.folders)
+        self._named = {pointer.names for pointer in self.pointers}
         self.known_good = content_of(chosen)
         self.candidates = {chosen.id: chosen}
         self._lying: dict[str, list[Checkpoint]] = {own: []}
@@ -99,14 +103,20 @@ class RollbackScope:
         )
 
     def _counts(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> bool:
-        """Whether it may have to go. What has a lower number than what its series goes back to never does."""
+        """Whether it may have to go, or a pointer from it. What has a lower number than what its series goes back to
+        stays."""
         own = checkpoint.series == self.known_good.id.series
         target = self.known_good if own else next((c for c in good if not self.is_newer(c)), None)
+        if checkpoint.path in self._named:
+            return True
         return target is None or numbers_of(checkpoint.step) >= numbers_of(target.id.step)
 
     def _lies(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> Content:
         id = self._view.current_if_readable(checkpoint)
         known = next((c for c in good if c.id == id and c.in_place and c.path == checkpoint.path), None)
+        if known is None and id is not None and id not in self._refused and checkpoint.path in self._named:
+            older = candidate_of(self._view.history, id, sure=True)
+            known = content_of(older) if older is not None and older.in_place else None
         return known or content_lying(self._view, checkpoint)
 
     def _good(self, series: str) -> Iterator[Content]:

@@ -17,7 +17,7 @@ from ckptguard.records.names_by_step import ListedSteps, StepRecords
 from ckptguard.records.quarantine import quarantined_generations, quarantined_of_series, read_quarantined
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accepted_references
-from ckptguard.values.ids import CheckpointId, Step
+from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Facts, Outcome, Verdict
 
@@ -258,6 +258,18 @@ class History(msgspec.Struct):
             if manifest is not None:
                 verdict = self.verdict(id)
                 return manifest, verdict.facts if verdict is not None and not verdict.place_damaged else None
+        return None
+
+    def following(self, series: str, step: Step, *, read: bool) -> Manifest | None:
+        """The nearest higher step of the series that was sealed, and that no rollback put aside; without `read` only
+        if its manifest was read already. There is none where names rise as they should."""
+        if step is None:
+            return None
+        known = self.ordered(series)
+        for place in range(bisect_left(known, ((*numbers_of(step), -1), 0), key=_ORDER), len(known)):
+            id = known[place]
+            if id in self.sealed(series) and not self.is_quarantined(id):
+                return self.manifest(id) if read else self._manifests.get(id)
         return None
 
 

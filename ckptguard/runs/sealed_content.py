@@ -79,18 +79,22 @@ def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
 
 def kept_matches(run: Run, copy: KeptCopy, manifest: Sealed) -> bool:
     """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
-    yet that its bytes are right). A hard link that was written through since has another time."""
+    yet that its bytes are right). A hard link that was written through, or touched, since it was read has another
+    time."""
     return made_of_sealed(copy, manifest) and is_untouched(run, copy, {f.path: f.size for f in manifest.files})
 
 
 def is_untouched(run: Run, copy: KeptCopy, sizes: Mapping[str, int]) -> bool:
-    """Whether these files of a kept copy are there with these sizes, and no hard link was written through."""
+    """Whether these files of a kept copy are there with these sizes, and the times of hard links, which are those of
+    the trainer's file, are as when they were made or last read."""
     made_of = dict(zip(copy.files, copy.sources, strict=False))
+    read_at = dict(zip(copy.files, copy.read_at, strict=False))
     there = {entry.key: entry for entry in run.records.list(copy.folder, recursive=True)}
     for path, size in sizes.items():
         entry, (_, mtime_ns, inode, _) = there.get(copy.key(path)), made_of[path]
         if entry is None or entry.size != size:
             return False
-        if copy.how == "link" and entry.inode == inode is not None and entry.mtime_ns != mtime_ns:
+        is_source = copy.how == "link" and entry.inode == inode is not None
+        if is_source and entry.mtime_ns not in (mtime_ns, read_at.get(path, mtime_ns)):
             return False
     return True

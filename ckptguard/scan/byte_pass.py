@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from blake3 import blake3
@@ -11,6 +11,7 @@ from ckptguard.formats.structure import Problem, Structure
 from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.scan.plan import Part, Plan, Region
 from ckptguard.scan.result import Numbers
+from ckptguard.scan.span_pieces import SpanPieces
 from ckptguard.scan.tallies import FewTally, Tally, merge
 
 if TYPE_CHECKING:
@@ -26,16 +27,21 @@ class BytePass:
 
     Bytes outside of spans go to `envelope`, where there is one. Afterwards `digests` has the BLAKE3 of each region of
     the part, `wrong_crcs` the CRC-32 found in those whose stated one is another, and `tallies` what was found in the
-    plan's segments, by number.
+    plan's segments, by number. `pieces` are those of the regions that `elements` says the element size of.
     """
 
-    def __init__(self, plan: Plan, part: Part, envelope: blake3 | None = None) -> None:
+    def __init__(
+        self, plan: Plan, part: Part, envelope: blake3 | None = None, elements: Mapping[int, int] = {}
+    ) -> None:
         self.part = part
+        self.pieces: dict[int, str] = {}
         self.digests: list[str] = []
         self.wrong_crcs: list[tuple[int, int]] = []
         self.tallies: dict[int, Tally] = {}
         self._plan = plan
         self._envelope = envelope
+        self._elements = elements
+        self._pieces: SpanPieces | None = None
         self._hasher = blake3()
         self._crc = 0
         self._cursors: dict[int, int] = {}  # the next segment of each group of the region at hand
@@ -92,6 +98,10 @@ class BytePass:
         self._hasher.update(piece)
         if region.crc32 is not None:
             self._crc = crc32_function()(piece, self._crc)
+        if self._region in self._elements:
+            if self._pieces is None:
+                self._pieces = SpanPieces(region.end - region.begin, self._elements[self._region])
+            self._pieces.add(piece, start - region.begin)
         for group, segments in enumerate(region.groups):
             self._count(group, segments, piece, start)
 
@@ -121,6 +131,9 @@ class BytePass:
         if region.crc32 is not None and self._crc != region.crc32:
             self.wrong_crcs.append((self._region, self._crc))
         self.digests.append(self._hasher.hexdigest())
+        if self._pieces is not None:
+            self.pieces[self._region] = self._pieces.text()
+            self._pieces = None
         self._hasher = blake3()
         self._crc = 0
         self._cursors.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,6 +18,7 @@ from ckptguard.scan.byte_pass import BytePass, numbers_of, problems_of
 from ckptguard.scan.options import Progress, ScanOptions
 from ckptguard.scan.plan import Part, Plan, parts_of, plan_of
 from ckptguard.scan.result import Numbers, ScannedFile
+from ckptguard.scan.span_pieces import elements_of
 from ckptguard.scan.thread_buffers import BLOCK, REMOTE_BLOCK, ThreadBuffers
 from ckptguard.scan.whole_file_digests import new_hasher
 from ckptguard.storage.protocol import Entry, Reader, Storage
@@ -84,17 +85,19 @@ class FileScanner:
                     entry=reader.entry, structure=structure, envelope="", span_digests=(), numbers=unread
                 )
             plan = plan_of(structure)
+            elements = elements_of(structure, plan)
             hashers = [new_hasher(name, reader.entry.size) for name in self._names]
             envelope = blake3()
             parts = self._parts_of(plan, reader.entry.size)
             if parts:
-                passes = self._in_parts(reader, plan, parts, envelope)
+                passes = self._in_parts(reader, plan, parts, envelope, elements)
             else:
                 whole = Part(0, reader.entry.size, 0, len(plan.regions))
-                passes = [BytePass(plan, whole, envelope)]
+                passes = [BytePass(plan, whole, envelope, elements)]
                 with self._in_order(reader) as ahead, self._borrowed() as buffers:
                     buffers.run(ahead, passes[0], hashers, self._done_with(reader))
             tallies = {number: tally for one in passes for number, tally in one.tallies.items()}
+            pieces = {number: text for one in passes for number, text in one.pieces.items()}
             numbers = _exact(reader, structure, numbers_of(plan, tallies))
             reader.check_unchanged()
             entry = reader.entry
@@ -108,6 +111,7 @@ class FileScanner:
             envelope=envelope.hexdigest(),
             span_digests=tuple(digest for one in passes for digest in one.digests),
             numbers=numbers,
+            pieces=tuple(pieces.get(n, "") for n in range(len(plan.regions))) if pieces else (),
             md5=sums.get("md5") if self._options.md5 else None,
             sums={name: sums[name] for name in self._options.sums},
         )
@@ -147,13 +151,15 @@ class FileScanner:
 
         return 1 if self._rate is not None else max(min(2 * IN_FLIGHT // self._read_ahead, IN_FLIGHT), 1)
 
-    def _in_parts(self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3) -> list[BytePass]:
+    def _in_parts(
+        self, reader: Reader, plan: Plan, parts: list[Part], envelope: blake3, elements: Mapping[int, int]
+    ) -> list[BytePass]:
         from concurrent.futures import ThreadPoolExecutor
 
         with self._parts_lock:
             self._parts = self._parts or ThreadPoolExecutor(self._workers, "ckptguard-scan")
         done = self._done_with(reader)
-        passes = [BytePass(plan, part) for part in parts]
+        passes = [BytePass(plan, part, elements=elements) for part in parts]
 
         def outside() -> None:
             with self._borrowed() as buffers:

@@ -32,8 +32,9 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file after the pass. `span_digests` (BLAKE3) align with `structure.spans`, `numbers` with
-    `structure.tensors` (None: not a float dtype, no bytes, or opaque). Problems found in the bytes (a wrong
-    CRC) are already among `structure.problems`, with the tensor's name where a tensor was hit."""
+    `structure.tensors` (None: not a float dtype, no bytes, or opaque). `pieces`, where a file does not check itself,
+    align with `structure.spans`: see `span_pieces`. Problems found in the bytes (a wrong CRC) are already among
+    `structure.problems`, with the tensor's name where a tensor was hit."""
 
     entry: Entry
     structure: Structure
@@ -41,6 +42,7 @@ class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
     span_digests: tuple[str, ...]
     numbers: tuple[Numbers | None, ...]
     md5: str | None = None
+    pieces: tuple[str, ...] = ()
     sums: dict[str, str] = {}  # further whole-file digests that the caller asked for: {"sha256": hex}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from ckptguard.checks.schema import QUESTIONS
 from ckptguard.decisions.restarts import is_far_before
 from ckptguard.decisions.rollback_plan import Content
 from ckptguard.errors import CouldNotTellError
@@ -46,8 +47,9 @@ def sickness_in(verdict: Verdict) -> Finding | None:
         return None
     # A model of zeros is an error of the same check, but without a count: storage makes such files too.
     numbers = [f for f in errors if f.check == "finite" and f.count]
-    # Of check "incident" is what people or guards marked: they have acted on it already. "schema" is but a question.
-    others = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check not in ("incident", "schema")]
+    # Of check "incident" is what people or guards marked: they have acted on it already. Others are but questions.
+    suspicions = [f for f in verdict.findings if f.severity is Severity.SICKNESS]
+    others = [f for f in suspicions if f.check not in ("incident", *QUESTIONS)]
     return next(iter((*numbers, *others)), None)
 
 

@@ -35,6 +35,7 @@ from ckptguard.upkeep.leftovers import collect_leftovers
 from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other, settle_kept, waiting_alone
 from ckptguard.values.ids import Step, numbers_of
 from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome
 from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.verify.collect_evidence import completeness
 from ckptguard.verify.kept_copy import verify_kept
@@ -198,7 +199,7 @@ class _Pass:
             gone=self._gone,
             lost=self._lost(),
             pruned=self._pruned,
-            could_not_tell=tuple(self.troubles),
+            could_not_tell=tuple(dict.fromkeys(self.troubles)),
             next_in=min(self._delays, default=None),
         )
 
@@ -278,6 +279,7 @@ class _Pass:
                 self.notes.gone.discard(checkpoint.path)
                 self.checked.append(result)
                 self.troubles += release_other(self.view, checkpoint, result.id)
+                self._settle_first_good(result)
                 continue
             self.view.look_again(checkpoint.path)
             self._wait(checkpoint, NotYet(why=result, seconds=max(0.0, sample.retry_at - time.monotonic())))
@@ -294,7 +296,16 @@ class _Pass:
             except (BusyError, CouldNotTellError) as error:
                 self.troubles.append(f"the kept copy of {copy.path}: {error.message}")
             else:
-                self.checked += [] if result is None else [result]
+                if result is not None:
+                    self.checked.append(result)
+                    self._settle_first_good(result)
+
+    def _settle_first_good(self, result: Checked) -> None:
+        """Have the only good one of a series in bytes of its own before anything else is read: nothing else is there
+        to go back to."""
+        standings = self.view.history.standings(result.series).values()
+        if result.outcome is Outcome.GOOD and sum(s.outcome is Outcome.GOOD for s in standings) == 1:
+            self.troubles += settle_kept(self.view, work=self.work, saved_over=self.saved_over)
 
     def mend_and_prune(self) -> None:
         """Repair what can be repaired unasked, and remove what the settings do not keep."""

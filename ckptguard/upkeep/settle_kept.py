@@ -6,19 +6,23 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError, ObjectMissingError, StorageFullError
 from ckptguard.keep.copies import keep_checkpoint, release, release_unpinned, trim_kept
 from ckptguard.keep.own_bytes import give_own_bytes
 from ckptguard.layouts import LAYOUTS, Checkpoint
-from ckptguard.records.kept import KeptCopy, list_kept, read_kept
+from ckptguard.records.kept import KeptCopy, list_kept, read_kept, replace_kept
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import kept_matches, made_of_sealed
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
+from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.collect_evidence import unfinished_because
+from ckptguard.verify.collect_evidence import copy_differs, unfinished_because
 
 
 def protect_finished(view: RunView) -> list[str]:
@@ -97,7 +101,10 @@ def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) 
     troubles: list[str] = []
     try:
         with run_lock(view.run):
-            _release_refuted(view)
+            doubtful = _release_refuted(view)
+        for copy, manifest in doubtful:
+            _settle_doubtful(view, copy, manifest, work)
+        with run_lock(view.run):
             for checkpoint, id in list(_good_without_copy(view)):
                 keep_checkpoint(view, checkpoint, id)
             trim_kept(view)
@@ -109,16 +116,19 @@ def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) 
     return troubles
 
 
-def _release_refuted(view: RunView) -> None:
-    """Release copies whose content is not, or is no longer, what a verdict calls good."""
-    run, unwanted = view.run, []
+def _release_refuted(view: RunView) -> list[tuple[KeptCopy, Manifest]]:
+    """Release copies whose content is not what a verdict calls good. Returns those that are to be read first: their
+    files look otherwise, and a touched file has other times and the same bytes."""
+    run, unwanted, doubtful = view.run, [], []
     for id in list_kept(run):
         copy = read_kept(run, id)
         if copy is None or not view.history.has_verdict(id):
             continue
         manifest = view.history.manifest(id)
         of_sealed = manifest is not None and made_of_sealed(copy, manifest)
-        if manifest is not None and of_sealed and kept_matches(run, copy, manifest) and view.is_good(id):
+        if manifest is not None and of_sealed and view.is_good(id):
+            if not kept_matches(run, copy, manifest):
+                doubtful.append((copy, manifest))
             continue
         if read_kept(run, id) != copy:
             continue  # its mark read wrong once, and it may be the last whole copy: the next pass looks again
@@ -127,6 +137,38 @@ def _release_refuted(view: RunView) -> None:
         else:
             unwanted.append(id)
     release_unpinned(run, unwanted)
+    return doubtful
+
+
+def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work) -> None:
+    """Read a copy whose files look otherwise. Where it holds what was sealed the times of its files are noted, so that
+    they are read once; else it is released."""
+    records = view.run.records
+    before = [find_entry(records, copy.key(file)) for file in copy.files]
+    wrong = _holds_later_content(view, copy, before) or bool(
+        copy_differs(records, copy.folder + "/", manifest, scanner=work.scanner)
+    )
+    if before != [find_entry(records, copy.key(file)) for file in copy.files]:
+        return  # the next pass looks again
+    with run_lock(view.run):
+        if read_kept(view.run, copy.id) != copy:
+            return
+        if not wrong:
+            read_at = tuple(entry.mtime_ns if entry is not None else None for entry in before)
+            replace_kept(view.run, msgspec.structs.replace(copy, read_at=read_at))
+        else:
+            release_unpinned(view.run, [copy.id])
+
+
+def _holds_later_content(view: RunView, copy: KeptCopy, entries: Iterable[Entry | None]) -> bool:
+    """Whether a file of a copy is one that was read as part of what was saved over it: it needs no second reading."""
+    later = view.history.current_if_readable(copy.series, copy.step, copy.path)
+    manifest = view.history.manifest(later) if later not in (None, copy.id) else None
+    read = {(f.path, f.size, f.mtime_ns, f.inode) for f in (manifest.files if manifest is not None else ())}
+    return any(
+        e is not None and (file, e.size, e.mtime_ns, e.inode) in read
+        for file, e in zip(copy.files, entries, strict=True)
+    )
 
 
 def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId]]:

@@ -68,6 +68,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     globals: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()  # tied names that the file states without storing them again
     checksums: str = ""  # a digest of what a torch archive states of its own records
+    pieces: tuple[str, ...] = ()  # CRC-32s of some pieces of each span, where a file does not check itself
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ import msgspec
 from ckptguard.checks import Evidence, facts_of, run_checks
 from ckptguard.checks.evidence import KnownFacts
 from ckptguard.checks.order import counters_of
-from ckptguard.checks.schema import QUESTION
+from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
 from ckptguard.errors import (
     BusyError,
     ChangedWhileReadError,
@@ -70,6 +70,11 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FULLY = Verification()
+NEW_GENERATION = (Change.RESAVED, Change.UNCLEAR)
+_UNCLEAR = (
+    "it is not what was verified before, and too little of it differs to tell a new save from damage."
+    " Was it saved again? ckptguard clear RUN CHECKPOINT"
+)
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
 _OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
 
@@ -159,8 +164,9 @@ def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Ve
         change = change_of(view, checkpoint, scan, sealed, was_gone=how.was_gone)
         if change is Change.RESAVING and how.resave is Resave.WAIT:
             raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
-        content = None if change is Change.RESAVED else Content(id, sealed, change)
-    content = content or Content(view.new_id(checkpoint))
+        content = Content(id, sealed, change)
+    if content is None or content.change in NEW_GENERATION:
+        content = Content(view.new_id(checkpoint), change=content.change if content is not None else Change.SAME)
     found = record_verdict(view, checkpoint, scan, how, content)
     if how.record and content.sealed is not None and content.change is not Change.SAME:
         _confirm_kept(view, content.sealed, work)
@@ -177,6 +183,8 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verif
         message = "its writer never sealed it: the save did not finish"
         findings.append(Finding("completeness", Severity.ERROR, message))
     before = history.verdict(id)
+    if change is Change.UNCLEAR:
+        findings.append(Finding(UNCLEAR_SAVE, Severity.SICKNESS, _UNCLEAR))
     findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, id)), *how.notes]
     outcome = judge(findings, sealed=sealed is not None)
     if change is Change.RESAVING and how.resave is Resave.GIVE_UP:
@@ -249,6 +257,7 @@ def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: 
         must_match=reference is not None,
         previous=previous,
         previous_facts=previous_facts,
+        following=history.following(id.series, id.step, read=sealed is None),
         allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
         trust_globals=settings.trust_globals,
     )

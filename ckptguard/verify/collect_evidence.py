@@ -151,6 +151,7 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         # Names that a safetensors header gives to tensors that the file holds under another name.
         aliases=tuple(sorted(alias for alias, name in file.structure.metadata.items() if name in held)),
         checksums=file.structure.checksums,
+        pieces=file.pieces,
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
 from ckptguard.checks.digests import same_content
+from ckptguard.formats.dtypes import DTYPES
 from ckptguard.runs.file_signatures import is_new
 from ckptguard.scan.result import ScannedFile
+from ckptguard.scan.span_pieces import differing_pieces, filled_pieces
 from ckptguard.values.manifest import Counter, File, Manifest, Span
 from ckptguard.values.verdict import Facts
 
@@ -17,6 +20,9 @@ _STATE = 64  # bytes of floats from which a file's content is no coincidence
 _WIPED = 16  # elements; a shorter tensor may well come to hold one value
 _ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what it took before
 _GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
+_GROWTH_OF_ONE = 1e2  # the same of one tensor, over the largest number in it before
+_WRITTEN = 16  # pieces that differ, from which on nothing but a writer changed all of them
+_LOST = 64  # bytes in a row of zeros, or of ones, that no update makes
 
 
 class KnownBefore(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +42,7 @@ class Change(enum.Enum):
     DAMAGED = "damaged"
     RESAVED = "resaved"  # a new generation
     RESAVING = "resaving"  # some files were written anew, others not yet
+    UNCLEAR = "unclear"  # a new generation, or damage: nothing tells
 
 
 def classify_change(
@@ -57,8 +64,14 @@ def classify_change(
       other steps have too, and files that were written along with the others (frozen weights).
     - Something vouches for a writer. Either an archive with checksums of its own, all of them right, holds anything
       else: rot would have broken one. Or a counter inside rose, and a float tensor differs. Or three and at least half
-      of the float tensors differ. In the last two cases none of them may look wiped or scrambled: all one value where
-      the facts of the `past` say otherwise, or grown beyond what an update does.
+      of the float tensors differ. Or each float tensor that differs does so all over, in 16 pieces or more together,
+      and every file with floats is among those; rot changes one place. But for the first case none of them may look
+      wiped or scrambled: all one value where the facts of the `past` say otherwise, or grown beyond any update.
+
+    Of fewer pieces, all of which differ, nothing tells whether they were saved or harmed: a tensor of a few elements.
+    The same is true of a tensor of which parts here and there are as before, and of most tensors where an end of them
+    is as before. All that is UNCLEAR. What differs in one place beside others that do not is damage, even where a user
+    changed it: a bit, a byte, a row, a torn end.
 
     A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. So they do
     where its place was empty meanwhile, unless they are a stale copy. Our own layout never writes over a name, so there
@@ -94,7 +107,15 @@ def classify_change(
     many = differing > 2 and _most_tensors_differ(sealed.files, found)
     # One flipped bit may make a counter larger, but then no tensor differs.
     plausible = many or (differing > 0 and _counted_on(sealed.counters, counters()))
-    return Change.RESAVED if plausible and not _looks_harmed(sealed.files, found, past.facts) else Change.DAMAGED
+    if _looks_harmed(sealed.files, changed, found, past.facts):
+        return Change.DAMAGED
+    torn = any(_is_one_place(_differing_by_span(f, found[f.path])) for f in changed)
+    if plausible:
+        return Change.UNCLEAR if torn else Change.RESAVED
+    if torn or any(_float_spans(f) for f in sealed.files if f not in changed):
+        return Change.DAMAGED
+    known = {s.blake3 for f in (*others, *sealed.files) for s in f.spans if s.length >= _WRITTEN}
+    return _by_pieces(changed, found, known)
 
 
 def _is_written(sealed: File, file: ScannedFile | None) -> bool:
@@ -140,19 +161,91 @@ def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: s
     )
 
 
-def _looks_harmed(sealed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts) -> bool:
-    """Whether a float tensor that changed is all one value now (a wiped page), or holds numbers that no update makes
-    (scrambled bytes)."""
-    largest = max(facts.largest_magnitude or 0.0, 1.0)
+def _looks_harmed(
+    sealed: Sequence[File], changed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts
+) -> bool:
+    """Whether a float tensor that changed is all one value now or holds a piece of what a lost page leaves, or holds
+    numbers that no update makes (scrambled bytes)."""
+    most = max(facts.largest_magnitude or 0.0, 1.0) * _GROWTH
     before = {s.blake3 for f in sealed for s in f.spans}
     for file in found.values():
         for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
             if numbers is None or tensor.span is None or file.span_digests[tensor.span] in before:
                 continue
-            wiped = numbers.constant and numbers.count >= _WIPED and tensor.name not in facts.constant
-            if wiped or numbers.largest > largest * _GROWTH:
+            one_value = numbers.constant and numbers.nan < numbers.count  # NaN all over is sick, not wiped
+            wiped = one_value and numbers.count >= _WIPED and tensor.name not in facts.constant
+            if wiped or (numbers.largest > most and numbers.count > 1):  # one number may well be a counter
                 return True
-    return False
+    return any(
+        _lost_bytes(file, number, found[file.path], differ) or _grew(file, number, found[file.path])
+        for file in changed
+        for number, differ in enumerate(_differing_by_span(file, found[file.path]))
+        if any(differ)
+    )
+
+
+def _by_pieces(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> Change:
+    """What few tensors tell, or a minority: does each that differs do so all over, and is none of them `known`?"""
+    every: list[Sequence[bool]] = []
+    for file in changed:
+        spans = _differing_by_span(file, found[file.path])
+        moved = any(
+            any(differ) and digest in known
+            for differ, digest in zip(spans, found[file.path].span_digests, strict=False)
+        )
+        if not spans or moved or not all(_is_all_over(differ) for differ in spans if any(differ)):
+            return Change.DAMAGED
+        every += spans
+    differing, pieces = sum(map(sum, every)), sum(map(len, every))
+    if differing < 2 and not differing == pieces == 1:
+        return Change.DAMAGED
+    patchy = any(any(differ) and not all(differ) for differ in every)
+    return Change.RESAVED if differing >= _WRITTEN and not patchy else Change.UNCLEAR
+
+
+def _differing_by_span(sealed: File, now: ScannedFile) -> list[list[bool]]:
+    """Of each span which pieces differ, none where it has none; nothing where the file is not laid out as it was."""
+    tensors = [(t.name, t.dtype, t.shape, t.span) for t in sealed.tensors]
+    places = [(s.offset, s.length) for s in sealed.spans]
+    known = len(sealed.pieces) == len(now.pieces) == len(sealed.spans)
+    if (
+        not known
+        or tensors != [(t.name, t.dtype, t.shape, t.span) for t in now.structure.tensors]
+        or places != [(s.offset, s.length) for s in now.structure.spans]
+    ):
+        return []
+    return [differing_pieces(*both) for both in zip(sealed.pieces, now.pieces, strict=True)]
+
+
+def _is_one_place(spans: Sequence[Sequence[bool]]) -> bool:
+    """Whether all that differs lies in a row, and that begins or ends amid a tensor."""
+    runs = sum(differs for differs, _ in itertools.groupby(itertools.chain.from_iterable(spans)))
+    return runs == 1 and any(any(differ) and not all(differ) for differ in spans)
+
+
+def _is_all_over(differ: Sequence[bool]) -> bool:
+    """Whether all pieces of a span differ, or half of them and in three places."""
+    places = sum(differs for differs, _ in itertools.groupby(differ))
+    return all(differ) or (places >= 3 and sum(differ) * 2 >= len(differ))
+
+
+def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bool]) -> bool:
+    """Whether what differs in a span is what is left where a page was lost: in most pieces, or in many bytes."""
+    dtype = next((t.dtype for t in sealed.tensors if t.span == number), None)
+    filled = filled_pieces(sealed.spans[number].length, DTYPES[dtype].size, now.pieces[number]) if dtype else []
+    lost = [size if differs else 0 for size, differs in zip(filled, differ, strict=False)]
+    runs = [sum(run) for _, run in itertools.groupby(lost, key=bool)]
+    return sum(map(bool, lost)) * 2 >= sum(differ) or max(runs, default=0) >= _LOST
+
+
+def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
+    """Whether a tensor of a span holds numbers that are no update of those before. One number may be a counter."""
+    largest = {t.name: t.largest or 0.0 for t in sealed.tensors if t.span == number}
+    return any(
+        numbers is not None and numbers.count > 1 and numbers.largest > max(largest[tensor.name], 1.0) * _GROWTH_OF_ONE
+        for tensor, numbers in zip(now.structure.tensors, now.numbers, strict=True)
+        if tensor.span == number
+    )
 
 
 def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[int, int]:

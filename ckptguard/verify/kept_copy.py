@@ -17,7 +17,7 @@ from ckptguard.scan import ScanOptions
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.manifest import Manifest
-from ckptguard.verify.checkpoint import FULLY, Content, change_of, record_verdict
+from ckptguard.verify.checkpoint import FULLY, NEW_GENERATION, Content, change_of, record_verdict
 from ckptguard.verify.damage_or_resave import Change
 
 _RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
@@ -41,11 +41,11 @@ def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked
         before = _sealed_before(view, copy)
         change = change_of(view, checkpoint, scan, before) if before is not None else Change.RESAVED
         own = before is not None and before.id == copy.id  # its writer has sealed it
-        if (change is Change.SAME) is not own or change not in (Change.SAME, Change.RESAVED):
+        if (change is Change.SAME) is not own or change not in (Change.SAME, *NEW_GENERATION):
             _release(view, copy)
             return None
         try:
-            return record_verdict(view, checkpoint, scan, FULLY, Content(copy.id, before if own else None))
+            return record_verdict(view, checkpoint, scan, FULLY, Content(copy.id, before if own else None, change))
         except BusyError:
             continue
     raise CouldNotTellError(f"other processes kept sealing {copy.path} at the same time")

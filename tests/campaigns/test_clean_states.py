@@ -28,9 +28,13 @@ SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, t
 COMPLEX = (torch.complex64, torch.complex128)
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
-names = st.lists(
-    st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12), min_size=1, max_size=4
-).map(".".join)
+names = (
+    st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12), min_size=1, max_size=4
+    )
+    .map(".".join)
+    .filter(lambda name: name != "__metadata__")
+)  # safetensors keeps it for itself
 shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 import json
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import open_view
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
-from ckptguard.values.verdict import Outcome
+from ckptguard.values.verdict import Outcome, Severity
 from ckptguard.verify.checkpoint import verify_checkpoint
 
 _SCHEDULES = {"config": {"step": 7}, "args": {"iteration": 8}, "hyper_parameters": {"global_step": 9}}
@@ -74,3 +83,36 @@ def test_a_name_that_contradicts_its_counter_is_warned_of(tmp_path):
     [found] = [f for f in _sealed(tmp_path, "acc_91_500.pt")[1] if f.check == "order"]
     assert "acc_87_1000.pt" in found.message
     assert "pattern" in found.message
+
+
+@settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(
+    first=st.dates(datetime.date(2023, 1, 1), datetime.date(2025, 1, 1)),
+    gaps=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    name=st.sampled_from(["model_%d-%m-%Y.pt", "model_%m-%d-%Y.pt", "model_%Y-%m-%d.pt", "net_%j.pt"]),
+    counted=st.booleans(),
+    together=st.booleans(),
+)
+def test_no_series_is_out_of_order_in_silence(first, gaps, name, counted, together):
+    """Whatever names are made of: known-good is the one that was saved last, or a warning says what to set. Judged one
+    by one as they are saved, or, where counters tell, all at once."""
+    days = [first + datetime.timedelta(days=n) for n in itertools.accumulate([0, *gaps])]
+    with tempfile.TemporaryDirectory() as folder:
+        warned, newest = [], None
+        for number, day in enumerate(days):
+            newest = Path(folder, day.strftime(name))
+            state = _state(iter_num=number) if counted else {"w": torch.full((3, 3), number + 1.5)}
+            torch.save(state, newest)
+            os.utime(newest, ns=((10**9 + number) * 10**9,) * 2)
+            if together and counted and day != days[-1]:
+                continue
+            done = reconcile(open_view(folder, Settings()), PassNotes(), assume_quiet=True)
+            warned += [f for one in done.checked for f in one.findings if f.check == "order"]
+        rising = [day.strftime(name) for day in days]
+        known_good = find_known_good(open_view(folder, Settings()).run).path
+        several = "-" in name
+        if known_good != str(newest) and (counted or several):
+            assert warned
+        assert all("ckptguard.toml" in f.message and f.severity is Severity.WARNING for f in warned)
+        if rising == sorted(rising):
+            assert (known_good, warned) == (str(newest), [])

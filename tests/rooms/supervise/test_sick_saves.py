@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.runs import state_dict, write_torch
+from support.runs import save_file, state_dict, write_torch
 from support.trainer_saves import SICK, TRAINERS, fairseq, save
 from support.views import look
 
@@ -105,6 +105,17 @@ def test_another_name_for_the_same_weights_is_a_reason_once_the_command_wrote_it
     assert [s.path for s in found(folder)] == [name]
     lying = [c.signature for c in look(str(folder)).checkpoints]
     assert find_sick_saves(look(str(folder)), before=lying) == []
+
+
+@pytest.mark.parametrize("tensors", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 5, 768])
+def test_nan_in_a_file_of_few_tensors_is_sick(tmp_path, tensors, size):
+    """Saved over one name that nothing checks (textual inversion): training is at fault, and not storage."""
+    path = tmp_path / "learned_embeds.safetensors"
+    for seconds, number in enumerate((1.0, float("nan"))):
+        save_file({f"t{n}": (torch.rand(size) + 1) * number for n in range(tensors)}, path)
+        os.utime(path, ns=(10**18, 10**18 + seconds))
+        assert [s.path for s in found(tmp_path)] == [path.name] * seconds
 
 
 @pytest.mark.parametrize("name", sorted(TRAINERS))

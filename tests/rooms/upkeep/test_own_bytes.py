@@ -290,3 +290,33 @@ def test_status_says_what_saving_over_would_cost(root, run):
         True,
         "yes: saving over 3.1 would cost 1 save: 2.1 has bytes of its own",
     )
+
+
+class Killed(BaseException):
+    """As kill -9 ends a process."""
+
+
+@pytest.mark.parametrize(
+    "names", [("ckpt.pt", "other.pt"), ("epoch_1.pt", "epoch_2.pt"), ("a/ckpt.pt", "b/epoch_7.pt")]
+)
+def test_the_first_good_one_has_its_bytes_before_anything_else_is_read(root, run, names):
+    """Killed at the next file's reading, and saved over in place at once: the first one comes back byte for byte."""
+    contents = {}
+    for seed, name in enumerate(names):
+        (root / name).parent.mkdir(exist_ok=True)
+        save(root / name, seed)
+        contents[name] = (root / name).read_bytes()
+    read = []
+
+    def scanner(storage, keys, options, progress):
+        if storage.url == run.storage.url and not options.structure_only:
+            if read:
+                raise Killed
+            read.extend(keys)
+        return PLAIN.scanner(storage, keys, options, progress)
+
+    with pytest.raises(Killed):
+        reconcile(look(run), PassNotes(), work=Work(scanner=scanner))
+    for name in names:
+        (root / name).write_bytes(b"cut off")
+    assert known_bytes(run) == contents[read[0]]

@@ -1,13 +1,24 @@
 """Kept copies are promoted and released by what their marks say, and not by one reading that was wrong."""
 
 import itertools
+import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.kept_runs import guarded
+from support.runs import QUICK, state_dict
 from support.views import look
 
 from ckptguard.records import kept
+from ckptguard.records.run import open_run
+from ckptguard.runs.find_known_good import find_known_good
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import settle_kept
 
 
@@ -33,3 +44,57 @@ def test_a_mark_that_reads_wrong_once_releases_nothing(root, monkeypatch, number
             faulty.setattr(kept, "read_record", wrong)
             settle_kept(look(run))
         assert kept.list_kept(run) == copies, f"byte {place}"
+
+
+@settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(
+    acts=st.lists(st.sampled_from(["touch", "touch back", "pass", "rotate", "copy beside"]), max_size=6),
+    name=st.sampled_from(["ckpt.pt", "epoch_3.pt"]),
+    ended=st.sampled_from(["intact", "written through", "cut"]),
+)
+def test_a_link_is_released_for_its_bytes_and_not_for_its_times(acts, name, ended):
+    """Touched, by whatever name of the file: it stays, and is known-good after the next pass. Other bytes: it goes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path, run, links = Path(folder, name), open_run(folder), QUICK.changed(keep="link")
+        torch.save(state_dict(1, layers=1, width=8), path)
+        content = path.read_bytes()
+        reconcile(look(run, links), PassNotes())
+        [id] = kept.list_kept(run)
+        copy = Path(folder, "_ckptguard", kept.read_kept(run, id).checkpoint_key)
+        for number, act in enumerate([*acts, "rotate", "touch"]):
+            if act == "pass":
+                reconcile(look(run, links), PassNotes())
+            elif act == "rotate":
+                path.unlink(missing_ok=True)
+            elif act == "copy beside" and path.exists():
+                os.replace(shutil.copy(path, path.with_name("tmp")), path)
+            elif act.startswith("touch"):
+                os.utime(copy, ns=(number + 1, number + 1))
+        if ended == "written through":
+            copy.write_bytes(content[:-1] + b"x")
+            os.utime(copy, ns=(10**15, 10**15))
+        elif ended == "cut":
+            copy.write_bytes(content[:-9])
+        reconcile(look(run, links), PassNotes())
+        if ended == "intact":
+            assert kept.list_kept(run) == [id]
+            assert Path(find_known_good(run).path).read_bytes() == content
+        else:
+            assert id not in kept.list_kept(run)
+
+
+def test_a_touched_link_is_read_once(root):
+    """Its times are noted: the next pass reads nothing."""
+    torch.save(state_dict(1, layers=1, width=8), root / "ckpt.pt")
+    run, links, read = open_run(str(root)), QUICK.changed(keep="link"), []
+    reconcile(look(run, links), PassNotes())
+    os.utime(root / "ckpt.pt", ns=(1, 1))
+    (root / "ckpt.pt").unlink()
+
+    def scanner(storage, keys, options, progress):
+        read.extend(keys)
+        return PLAIN.scanner(storage, keys, options, progress)
+
+    for _ in range(2):
+        assert settle_kept(look(run, links), work=Work(scanner=scanner)) == []
+    assert len(read) == 1

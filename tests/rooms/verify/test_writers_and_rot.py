@@ -202,3 +202,135 @@ def test_a_change_that_a_user_may_well_make_is_a_question(tmp_path, change):
             [finding] = [f for f in checked.findings if f.severity is Severity.SICKNESS]
             assert "ckptguard accept RUN CHECKPOINT" in finding.message
             assert accept(look(run), "ckpt.pt").outcome is Outcome.GOOD
+
+
+FEW = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@st.composite
+def few_tensors(draw):
+    """What a small adapter or an embedding holds: one to three tensors, from one element on."""
+    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 15, 16, 31, 40, 768, 5000, 70_000]), min_size=1, max_size=3))
+    dtype, generator = FEW[draw(st.sampled_from(sorted(FEW)))], torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    return {f"t{n}": torch.randn(size, generator=generator).to(dtype) for n, size in enumerate(sizes)}
+
+
+def trained(state, names, seed):
+    """The same after an update that changes each element of these tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: t + ((torch.rand(t.shape, generator=generator) + 0.5) * (t.abs() + 0.1)).to(t.dtype)
+        if name in names
+        else t
+        for name, t in state.items()
+    }
+
+
+def judged_after(folder, path, write_anew, how):
+    """The first verdict's content, saved over somehow; then what the second verdict says."""
+    assert judged(folder) == ("1", Outcome.GOOD)
+    before = path.stat()
+    write(path, write_anew, how, before)
+    view = look(open_run(str(folder)))
+    checked = verify_checkpoint(view, view.checkpoints[0])
+    return str(checked.id).rpartition(".")[2], checked.outcome, checked.findings
+
+
+@settings(SOME, max_examples=40)
+@given(
+    state=few_tensors(),
+    data=st.data(),
+    how=st.sampled_from(["in place", "renamed"]),
+    what=st.sampled_from(["ok", "nan"]),
+)
+def test_a_save_of_few_tensors_is_never_damage(state, data, how, what):
+    """It is the next generation: GOOD from 16 elements on, else a question. With NaN it is sick, and no damage."""
+    names = data.draw(st.sets(st.sampled_from(sorted(state)), min_size=1))
+    changed = sum(min(state[name].numel(), 32) for name in names)
+    if changed == 1 < sum(t.numel() for t in state.values()):
+        return  # one element beside others: so does a flipped bit
+    anew = trained(state, names, 5)
+    if what == "nan":
+        anew |= {name: torch.full_like(state[name], float("nan")) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "learned_embeds.safetensors")
+        save_file(state, path)
+        generation, outcome, findings = judged_after(folder, path, lambda place: save_file(anew, place), how)
+        assert generation == "2"
+        if what == "nan":
+            assert outcome is Outcome.BAD
+            assert "finite" in {f.check for f in findings}
+            assert not {"digests", "structure"} & {f.check for f in findings}
+        elif changed >= 16:
+            assert outcome is Outcome.GOOD
+        else:
+            [question] = [f for f in findings if f.severity is Severity.SICKNESS]
+            assert outcome is Outcome.SUSPECT
+            assert "ckptguard clear" in question.message
+
+
+@settings(SOME, max_examples=80)
+@given(
+    state=few_tensors(),
+    kind=st.sampled_from(["bit", "byte", "zeros", "ones", "noise", "zeroed end", "cut", "old end", "shifted"]),
+    begin=st.floats(0, 1, exclude_max=True),
+    length=st.one_of(st.integers(1, 64), st.sampled_from([512, 4096, 65536])),
+    renamed=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_harm_to_few_tensors_is_never_good(state, kind, begin, length, renamed, seed):
+    """One place, whatever it holds now: BAD. Where nothing in the file is as it was, a question at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "adapter.safetensors")
+        save_file(state, path)
+        data = bytearray(path.read_bytes())
+        first = len(data) - sum(t.numel() * t.element_size() for t in state.values())
+        at = first + int(begin * (len(data) - first))
+        end, old = min(at + length, len(data)), bytes(data)
+        if kind == "bit":
+            data[at] ^= 1 << seed % 8
+        elif kind == "byte":
+            data[at] ^= 1 + seed % 255
+        elif kind in ("zeros", "ones"):
+            data[at:end] = bytes([255 * (kind == "ones")]) * (end - at)
+        elif kind == "noise":
+            data[at:end] = (
+                torch.randint(0, 256, (end - at,), generator=torch.Generator().manual_seed(seed))
+                .to(torch.uint8)
+                .numpy()
+                .tobytes()
+            )
+        elif kind == "zeroed end":
+            data[at:] = bytes(len(data) - at)
+        elif kind == "cut":
+            del data[at:]
+        elif kind == "old end":  # saved over in place, and not to its end
+            save_file(trained(state, state, 5), path)
+            data[:at] = path.read_bytes()[:at]
+        else:
+            data[at:end] = old[max(at - 512, first) : max(at - 512, first) + end - at]
+        path.write_bytes(old)
+        nearly_all = end - at > 0.75 * (len(data) - first) if kind == "shifted" else at > len(old) - len(old) // 16
+        if bytes(data) == old or (kind in ("shifted", "old end") and nearly_all):
+            return  # but for less than a piece it is another content
+        how = "renamed" if renamed else "in place"
+        _, outcome, _ = judged_after(folder, path, lambda place: place.write_bytes(data), how)
+        if outcome is not Outcome.BAD:
+            touched = sum(n >= len(data) or data[n] != old[n] for n in range(len(old)))
+            one_element = sum(t.numel() for t in state.values()) == 1
+            unclear = one_element or (touched <= 128 and kind not in ("bit", "byte")) or kind in ("old end", "shifted")
+            assert (outcome, unclear) == (Outcome.SUSPECT, True)
+
+
+@pytest.mark.parametrize("tensors", [1, 4])
+def test_rows_that_are_always_zero_are_no_lost_page(tmp_path, tensors):
+    """Padding of a vocabulary, or a mask: it was so before, and the rest changes."""
+    path = tmp_path / "embeds.safetensors"
+    for seed in (1, 2):
+        table = torch.randn(64, 32, generator=torch.Generator().manual_seed(seed))
+        table[10:12] = table[40:50] = 0
+        save_file({f"t{n}": table + (table != 0) * n for n in range(tensors)}, path)
+        os.utime(path, ns=(10**18, 10**18 + seed))
+        generation, outcome = judged(tmp_path)
+    assert generation == "2"
+    assert outcome is (Outcome.GOOD if tensors > 2 else Outcome.SUSPECT)

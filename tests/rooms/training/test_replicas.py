@@ -95,7 +95,11 @@ def lose(run):
 
 def rot(run):
     """Damage everything that was saved, behind the back of its verdicts."""
-    for path in [p for p in Path(run).rglob("*") if p.is_file() and p.suffix in (".safetensors", ".pt")]:
+    for path in [
+        p
+        for p in Path(run).rglob("*")
+        if p.is_file() and p.name.removesuffix(".held").endswith((".safetensors", ".pt"))
+    ]:
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.unlink()

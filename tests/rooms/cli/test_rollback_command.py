@@ -38,16 +38,22 @@ def test_what_is_not_known_good_is_not_gone_back_to(epochs, invoke):
     assert invoke("rollback", epochs, "--step", "9", "--to", "1.1").exit_code == 2
 
 
-def test_what_is_bad_in_another_folder_is_named(invoke, tmp_path):
-    """Nobody knows whether training resumes from it: it stays, and is not passed over in silence."""
+@pytest.mark.parametrize("name", ["last.pt", "other/epoch_1.pt"])
+def test_what_is_bad_in_another_folder_is_given_back_or_named(invoke, tmp_path, name):
+    """Of the same training it holds the known-good content. A name that lies in two folders tells two trainings: it
+    stays, and is named."""
     root = tmp_path / "run"
-    (root / "epochs").mkdir(parents=True)
+    for folder in ("epochs", "other"):
+        (root / folder).mkdir(parents=True)
     model = torch.nn.Linear(3, 2)
     torch.save({"model": model.state_dict(), "epoch": 1}, root / "epochs" / "epoch_1.pt")
     model.weight.data.fill_(float("nan"))
-    torch.save({"model": model.state_dict(), "epoch": 2}, root / "last.pt")
+    torch.save({"model": model.state_dict(), "epoch": 2}, root / name)
     assert invoke("verify", root).exit_code == 3
     done = invoke("rollback", root, "--force")
     assert done.exit_code == 0, done.stderr
-    assert "last.pt is bad and stays" in done.stderr
-    assert (root / "last.pt").exists()
+    is_other = name.startswith("other/")
+    assert (f"{name} is bad and stays, for it is of another training" in done.stderr) == is_other
+    assert (f"quarantined {name}" in done.output) == (not is_other)
+    weight, good = (torch.load(path)["model"]["weight"] for path in (root / name, root / "epochs/epoch_1.pt"))
+    assert torch.equal(weight, good) == (not is_other)

@@ -23,8 +23,8 @@ _finding = partial(Finding, "finite")
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
     """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice. So is a mask: no NaN, no
-    +Inf, -Inf beside one single finite value, and nothing that is learnt. What was bit for bit so in the reference is a
-    notice too, and so are tensors that the user allows."""
+    +Inf, -Inf beside one single finite value, and a name or form that no weight has. What was bit for bit so in the
+    reference is a notice too, and so are tensors that the user allows."""
     same = _unchanged_spans(evidence)
     learnt: frozenset[str] | None = None
     for tensor in evidence.tensors():
@@ -51,11 +51,13 @@ def _unread(evidence: Evidence, file: ScannedFile) -> Iterator[str]:
 
 
 def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = ()) -> bool:
-    """Of a model: no NaN, no +Inf, and -Inf beside one single finite value, which is how attention masks are written.
+    """Of a model: no NaN, no +Inf, and -Inf beside one single finite value, under a name or in the form of a mask.
     Nothing that is learnt is one: neither what is named so, nor what is among the `learnt`."""
-    if tensor.role not in ("model", "ema") or not may_be_mask(tensor.name, len(tensor.shape)):
+    if tensor.role not in ("model", "ema") or not numbers.single_finite:
         return False
-    if not numbers.neginf or numbers.nan or numbers.posinf or not numbers.single_finite:
+    if not numbers.neginf or numbers.nan or numbers.posinf:
+        return False
+    if not may_be_mask(tensor.name, tensor.shape, numbers.neginf, numbers.first_bad):
         return False
     parts = tensor.name.split(".")
     return not any(".".join(parts[start:]) in learnt for start in range(min(len(parts), _MOST_PARTS)))

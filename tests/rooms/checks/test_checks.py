@@ -78,10 +78,10 @@ def test_what_is_learnt_is_no_mask(name):
 def test_a_parameter_of_another_name_is_told_from_a_mask_by_its_moments():
     """Where the optimizer's state is kept by name, as torch's distributed checkpoints keep it."""
     mask = Numbers(count=3, neginf=1, first_bad=1, single_finite=True)
-    tensors = [("net.sink", "model", (3,), mask), ("net.mask", "model", (3,), mask)]
+    tensors = [("net.soft_mask", "model", (3,), mask), ("net.mask", "model", (3,), mask)]
     assert heavy(evidence(tensors)) == []
-    moment = ("optim.state.net.sink.exp_avg", "optimizer", (3,), FINE)
-    assert heavy(evidence([*tensors, moment])) == [("finite", "net.sink")]
+    moment = ("optim.state.net.soft_mask.exp_avg", "optimizer", (3,), FINE)
+    assert heavy(evidence([*tensors, moment])) == [("finite", "net.soft_mask")]
 
 
 def test_a_model_of_zeros_is_bad_and_one_zero_matrix_is_not():

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import takewhile
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.checks.resumable import roles_present
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
@@ -112,7 +113,7 @@ def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
 def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
     """Files that the reference has, digits in names aside, and this checkpoint has not; and fewer RNG states: every
     rank writes its own, and which is the last of them nothing else may state."""
-    where = f"{reference.path} ({reference.id})"
+    where, present = f"{reference.path} ({reference.id})", roles_present(evidence)
     now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
     before: Counter[str] = Counter()
     for file in reference.files:
@@ -120,6 +121,8 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
         before[_shape(inside)] += 1
         if evidence.checkpoint.layout != "file" and _shape(inside) not in now:
             roles = {t.role for t in file.tensors}.intersection(_STATE_ROLES)
+            if roles and (evidence.sealed is not None or (roles == {"optimizer"} and "optimizer" in present)):
+                continue  # nothing is unfinished: other tensors than the reference's are a question, of check_schema
             severity = Severity.ERROR if roles else Severity.WARNING
             if roles == {"optimizer"} and precedes(evidence, reference):
                 severity = Severity.NOTICE  # optimizer state appears with the first update

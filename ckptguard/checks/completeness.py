@@ -29,7 +29,10 @@ _finding = partial(Finding, "completeness")
 def check_completeness(evidence: Evidence) -> Iterator[Finding]:
     """Errors for gaps that make the checkpoint unusable, warnings for the others. Files added after the seal
     (evaluation results, a README) are a notice."""
+    broken = {f.entry.key for f in evidence.scan.files if f.structure.problems}
     for gap in evidence.gaps:
+        if gap.file in broken:
+            continue  # its own finding says why
         severity = Severity.ERROR if gap.fatal else Severity.WARNING
         yield _finding(severity, gap.message, gap.file)
     for file in evidence.scan.files:
@@ -103,8 +106,9 @@ def _unbound(evidence: Evidence) -> Iterator[Finding]:
 
 def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
     present = set(evidence.checkpoint.files)
+    told = {gap.file for gap in evidence.gaps if gap.fatal}
     for file in sealed.files:
-        if file.path not in present:
+        if file.path not in present and file.path not in told:
             yield _finding(Severity.ERROR, "the manifest lists this file, but it is not there", file.path)
     for path in sorted(present - {f.path for f in sealed.files}):
         yield _finding(Severity.NOTICE, "was added after the checkpoint was sealed", path)

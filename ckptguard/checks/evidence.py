@@ -55,6 +55,14 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
     placed_digests: Mapping[str, tuple[str | None, ...]] = {}
 
+    def is_whole(self) -> bool:
+        """Whether every file that should be there is, and can be read. If not, findings of their own say so, and what
+        is not found may well be in those."""
+        present = set(self.checkpoint.files)
+        broken = any(f.structure.problems or f.structure.truncated for f in self.scan.files)
+        missing = any(f.path not in present for f in (self.sealed.files if self.sealed is not None else ()))
+        return not broken and not missing and not any(gap.fatal for gap in self.gaps)
+
     def leaves(self) -> Iterator[Leaf]:
         """All numbers beside tensors, of all files."""
         return (leaf for file in self.scan.files for leaf in file.structure.leaves)

@@ -88,7 +88,6 @@ def _non_finite(
         message += "; it looks like a mask"
     else:
         severity = Severity.ERROR
-        message += f' (if it must be so: --allow-nonfinite "{tensor.name}")'
     return _finding(severity, message, tensor.file, tensor.name, count)
 
 
@@ -115,7 +114,8 @@ def _degenerate(evidence: Evidence) -> Iterator[Finding]:
     elif evidence.reference_facts is not None:
         message = "all its elements are equal, which was not so in the reference"
         for tensor, numbers in matrices:
-            if numbers.constant and numbers.count > 1 and tensor.name not in evidence.reference_facts.constant:
+            became = numbers.constant and tensor.name not in evidence.reference_facts.constant
+            if became and numbers.count > 1 and numbers.first_bad is None:
                 yield _finding(Severity.WARNING, message, tensor.file, tensor.name)
 
 

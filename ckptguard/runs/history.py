@@ -238,12 +238,14 @@ class History(msgspec.Struct):
     def reference(self, id: CheckpointId) -> tuple[Manifest, Verdict | None] | None:
         """The manifest that a checkpoint's schema must match: the nearest lower-step GOOD of the series, else the
         nearest higher; without a step the newest earlier GOOD. An accepted schema counts as GOOD, and needs no
-        reference."""
+        reference; what came before it need not match it, nor what came after."""
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None
         for other in self._nearest(id):
             standing = self.standings(id.series).get(other)
+            if other in accepted and other.order > id.order:
+                return None
             if other not in accepted and (standing is None or standing.outcome is not Outcome.GOOD):
                 continue
             manifest, verdict = self.manifest(other), self.verdict(other)

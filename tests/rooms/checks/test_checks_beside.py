@@ -47,10 +47,19 @@ def test_fewer_rng_files_than_the_reference() -> None:
 
 
 def test_what_a_resume_would_start_anew() -> None:
-    """Weights alone: a notice. What the reference held in the same file: a warning."""
-    assert [f.severity for f in found_by("resumable", evidence({"m.pt": [W]}))] == [Severity.NOTICE]
+    """Weights alone, of a training: a notice. What the reference held in the same file: a warning."""
     full = {"m.pt": [W, MOMENT]}
     before = Facts(resumable=("model", "optimizer", "scheduler", "rng"))
+    alone = evidence({"m.pt": [W]})
+    assert found_by("resumable", alone) == []  # a model that somebody downloaded, or dumps for evaluation
+    assert found_by("resumable", evidence({"m.pt": [W]}, reference_facts=Facts(resumable=("model",)))) == []
+    for of_a_training in (
+        evidence({"m.pt": [W], "trainer_state.json": []}),
+        evidence({"m.pt": [W], "rng_state.pth": []}),
+        evidence({"m.pt": [W]}, reference_facts=before),
+        evidence({"m.pt": [W]}, previous_facts=before),
+    ):
+        assert [f.severity for f in found_by("resumable", of_a_training)] == [Severity.NOTICE]
     given = evidence(full, reference=manifest(full), reference_facts=before)
     [finding] = found_by("resumable", given)
     assert (finding.severity, "scheduler, rng" in finding.message) == (Severity.WARNING, True)

@@ -89,14 +89,13 @@ def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unbound(evidence: Evidence) -> Iterator[Finding]:
-    """Files of two saves may each be whole: only a manifest, or an index that lists all of them, tells."""
+    """Files of two saves may each be whole: only a manifest, or an index that lists all of them, tells. A DCP's
+    ``.metadata`` says where pieces lie and how long they are, but no piece says of which save or tensor it is."""
     files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key)]
     state = {f.entry.key for f in files if set(evidence.roles[f.entry.key]).intersection(_STATE_ROLES)}
     for file in evidence.scan.files:
         folder = file.entry.key.rpartition("/")[0]
         shards = {f"{folder}/{name}" if folder else name for name in set((file.structure.weight_map or {}).values())}
-        if file.structure.format == "dcp_metadata":
-            shards = {key for key in state if key.endswith(".distcp") and key.rpartition("/")[0] == folder}
         if state & shards:
             state = state - shards | {file.entry.key}
     if len(state) > 1:

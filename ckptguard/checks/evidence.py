@@ -72,8 +72,9 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
         return [tensor for file in self.scan.files for tensor in self.tensors_of(file)]
 
     def weights(self) -> list[tuple[ScannedTensor, Numbers]]:
-        """The model's tensors whose numbers were looked at."""
-        return [(t, t.numbers) for t in self.tensors() if t.role == "model" and t.numbers is not None]
+        """The model's tensors whose numbers were looked at; where only an average of them was saved, those of that."""
+        held = [(t, t.numbers) for t in self.tensors() if t.role in ("model", "ema") and t.numbers is not None]
+        return [pair for pair in held if pair[0].role == "model"] or held
 
     def tensors_of(self, file: ScannedFile) -> list[ScannedTensor]:
         """The tensors of one file."""

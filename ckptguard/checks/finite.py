@@ -111,12 +111,6 @@ def _degenerate(evidence: Evidence) -> Iterator[Finding]:
     if matrices and all(n.zero for _, n in matrices):
         message = f"all {len(matrices)} float matrices of the model are zero"
         yield _finding(Severity.ERROR, message, matrices[0][0].file, matrices[0][0].name)
-    elif evidence.reference_facts is not None:
-        message = "all its elements are equal, which was not so in the reference"
-        for tensor, numbers in matrices:
-            became = numbers.constant and tensor.name not in evidence.reference_facts.constant
-            if became and numbers.count > 1 and numbers.first_bad is None:
-                yield _finding(Severity.WARNING, message, tensor.file, tensor.name)
 
 
 def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.layouts.step_names import counter_in_name
 from ckptguard.scan.result import Scan
 from ckptguard.values.ids import MAX_STEP
-from ckptguard.values.manifest import Counter
+from ckptguard.values.manifest import Counter, Manifest
 from ckptguard.values.verdict import Finding, Severity
 
 _OPTIMIZER_STEP = re.compile(r"(?:^|\.)state\.[^.]+\.step$")
@@ -27,17 +27,26 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
     before = evidence.previous
     if before is None:
         return
-    earlier = {counter.kind: counter for counter in before.counters if counter.kind in COUNTERS}
-    own = next(
-        (counter for counter in counters_of(evidence.checkpoint, evidence.scan) if counter.kind in earlier), None
-    )
-    if own is not None and own.value < earlier[own.kind].value:
-        there = earlier[own.kind].value
+    own, there = _finest_in_common(evidence, before)
+    if own is not None and own.value < there:
         message = (
             f"its name puts it after {before.path}, but its {own.kind} is {own.value}, and {there} there."
             " Numbers in a name that are no order need a pattern in ckptguard.toml"
         )
         yield Finding("order", Severity.WARNING, message, tensor=own.source)
+
+
+def began_anew(evidence: Evidence, earlier: Manifest) -> bool:
+    """Whether a counter inside says that training stood before an earlier save of it."""
+    own, there = _finest_in_common(evidence, earlier)
+    return own is not None and own.value < there
+
+
+def _finest_in_common(evidence: Evidence, other: Manifest) -> tuple[Counter | None, int]:
+    """The finest counter that another checkpoint has too, and its value there."""
+    there = {counter.kind: counter.value for counter in other.counters if counter.kind in COUNTERS}
+    own = next((c for c in counters_of(evidence.checkpoint, evidence.scan) if c.kind in there), None)
+    return own, there[own.kind] if own is not None else 0
 
 
 def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:

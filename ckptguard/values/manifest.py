@@ -31,7 +31,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own). `largest` is the
     largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the scan found them, in
-    six digits; None for other than floats, and where the writer sealed without looking."""
+    six digits, and `zeros` the share of zeros; None for other than floats, and where the writer sealed without
+    looking."""
 
     name: str
     dtype: str
@@ -40,6 +41,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     role: str
     largest: float | None = None
     rms: float | None = None
+    zeros: float | None = None
 
 
 class Counter(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -13,6 +13,7 @@ from ckptguard.values.record_text import decode_checked
 
 VERDICT_FORMAT = 3  # 2: it does not name its manifest; 1: a step is one number or none
 MAX_FINDINGS_PER_CHECK = 50
+MOST_CONSTANT = 1000  # names in `Facts.constant`: if there are as many, others may be missing
 _CLEARED = "cleared: "
 
 

@@ -12,7 +12,7 @@ from ckptguard.formats.structure import Leaf, SpanPlace, Structure, TensorPlace
 from ckptguard.layouts import Checkpoint
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
 from ckptguard.storage.protocol import Entry
-from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, judge, limit_findings
+from ckptguard.values.verdict import Finding, Outcome, Severity, judge, limit_findings
 from ckptguard.verify.checksum_files import parse_check_sums
 
 FINE = Numbers(count=4, largest=1.0)
@@ -90,14 +90,11 @@ def test_a_model_of_zeros_is_bad_and_one_zero_matrix_is_not():
     assert heavy(evidence([("a", "model", (2, 2), zero), ("b", "model", (2, 2), FINE)])) == []
 
 
-def test_a_matrix_that_became_constant_is_a_warning():
-    """Only where the reference's was not."""
+def test_facts_name_the_constant_matrices():
+    """What later checkpoints are compared with."""
     constant = Numbers(count=4, constant=True, largest=1.0)
-    tensors = [("a", "model", (2, 2), constant), ("b", "model", (2, 2), FINE)]
-    found = run_checks(evidence(tensors, reference_facts=Facts()))
-    assert [(f.severity, f.tensor) for f in found if f.check == "finite"] == [(Severity.WARNING, "a")]
+    tensors = [("a", "model", (2, 2), constant), ("b", "model", (2, 2), FINE), ("c", "model", (2,), constant)]
     assert facts_of(evidence(tensors)).constant == ("a",)
-    assert not [f for f in run_checks(evidence(tensors, reference_facts=Facts(constant=("a",)))) if f.check == "finite"]
 
 
 def test_numbers_beside_tensors():

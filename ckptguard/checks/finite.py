@@ -80,7 +80,7 @@ def _non_finite(
     severity = Severity.NOTICE
     if tensor.role not in _STATE_ROLES:
         message += "; it is no model or optimizer state"
-    elif any(fnmatchcase(tensor.name, pattern) for pattern in evidence.allow_nonfinite):
+    elif any(p == tensor.name or fnmatchcase(tensor.name, p) for p in evidence.allow_nonfinite):
         message += "; allowed by --allow-nonfinite"
     elif in_reference and not numbers.nan:  # a constant buffer may hold infinities, but never NaN
         message += "; bit for bit as in the reference"

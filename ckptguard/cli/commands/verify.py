@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -75,18 +74,22 @@ def print_report(report: Report) -> None:
 
 def _what_to_do(report: Report) -> list[str]:
     """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
+    import shlex  # only where something was found
+
     said: dict[str, str] = {}
     for checked in report.checkpoints:
+        which = f"{shlex.quote(report.target)} {shlex.quote(checked.path)}"
         errors = {f.check for f in checked.findings if f.severity.value == "error"}
         for finding in checked.findings:
-            word, why = finding.severity.value, finding.check
-            if why == "schema" and word == "sickness" and not errors:
-                command = f"ckptguard accept {shlex.quote(report.target)} {shlex.quote(checked.path)}"
-                said.setdefault(why, f"if other tensors are deliberate: {escape(command)}")
-            elif why == "finite" and word == "error" and finding.tensor and finding.count and errors == {why}:
+            check, severity = finding.check, finding.severity.value
+            if severity == "sickness" and not errors and check == "schema":
+                said.setdefault(check, f"if other tensors are deliberate: {escape(f'ckptguard accept {which}')}")
+            elif severity == "sickness" and not errors:
+                said.setdefault("suspicion", f"if all is well: {escape(f'ckptguard clear {which}')} --reason TEXT")
+            elif severity == "error" and errors == {check} == {"finite"} and finding.tensor and finding.count:
                 option = f"--allow-nonfinite {shlex.quote(finding.tensor)}"
-                said.setdefault(why, f"if a tensor must be so: {escape(option)} (or a pattern for several)")
-            elif why == "pickle-safety" and word == "error" and finding.found and "allow-list" in finding.message:
+                said.setdefault(check, f"if a tensor must be so: {escape(option)} (or a pattern for several)")
+            elif severity == "error" and check == "pickle-safety" and finding.found and "allow-list" in finding.message:
                 option = f"--trust-global {shlex.quote(finding.found)}"
-                said.setdefault(why, f"if you know what it is: {escape(option)}")
+                said.setdefault(check, f"if you know what it is: {escape(option)}")
     return list(said.values())

@@ -67,6 +67,13 @@ def test_masks_and_other_numbers_are_notices():
     assert heavy(evidence([("mask", "model", (2, 2), poisoned)])) == [("finite", "mask")]
 
 
+def test_a_tensor_may_be_allowed_by_its_very_name():
+    """Also where that holds what a pattern would take for a choice: a piece of a distributed checkpoint."""
+    sick = Numbers(count=4, first_bad=2, posinf=1)
+    for allowed in ("w[0:2, 4:8]", "w*"):
+        assert heavy(evidence([("w[0:2, 4:8]", "model", (2, 4), sick)], allow_nonfinite=(allowed,))) == []
+
+
 @pytest.mark.parametrize("name", ["h.bias", "weight", "q.lora_A.weight", "o.state.1.exp_avg", "norm.gamma"])
 def test_what_is_learnt_is_no_mask(name):
     """A bias of zeros of which one became -Inf looks like a mask, and so does a moment wherever it lies."""

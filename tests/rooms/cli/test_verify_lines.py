@@ -98,6 +98,21 @@ def test_other_tensors_are_one_question_with_its_answer(invoke, root: Path) -> N
     assert "accept" not in invoke("verify", root).stdout
 
 
+def test_a_suspicion_says_how_it_is_lifted(invoke, root: Path) -> None:
+    """Weights that died are one line, and an incident of numbers."""
+    save_sharded(root / "model-1")
+    invoke("verify", root)
+    save_sharded(root / "model-2", broken=lambda state: {name: value * 0 + 1 for name, value in state.items()})
+    result = invoke("verify", root)
+    assert result.exit_code == 4
+    assert [line.split(":")[0] for line in result.stdout.splitlines() if line.startswith("  ")] == [
+        "  sickness [drift] layers.0.weight"
+    ]
+    hint = next(line for line in result.stdout.splitlines() if "ckptguard clear" in line)
+    assert invoke(*hint.partition("ckptguard ")[2].split()).exit_code == 0
+    assert invoke("verify", root).exit_code == 0
+
+
 def test_a_downloaded_model_is_no_training(invoke, tmp_path: Path) -> None:
     """Nobody would resume from it."""
     result = invoke("verify", save_sharded(tmp_path / "bert"))

@@ -18,7 +18,7 @@ from ckptguard.checks.same_save import check_one_save
 from ckptguard.checks.schema import check_schema
 from ckptguard.checks.stale import check_stale, is_stale, skipped_steps
 from ckptguard.checks.structure import check_structure
-from ckptguard.values.verdict import Facts, Finding
+from ckptguard.values.verdict import MOST_CONSTANT, Facts, Finding
 
 CHECKS: tuple[Callable[[Evidence], Iterable[Finding]], ...] = (
     check_structure,
@@ -50,7 +50,7 @@ def facts_of(evidence: Evidence) -> Facts:
     return Facts(
         largest_magnitude=largest if name is not None else None,
         largest_tensor=name,
-        constant=tuple(itertools.islice(constant, 1000)),
+        constant=tuple(itertools.islice(constant, MOST_CONSTANT)),
         resumable=roles_present(evidence),
         stale=is_stale(evidence),
         skipped_steps=skipped_steps(evidence),

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import takewhile
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.checks.resumable import roles_present
 from ckptguard.formats import tensor_suffix
 from ckptguard.formats.suffixes import may_be_foreign
 from ckptguard.layouts.roles import file_role, key_role
@@ -28,7 +29,10 @@ _finding = partial(Finding, "completeness")
 def check_completeness(evidence: Evidence) -> Iterator[Finding]:
     """Errors for gaps that make the checkpoint unusable, warnings for the others. Files added after the seal
     (evaluation results, a README) are a notice."""
+    broken = {f.entry.key for f in evidence.scan.files if f.structure.problems}
     for gap in evidence.gaps:
+        if gap.file in broken:
+            continue  # its own finding says why
         severity = Severity.ERROR if gap.fatal else Severity.WARNING
         yield _finding(severity, gap.message, gap.file)
     for file in evidence.scan.files:
@@ -85,14 +89,13 @@ def _zero_tails(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _unbound(evidence: Evidence) -> Iterator[Finding]:
-    """Files of two saves may each be whole: only a manifest, or an index that lists all of them, tells."""
+    """Files of two saves may each be whole: only a manifest, or an index that lists all of them, tells. A DCP's
+    ``.metadata`` says where pieces lie and how long they are, but no piece says of which save or tensor it is."""
     files = [f for f in evidence.scan.files if tensor_suffix(f.entry.key)]
     state = {f.entry.key for f in files if set(evidence.roles[f.entry.key]).intersection(_STATE_ROLES)}
     for file in evidence.scan.files:
         folder = file.entry.key.rpartition("/")[0]
         shards = {f"{folder}/{name}" if folder else name for name in set((file.structure.weight_map or {}).values())}
-        if file.structure.format == "dcp_metadata":
-            shards = {key for key in state if key.endswith(".distcp") and key.rpartition("/")[0] == folder}
         if state & shards:
             state = state - shards | {file.entry.key}
     if len(state) > 1:
@@ -102,8 +105,9 @@ def _unbound(evidence: Evidence) -> Iterator[Finding]:
 
 def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
     present = set(evidence.checkpoint.files)
+    told = {gap.file for gap in evidence.gaps if gap.fatal}
     for file in sealed.files:
-        if file.path not in present:
+        if file.path not in present and file.path not in told:
             yield _finding(Severity.ERROR, "the manifest lists this file, but it is not there", file.path)
     for path in sorted(present - {f.path for f in sealed.files}):
         yield _finding(Severity.NOTICE, "was added after the checkpoint was sealed", path)
@@ -112,7 +116,7 @@ def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
 def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
     """Files that the reference has, digits in names aside, and this checkpoint has not; and fewer RNG states: every
     rank writes its own, and which is the last of them nothing else may state."""
-    where = f"{reference.path} ({reference.id})"
+    where, present = f"{reference.path} ({reference.id})", roles_present(evidence)
     now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
     before: Counter[str] = Counter()
     for file in reference.files:
@@ -120,6 +124,8 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
         before[_shape(inside)] += 1
         if evidence.checkpoint.layout != "file" and _shape(inside) not in now:
             roles = {t.role for t in file.tensors}.intersection(_STATE_ROLES)
+            if roles and (evidence.sealed is not None or (roles == {"optimizer"} and "optimizer" in present)):
+                continue  # nothing is unfinished: other tensors than the reference's are a question, of check_schema
             severity = Severity.ERROR if roles else Severity.WARNING
             if roles == {"optimizer"} and precedes(evidence, reference):
                 severity = Severity.NOTICE  # optimizer state appears with the first update

@@ -1,21 +1,28 @@
-"""Did weights jump or collapse since the last good checkpoint? Always a notice: big changes may be wanted."""
+"""Did weights jump, collapse or die since the last good checkpoint?"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ckptguard.checks.completeness import precedes
 from ckptguard.checks.evidence import Evidence
 from ckptguard.checks.headroom import largest_weight
+from ckptguard.checks.order import began_anew
 from ckptguard.checks.stale import STATISTICS
-from ckptguard.values.verdict import Finding, Severity
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.verdict import MOST_CONSTANT, Finding, Severity
 
 _FACTOR = 10.0
 _SMALLEST = 64  # elements; a smaller tensor may well move by a factor
 _NEGLIGIBLE = 1e-3  # of a typical weight; what small may vanish unnoticed
 _NAMED = 3
+_NEARLY_ALL = 0.9  # share of zeros of a weight that is dead
+_SPARSE = 0.5  # and from which on it had been pruned before
+_SICK = 0.25  # share of the weights that were alive; a head that was set back is fewer
+_BEGINS_AT_ZERO = re.compile(r"(?:.*[._])?(?:lora_(?:B|embedding_A|up)|hada_w2_a|lokr_w\d(?:_\w)?)(?:\..*)?")
 
 
 class Magnitudes(NamedTuple):
@@ -40,16 +47,19 @@ class _Jump(NamedTuple):
 
 
 def check_drift(evidence: Evidence) -> Iterator[Finding]:
-    """One notice that names how many weights grew tenfold or fell to a tenth, and the worst of them. A weight that
-    starts at zero (a LoRA's B, a fresh bias) grows by any factor while it is still small: growth counts only where it
-    leads beyond what weights of this model typically are."""
+    """One notice that names how many weights grew tenfold or fell to a tenth, and the worst of them: big changes may
+    be wanted. A weight that starts at zero (a LoRA's B, a fresh bias) grows by any factor while it is still small:
+    growth counts only where it leads beyond what weights of this model typically are. Weights that died are a
+    sickness where they are many, else warnings."""
     if evidence.reference is None or precedes(evidence, evidence.reference):
         return
+    yield from _died(evidence, evidence.reference)
+    role = "model" if any(t.role == "model" for f in evidence.reference.files for t in f.tensors) else "ema"
     before = _joined(
         (t.name, Magnitudes(math.prod(t.shape), t.largest, t.rms))
         for f in evidence.reference.files
         for t in f.tensors
-        if t.role == "model" and t.largest is not None
+        if t.role == role and t.largest is not None
     )
     if not before:
         # The reference was sealed without magnitudes: the largest of all is known from its verdict.
@@ -68,8 +78,39 @@ def check_drift(evidence: Evidence) -> Iterator[Finding]:
     where = f"{evidence.reference.path} ({evidence.reference.id})"
     noun = "weight" if len(jumps) == 1 else "weights"
     message = f"{len(jumps)} {noun} grew tenfold or fell to a tenth since {where}: {worst}{more}"
-    file = next((t.file for t in evidence.tensors() if t.name == jumps[0].name and t.role == "model"), None)
+    file = next((t.file for t, _ in evidence.weights() if t.name == jumps[0].name), None)
     yield Finding("drift", Severity.NOTICE, message, file, jumps[0].name, len(jumps))
+
+
+def _died(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
+    """Matrices that hold one single value now, or nearly nothing but zeros, and did not in the reference: what was left
+    of a NaN that something set to zero. Not so where training began anew, as its counters tell."""
+    facts = evidence.reference_facts
+    if facts is None or facts.largest_magnitude is None or len(facts.constant) >= MOST_CONSTANT:
+        return
+    zeros = {t.name: t.zeros for f in reference.files for t in f.tensors}
+    alive, dead = 0, []
+    for tensor, numbers in evidence.weights():
+        begins_so = tensor.name in facts.constant or _BEGINS_AT_ZERO.fullmatch(tensor.name)
+        if len(tensor.shape) < 2 or numbers.count < 2 or tensor.name not in zeros or begins_so:
+            continue
+        alive += 1
+        before = zeros[tensor.name]
+        emptied = before is not None and before < _SPARSE and (numbers.zeros or 0.0) >= _NEARLY_ALL
+        equal = numbers.constant or numbers.zero
+        if numbers.first_bad is None and (equal or emptied):
+            dead.append((tensor, "all its elements are equal" if equal else "nearly all of it is zero"))
+    if not dead or began_anew(evidence, reference):
+        return
+    first, _ = dead[0]
+    if len(dead) > 1 and len(dead) >= _SICK * alive:
+        where = f"{reference.path} ({reference.id})"
+        message = f"{len(dead)} of {alive} weights that were alive in {where} are zero or constant now"
+        yield Finding("drift", Severity.SICKNESS, message, first.file, first.name, len(dead))
+        return
+    for tensor, what in dead:
+        message = f"{what}, which was not so in the reference"
+        yield Finding("drift", Severity.WARNING, message, tensor.file, tensor.name)
 
 
 def _jumps(before: dict[str, Magnitudes], now: dict[str, Magnitudes]) -> Iterator[_Jump]:

@@ -57,6 +57,14 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
     placed_digests: Mapping[str, tuple[str | None, ...]] = {}
 
+    def is_whole(self) -> bool:
+        """Whether every file that should be there is, and can be read. If not, findings of their own say so, and what
+        is not found may well be in those."""
+        present = set(self.checkpoint.files)
+        broken = any(f.structure.problems or f.structure.truncated for f in self.scan.files)
+        missing = any(f.path not in present for f in (self.sealed.files if self.sealed is not None else ()))
+        return not broken and not missing and not any(gap.fatal for gap in self.gaps)
+
     def leaves(self) -> Iterator[Leaf]:
         """All numbers beside tensors, of all files."""
         return (leaf for file in self.scan.files for leaf in file.structure.leaves)
@@ -66,8 +74,9 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
         return [tensor for file in self.scan.files for tensor in self.tensors_of(file)]
 
     def weights(self) -> list[tuple[ScannedTensor, Numbers]]:
-        """The model's tensors whose numbers were looked at."""
-        return [(t, t.numbers) for t in self.tensors() if t.role == "model" and t.numbers is not None]
+        """The model's tensors whose numbers were looked at; where only an average of them was saved, those of that."""
+        held = [(t, t.numbers) for t in self.tensors() if t.role in ("model", "ema") and t.numbers is not None]
+        return [pair for pair in held if pair[0].role == "model"] or held
 
     def tensors_of(self, file: ScannedFile) -> list[ScannedTensor]:
         """The tensors of one file."""

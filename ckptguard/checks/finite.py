@@ -23,8 +23,8 @@ _finding = partial(Finding, "finite")
 
 def check_finite(evidence: Evidence) -> Iterator[Finding]:
     """NaN or Inf in state is an error with tensor, count and first index; elsewhere a notice. So is a mask: no NaN, no
-    +Inf, -Inf beside one single finite value, and nothing that is learnt. What was bit for bit so in the reference is a
-    notice too, and so are tensors that the user allows."""
+    +Inf, -Inf beside one single finite value, and a name or form that no weight has. What was bit for bit so in the
+    reference is a notice too, and so are tensors that the user allows."""
     same = _unchanged_spans(evidence)
     learnt: frozenset[str] | None = None
     for tensor in evidence.tensors():
@@ -51,11 +51,13 @@ def _unread(evidence: Evidence, file: ScannedFile) -> Iterator[str]:
 
 
 def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = ()) -> bool:
-    """Of a model: no NaN, no +Inf, and -Inf beside one single finite value, which is how attention masks are written.
+    """Of a model: no NaN, no +Inf, and -Inf beside one single finite value, under a name or in the form of a mask.
     Nothing that is learnt is one: neither what is named so, nor what is among the `learnt`."""
-    if tensor.role not in ("model", "ema") or not may_be_mask(tensor.name, len(tensor.shape)):
+    if tensor.role not in ("model", "ema") or not numbers.single_finite:
         return False
-    if not numbers.neginf or numbers.nan or numbers.posinf or not numbers.single_finite:
+    if not numbers.neginf or numbers.nan or numbers.posinf:
+        return False
+    if not may_be_mask(tensor.name, tensor.shape, numbers.neginf, numbers.first_bad):
         return False
     parts = tensor.name.split(".")
     return not any(".".join(parts[start:]) in learnt for start in range(min(len(parts), _MOST_PARTS)))
@@ -78,7 +80,7 @@ def _non_finite(
     severity = Severity.NOTICE
     if tensor.role not in _STATE_ROLES:
         message += "; it is no model or optimizer state"
-    elif any(fnmatchcase(tensor.name, pattern) for pattern in evidence.allow_nonfinite):
+    elif any(p == tensor.name or fnmatchcase(tensor.name, p) for p in evidence.allow_nonfinite):
         message += "; allowed by --allow-nonfinite"
     elif in_reference and not numbers.nan:  # a constant buffer may hold infinities, but never NaN
         message += "; bit for bit as in the reference"
@@ -86,7 +88,6 @@ def _non_finite(
         message += "; it looks like a mask"
     else:
         severity = Severity.ERROR
-        message += f' (if it must be so: --allow-nonfinite "{tensor.name}")'
     return _finding(severity, message, tensor.file, tensor.name, count)
 
 
@@ -110,11 +111,6 @@ def _degenerate(evidence: Evidence) -> Iterator[Finding]:
     if matrices and all(n.zero for _, n in matrices):
         message = f"all {len(matrices)} float matrices of the model are zero"
         yield _finding(Severity.ERROR, message, matrices[0][0].file, matrices[0][0].name)
-    elif evidence.reference_facts is not None:
-        message = "all its elements are equal, which was not so in the reference"
-        for tensor, numbers in matrices:
-            if numbers.constant and numbers.count > 1 and tensor.name not in evidence.reference_facts.constant:
-                yield _finding(Severity.WARNING, message, tensor.file, tensor.name)
 
 
 def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:

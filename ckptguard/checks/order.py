@@ -29,14 +29,14 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
     """A warning where a name puts a checkpoint behind or before its neighbour, and the counters inside say otherwise:
     its numbers may be no steps, or training began anew. Without counters, several numbers in a name are held against
     the order of saving. Out of order as a whole means out of order with a neighbour."""
-    mine = counters_of(evidence.checkpoint, evidence.scan)
     for other, place, sign in ((evidence.previous, "after", 1), (evidence.following, "before", -1)):
-        there = {counter.kind: counter for counter in (other.counters if other is not None else ())}
-        own = next((counter for counter in mine if counter.kind in there), None)
-        if other is None or (own is not None and (own.value - there[own.kind].value) * sign >= 0):
+        if other is None:
+            continue
+        own, there = _finest_in_common(evidence, other)
+        if own is not None and (own.value - there) * sign >= 0:
             continue
         if own is not None:
-            but = f"its {own.kind} is {own.value}, and {there[own.kind].value} there"
+            but = f"its {own.kind} is {own.value}, and {there} there"
         elif place == "before" and evidence.sealed is None and _was_saved_later(evidence, other):
             but = "it was saved later"
         else:
@@ -51,6 +51,19 @@ def _was_saved_later(evidence: Evidence, other: Manifest) -> bool:
     before = [f.mtime_ns for f in other.files]
     several = isinstance(evidence.checkpoint.step, tuple)
     return several and None not in (*mine, *before) and min(n or 0 for n in mine) > max(n or 0 for n in before)
+
+
+def began_anew(evidence: Evidence, earlier: Manifest) -> bool:
+    """Whether a counter inside says that training stood before an earlier save of it."""
+    own, there = _finest_in_common(evidence, earlier)
+    return own is not None and own.value < there
+
+
+def _finest_in_common(evidence: Evidence, other: Manifest) -> tuple[Counter | None, int]:
+    """The finest counter that another checkpoint has too, and its value there."""
+    there = {counter.kind: counter.value for counter in other.counters if counter.kind in COUNTERS}
+    own = next((c for c in counters_of(evidence.checkpoint, evidence.scan) if c.kind in there), None)
+    return own, there[own.kind] if own is not None else 0
 
 
 def counters_of(checkpoint: Checkpoint, scan: Scan) -> tuple[Counter, ...]:

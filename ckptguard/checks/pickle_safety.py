@@ -99,8 +99,8 @@ def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
             if is_executor(name):
                 yield finding(Severity.ERROR, f"loading it would call {name}", found=name)
             elif not evidence.in_run:
-                hint = f"loading it would use {name}, which is not on the allow-list (--trust-global {name})"
-                yield finding(Severity.ERROR, hint, found=name)
+                what = f"loading it would use {name}, which is not on the allow-list"
+                yield finding(Severity.ERROR, what, found=name)
             elif named_before is not None and name not in named_before:
                 yield finding(Severity.WARNING, f"it names {name}, which this series never did before", found=name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import partial
 
 from ckptguard.checks.evidence import Evidence
@@ -12,17 +12,20 @@ from ckptguard.layouts.roles import file_role, number_role
 from ckptguard.values.verdict import Finding, Severity
 
 ROLES = ("model", "optimizer", "scheduler", "scaler", "rng", "data")
-_LOST_SILENTLY = ("scheduler", "scaler", "rng", "data")
+_LOST_SILENTLY = frozenset(("scheduler", "scaler", "rng", "data"))
+_OF_TRAINERS = frozenset(("trainer_state.json", "training_args.bin"))
 _finding = partial(Finding, "resumable")
 _PARTITION = re.compile(r".*zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt")
 
 
 def check_resumable(evidence: Evidence) -> Iterator[Finding]:
-    """A notice where a checkpoint holds only weights: resuming would restart the optimizer silently; a warning where
-    it lacks what the reference would have brought back; a notice where a resume needs as many ranks as saved it."""
+    """A notice where a checkpoint of a training holds only weights: resuming would restart the optimizer silently; a
+    warning where it lacks what the reference would have brought back; a notice where a resume needs as many ranks as
+    saved it."""
     present = roles_present(evidence)
     if "model" in present and "optimizer" not in present:
-        yield _finding(Severity.NOTICE, "it holds no optimizer state: a resume would start the optimizer anew")
+        if _is_of_a_training(evidence, frozenset(present)):
+            yield _finding(Severity.NOTICE, "it holds no optimizer state: a resume would start the optimizer anew")
     elif evidence.reference is not None and evidence.reference_facts is not None:
         # A file that is not there is a finding of completeness already.
         filed = {file_role(f.path) for f in evidence.reference.files}
@@ -34,6 +37,16 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
     world = stated_world_size(evidence)
     if world is not None and any(_PARTITION.fullmatch(key) for key in evidence.checkpoint.files):
         yield _finding(Severity.NOTICE, f"a resume needs {world} ranks, as many as saved it: DeepSpeed takes no others")
+
+
+def _is_of_a_training(evidence: Evidence, present: Set[str]) -> bool:
+    """Whether anybody would resume from it: the run had optimizer state before, or a trainer's files lie beside the
+    weights. A model that was downloaded is none to resume from."""
+    before = (evidence.reference_facts, evidence.previous_facts)
+    if any("optimizer" in facts.resumable for facts in before if facts is not None):
+        return True
+    names = (evidence.checkpoint.inside(key) for key in evidence.checkpoint.files)
+    return not present.isdisjoint(_LOST_SILENTLY) or any(name in _OF_TRAINERS for name in names)
 
 
 def roles_present(evidence: Evidence) -> tuple[str, ...]:

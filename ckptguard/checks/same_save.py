@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.checks.stale import is_moment
 from ckptguard.layouts.deepspeed import leftovers
 from ckptguard.layouts.roles import number_role
 from ckptguard.scan.result import ScannedFile
@@ -25,7 +26,8 @@ _MOST_NAMED = 20
 
 def check_one_save(evidence: Evidence) -> Iterator[Finding]:
     """Errors where the optimizer states of ranks, which step together, count different numbers of steps or tell of
-    different numbers of ranks, and where they count more steps than DeepSpeed's model states beside them."""
+    different numbers of ranks, and where they count more steps than DeepSpeed's model states beside them. A warning
+    for a file that is bit for bit that of an earlier save."""
     groups: dict[str, list[ScannedFile]] = {}
     left = _left_of_former_saves(evidence)
     for file in evidence.scan.files:
@@ -33,6 +35,7 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
         if _BY_RANK.fullmatch(inside) and file.entry.key not in left and not file.structure.problems:
             kind = re.sub(r"_rank_\d[\d_]*", "_rank_#", inside)  # the folder of a tag keeps its digits
             groups.setdefault(kind, []).append(file)
+    yield from _of_an_earlier_save(evidence)
     for files in groups.values():
         taken = {f.entry.key: _steps_taken(evidence, f) for f in files}
         steps = {key: count for key, count in taken.items() if count}  # a rank without weights takes none
@@ -50,6 +53,24 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
         if low and counted is not None and steps[high] > counted:
             what = f"its optimizer took {steps[high]:g} steps, the model states beside it tell of {counted:g}"
             yield _error(high, what)
+
+
+def _of_an_earlier_save(evidence: Evidence) -> Iterator[Finding]:
+    """Files whose moments, and all else, are those of the save before, while the moments in others went on. Layers that
+    were frozen meanwhile can look so too."""
+    before = evidence.previous or evidence.reference
+    if before is None or evidence.sealed is not None:
+        return
+    earlier = {tuple(s.blake3 for s in f.spans): f.path for f in before.files if f.spans}
+    moving = [
+        file
+        for file in evidence.scan.files
+        if any(is_moment(t.role, t.name, t.dtype) for t in evidence.tensors_of(file) if t.span is not None)
+    ]
+    old = [file for file in moving if file.span_digests in earlier]
+    for file in old if len(old) < len(moving) else ():
+        message = f"it is bit for bit {earlier[file.span_digests]}, and others went on: it may be of that save"
+        yield Finding("completeness", Severity.WARNING, message, file.entry.key)
 
 
 def _error(key: str, what: str) -> Finding:

@@ -20,7 +20,6 @@ _DCP_METADATA = "dcp_metadata"
 QUESTION = "schema"  # the check whose suspicions are questions: they say nothing of sick training
 UNCLEAR_SAVE = "resave"  # so are these: was it saved again, or harmed?
 QUESTIONS = frozenset((QUESTION, UNCLEAR_SAVE))
-_ACCEPT = "is this deliberate? ckptguard accept RUN CHECKPOINT"
 # What is laid out by rank: its sizes, and how many there are, change with the number of ranks.
 _BY_RANK = re.compile(
     r".*zero_pp_rank_\d+_mp_rank_\d+_(?:optim|model)_states\.pt|.*distrib_optim\.pt|.*\.distcp|.*shard-\d+-model-.*\.safetensors"
@@ -126,7 +125,7 @@ def _compare_role(evidence: Evidence, reference: Manifest, role: str, where: str
     expected, found = _of_manifest(reference, role), _of_scan(evidence, role)
     if not expected:
         return
-    broken = {f.entry.key for f in evidence.scan.files if f.structure.problems}
+    whole = evidence.is_whole()
     aliases = {a for f in evidence.scan.files for a in f.structure.metadata if a != "format"}
     known = {a for f in reference.files for a in f.aliases} - {t.name for t in expected}
     reported: set[Finding] = set()
@@ -134,12 +133,13 @@ def _compare_role(evidence: Evidence, reference: Manifest, role: str, where: str
         sources = {t.name: t.file for t in old}
         places = {t.name: t.file for t in new}
         difference = compare_schemas(_schema(old), _schema(new), aliases=aliases)
+        if not whole:
+            difference = msgspec.structs.replace(difference, missing=())
         for finding in _differences(difference, where):
             name = finding.tensor or ""
             file = places.get(name) or (sources.get(name) if reference is evidence.sealed else None)
-            absent = file is not None and evidence.scan.file(file) is None
-            if file in broken or absent or finding in reported:
-                continue  # a broken or missing file is named by its own findings already
+            if finding in reported:
+                continue
             reported.add(finding)
             yield msgspec.structs.replace(finding, file=file)
 
@@ -205,39 +205,37 @@ def _differences(difference: SchemaDifference, where: str) -> Iterator[Finding]:
         change = f'"{added}" was put before' if added else f'"{removed}" is gone from'
         if added and removed:
             change = f'"{removed}" became "{added}" in'
-        yield _error(f"{change} every tensor name, compared with {where}; {_ACCEPT}")
+        yield _error(f"{change} every tensor name, compared with {where}")
     for name in difference.missing:
-        yield _error(f"{where} has this tensor; here it is missing; {_ACCEPT}", tensor=name)
+        yield _error(f"{where} has this tensor; here it is missing", tensor=name)
     for name in difference.unexpected:
-        yield _error(f"{where} does not have this tensor; {_ACCEPT}", tensor=name)
+        yield _error(f"{where} does not have this tensor", tensor=name)
     for name, shape, now in difference.reshaped:
-        message = f"the shape differs from {where}; {_ACCEPT}"
+        message = f"the shape differs from {where}"
         yield _error(message, tensor=name, expected=str(list(shape)), found=str(list(now)))
     for name, dtype, kind in difference.retyped:
-        yield _error(f"the dtype differs from {where}; {_ACCEPT}", tensor=name, expected=dtype, found=kind)
+        yield _error(f"the dtype differs from {where}", tensor=name, expected=dtype, found=kind)
 
 
 def _optimizer(evidence: Evidence, reference: Manifest, where: str) -> Iterator[Finding]:
     """Optimizer state may appear after the first step, but never vanish or change its shape. Of partitions only the
     kinds of state count (``exp_avg``), because ranks cut them anew."""
     expected, found = _of_manifest(reference, "optimizer"), _of_scan(evidence, "optimizer")
-    broken = any(f.structure.problems for f in evidence.scan.files)
-    missing = any(f.path not in evidence.checkpoint.files for f in (evidence.sealed.files if evidence.sealed else ()))
-    if not expected or broken or missing:
+    if not expected or not evidence.is_whole():
         return
     before = {_state_name(t): t for t in reversed(expected)}
     now = {_state_name(t) for t in found}
     lost = sorted(set(before) - now) if not precedes(evidence, reference) else []
     if lost:
         first = before[lost[0]]
-        message = f"{len(lost)} optimizer tensors that {where} has are gone; {_ACCEPT}"
+        message = f"{len(lost)} optimizer tensors that {where} has are gone"
         yield _error(message, first.file if reference is evidence.sealed else None, first.name, len(lost))
     whole = [t for t in found if not t.partitioned]
     reshaped = compare_schemas(_schema(t for t in expected if not t.partitioned), _schema(whole)).reshaped
     if reshaped:
         name, shape, shape_now = reshaped[0]
         yield _error(
-            f"{len(reshaped)} optimizer tensors have other shapes than in {where}; {_ACCEPT}",
+            f"{len(reshaped)} optimizer tensors have other shapes than in {where}",
             next((t.file for t in whole if t.name == name), None),
             name,
             len(reshaped),

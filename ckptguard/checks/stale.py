@@ -48,11 +48,12 @@ def is_stale(evidence: Evidence) -> bool:
 
 def moments_present(evidence: Evidence) -> bool:
     """Whether the checkpoint holds optimizer moments, besides master weights."""
-    return any(
-        _is_compared(t.role, t.name, t.dtype) and t.role == "optimizer" and not _MASTERS.fullmatch(t.name)
-        for t in evidence.tensors()
-        if t.span is not None
-    )
+    return any(is_moment(t.role, t.name, t.dtype) for t in evidence.tensors() if t.span is not None)
+
+
+def is_moment(role: str, name: str, dtype: str) -> bool:
+    """Whether a tensor changes with every update, however small: no weight, and no counter or setting."""
+    return role == "optimizer" and _is_compared(role, name, dtype) and not _MASTERS.fullmatch(name)
 
 
 def skipped_steps(evidence: Evidence) -> int | None:

@@ -5,8 +5,9 @@ Every name that came from a file goes through `escape` here, once.
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -29,6 +30,7 @@ COLOURS = {
     "notice": "cyan",
 }
 _LEAST_FOLDED = 20  # columns of the terminal
+_NUMBERS = re.compile(r"[\d.]*\d")
 
 
 def size(count: int | None) -> str:
@@ -63,12 +65,36 @@ def cell(value: object) -> str:
     return "-" if value is None or value == "" else escape(str(value))
 
 
-def finding_line(finding: Finding, checkpoint: str) -> str:
-    """One finding: how heavy, where in the checkpoint of this path, what."""
-    file = finding.file and finding.file.removeprefix(f"{checkpoint}/")
-    places = [p for p in (file, finding.tensor) if p and p not in finding.message]
-    text = ": ".join(escape(p) for p in (*places, finding.message))
-    return f"  {word(finding.severity.value)} [{escape(finding.check)}] {text}"
+def print_findings(findings: Iterable[Finding], checkpoint: str) -> None:
+    """A line for all findings that are equal but for where they are and their numbers: how heavy, about what in the
+    checkpoint of this path, what."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        about = "tensor" if finding.tensor else "file" if finding.file else finding.message
+        key = (finding.severity.value, finding.check, about, _NUMBERS.sub("#", finding.message))
+        alike.setdefault(key, []).append(finding)
+    for (severity, check, *_), group in alike.items():
+        say(f"  {word(severity)} [{escape(check)}] {_words(group, checkpoint)}")
+
+
+def _words(group: Sequence[Finding], checkpoint: str) -> str:
+    """What is said of findings that are alike: by the first of them, tensors before files."""
+    message = group[0].message
+    tensors, files = (
+        list(dict.fromkeys(filter(None, names))) for names in zip(*((f.tensor, f.file) for f in group), strict=True)
+    )
+    files = [file.removeprefix(f"{checkpoint}/") for file in files]
+    about = tensors or files
+    lead = f"{_first_of(about)}: " if about and not (len(group) == 1 and about[0] in message) else ""
+    more = f" (and {len(group) - 1} more like it)" if len(about) < 2 < 1 + len(group) else ""
+    named = bool(tensors and files) and not (len(files) == 1 and files[0] in (message, checkpoint))
+    where = f" ({_first_of(files, 'files')})" if named else ""
+    return f"{lead}{escape(message)}{more}{where}"
+
+
+def _first_of(names: Sequence[str], noun: str = "") -> str:
+    more = f" and {len(names) - 1} more {noun}".rstrip() if len(names) > 1 else ""
+    return escape(names[0]) + more
 
 
 def print_checked(checked: Checked, *, notices: bool = True) -> None:
@@ -77,9 +103,7 @@ def print_checked(checked: Checked, *, notices: bool = True) -> None:
     quiet = [f for f in checked.findings if f.severity.value == "notice" and not notices]
     counted = f", {len(quiet)} notice{'s' * (len(quiet) > 1)}" if quiet else ""
     say(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{shown}  {size(checked.bytes)}{counted}")
-    for finding in checked.findings:
-        if finding not in quiet:
-            say(finding_line(finding, checked.path))
+    print_findings((f for f in checked.findings if f not in quiet), checked.path)
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

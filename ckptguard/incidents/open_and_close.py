@@ -37,7 +37,7 @@ from ckptguard.values.verdict import Outcome, Severity
 _MOST = 64  # incidents that are looked at, the newest ones
 _LONGEST = 10_000  # characters about bad saves of one trouble
 _SECOND = 1_000_000_000  # incidents are dated to the second
-_OF_NUMBERS = {"finite", "stale", "incident"}
+_OF_NUMBERS = {"finite", "stale", "drift", "incident"}
 _OF_STORAGE = (*NO_SICKNESS, "damage", "crash")
 
 _log = logging.getLogger("ckptguard")

@@ -106,7 +106,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
             fresh.append(msgspec.structs.replace(state, id=None))
     for series in history.names:
         for id in history.standings(series):
-            if id not in states:
+            if id not in states and (glance.judged(id) or glance.sealed(id) or id in in_kept or id in in_trash):
                 states[id] = state_of(id, None)
     glance.forget_others()
     found = [*states.values(), *fresh]

@@ -14,13 +14,14 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 
 from ckptguard.decisions.known_good import Standpoint, by_generation, parse_verdict_name
 from ckptguard.errors import ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
-from ckptguard.records.ledger import latest_verdict
+from ckptguard.records.ledger import is_about, latest_verdict
 from ckptguard.records.manifests import FOLDER as MANIFESTS
 from ckptguard.records.manifests import read_manifest, sealed_id
 from ckptguard.records.run import Run
@@ -257,7 +258,8 @@ class Glance:
     def _read(self, id: CheckpointId, stamp: bytes, files: bool) -> MemoRow:
         # From storage, and not as the history may remember it: that may be older than the stamp.
         manifest, sealed, judged = None, None, None
-        if id in self._history.sealed(id.series):
+        is_sealed = id in self._history.sealed(id.series)
+        if is_sealed:
             with contextlib.suppress(RecordsError):
                 manifest = read_manifest(self._run, id)
         if manifest is not None:
@@ -265,7 +267,9 @@ class Glance:
             remembered_files = tuple(RememberedFile(*one) for one in found if files)
             place, looked = (manifest.path, manifest.layout, manifest.bytes), _digest(found)
             sealed = SealedAs(*place, remembered_files, looked, standpoint_of(manifest))
-        verdict = latest_verdict(self._run, id, self._names_of(id))
+        verdict = latest_verdict(
+            self._run, id, self._names_of(id), partial(is_about, manifest=manifest, sealed=is_sealed)
+        )
         if verdict is not None:
             judged = JudgedAs(
                 verdict.outcome,

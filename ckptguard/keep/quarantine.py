@@ -10,7 +10,6 @@ from msgspec.structs import asdict
 
 from ckptguard.errors import ObjectExistsError, ObjectMissingError
 from ckptguard.layouts import Checkpoint, tops
-from ckptguard.records.ledger import append_verdict
 from ckptguard.records.quarantine import FOLDER as QUARANTINE
 from ckptguard.records.quarantine import Quarantined, mark_moved, mark_quarantined, read_quarantined, was_moved
 from ckptguard.records.run import Run
@@ -91,8 +90,7 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
     if before is not None and before.outcome is not Outcome.GOOD and not damaged:
         return
     finding = Finding(check="incident", severity=Severity.SICKNESS, message=reason)
-    name = append_verdict(
-        view.run,
+    view.history.add_verdict(
         Verdict(
             **asdict(id),
             outcome=before.outcome if before and damaged else Outcome.SUSPECT,
@@ -103,9 +101,8 @@ def mark_suspect(view: RunView, id: CheckpointId, reason: str) -> None:
             place_damaged=damaged,
             seen=before.seen if before else (),
             content=Outcome.SUSPECT if damaged else None,
-        ),
+        )
     )
-    view.history.note_verdict(id.series, name)
 
 
 def _move_files(run: Run, path: str, files: Sequence[str], folder: str) -> None:

@@ -36,18 +36,20 @@ def shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def _numbered_gaps(names: set[str], listed: set[str]) -> list[Gap]:
-    """Shards that are not there by the numbers in the others' names, and families that no index lists, as that may
-    have a name of its own (torchtune's ``ft-model-00001-of-00002.safetensors``)."""
+    """Shards that are not there by the numbers in the others' names, and that no index names; families that no index
+    lists, as that may have a name of its own (torchtune's ``ft-model-00001-of-00002.safetensors``)."""
     families: dict[tuple[str, int, str], set[int]] = {}
     for name in names:
         match = _SHARD.fullmatch(name)
         if match and not _OF_RANK.fullmatch(name.rpartition("/")[2]):
             family = (match["stem"], int(match["total"]), match["suffix"])
             families.setdefault(family, set()).add(int(match["number"]))
-    families_listed = {(match["stem"], match["suffix"]) for name in listed if (match := _SHARD.fullmatch(name))}
+    families_listed: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_SHARD.fullmatch, listed)):
+        families_listed.setdefault((match["stem"], match["suffix"]), set()).add(int(match["number"]))
     gaps = []
     for (stem, total, suffix), numbers in sorted(families.items()):
-        if len(numbers) < total:
+        if len(numbers | families_listed.get((stem, suffix), set())) < total:
             have = sorted(numbers)
             gaps.append(Gap(f"only {len(numbers)} of {total} shards of {stem}{suffix} are there: {have[:_MOST_NAMED]}"))
         if f"{stem}{suffix}.index.json" not in names and (stem, suffix) not in families_listed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ckptguard.decisions.known_good import Standing, standings, verdict_name
 from ckptguard.errors import RecordsError
 from ckptguard.records.run import Run, has_content, list_records, read_record, record_names, write_once
 from ckptguard.values.ids import CheckpointId, series_folder, series_from_folder
+from ckptguard.values.manifest import Manifest, content_digest
 from ckptguard.values.record_text import encode_checked
 from ckptguard.values.verdict import Verdict, decode_verdict
 
@@ -33,8 +34,17 @@ def series_names(run: Run, series: str, *, known: Collection[str] = ()) -> list[
     return [name for name in names if name in known or has_content(run, f"{folder}/{name}")]
 
 
-def read_verdict(run: Run, standing: Standing) -> Verdict | None:
-    """The entry behind a standing; None if it is empty or cannot be parsed: such an entry does not exist."""
+def is_about(verdict: Verdict, manifest: Manifest | None, *, sealed: bool) -> bool:
+    """Whether a verdict is one on what was sealed here, and not a copy of another run's. `sealed`: a manifest is there,
+    if one that cannot be read. A verdict of an older version does not say what it is about."""
+    if not verdict.manifest:
+        return True
+    return sealed if manifest is None else content_digest(manifest.files) == verdict.manifest
+
+
+def read_verdict(run: Run, standing: Standing, fits: Callable[[Verdict], bool]) -> Verdict | None:
+    """The entry behind a standing; None if it is empty, cannot be parsed or does not fit: such an entry does not
+    exist. What `fits` is about what was sealed here."""
     text = read_record(run, f"{FOLDER}/{series_folder(standing.id.series)}/{verdict_name(standing)}")
     if not text:
         return None
@@ -43,14 +53,14 @@ def read_verdict(run: Run, standing: Standing) -> Verdict | None:
     except RecordsError:
         return None
     said, asked = (verdict.id.order, verdict.outcome), (standing.id.order, standing.outcome)
-    return verdict if said == asked else None
+    return verdict if said == asked and fits(verdict) else None
 
 
-def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str]) -> Verdict | None:
+def latest_verdict(run: Run, id: CheckpointId, names: Sequence[str], fits: Callable[[Verdict], bool]) -> Verdict | None:
     """The verdict that counts for one generation, passing over entries that do not exist."""
     left = list(names)
     while (standing := standings(id.series, left).get(id)) is not None:
-        verdict = read_verdict(run, standing)
+        verdict = read_verdict(run, standing, fits)
         if verdict is not None:
             return verdict
         left.remove(verdict_name(standing))

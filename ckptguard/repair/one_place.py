@@ -14,7 +14,6 @@ from ckptguard.keep.quarantine import damaged_folder
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import Incident, list_incidents, open_incident, update_incident
 from ckptguard.records.kept import KeptCopy, read_kept, read_set_aside, reinstate_kept, set_aside
-from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
 from ckptguard.records.scrubs import Where
 from ckptguard.records.who_and_when import utc_now
@@ -269,7 +268,7 @@ def _record_kept(view: RunView, id: CheckpointId, done: Done) -> None:
         seen=() if alone else before.seen,
         content=None if alone else before.content,
     )
-    view.history.note_verdict(id.series, append_verdict(view.run, verdict))
+    view.history.add_verdict(verdict)
 
 
 def _close_incidents(run: Run, about: dict[str, str], done: Done) -> None:
@@ -313,7 +312,7 @@ def record_kept_damage(
                 place_damaged=before.place_damaged or alone,
                 content=sealed_outcome(before) if alone else before.content,
             )
-            view.history.note_verdict(copy.series, append_verdict(run, verdict))
+            view.history.add_verdict(verdict)
         incident = _incident(run, copy, findings, source)  # before anybody can repair it, who closes it
         put_aside(run, copy)
     return findings, incident

@@ -11,7 +11,6 @@ import msgspec
 
 from ckptguard.errors import CouldNotTellError, ObjectExistsError, ObjectMissingError, RecordsError
 from ckptguard.records.ledger import FOLDER as LEDGER
-from ckptguard.records.ledger import append_verdict
 from ckptguard.records.lineage import KEY as LINEAGE
 from ckptguard.records.lineage import another_run, begin_lineage, join_lineage, read_lineage
 from ckptguard.records.manifests import FOLDER as MANIFESTS
@@ -146,7 +145,7 @@ def mirror_verdicts(source: RunView, target: RunView) -> None:
             lifted = theirs.outcome is Outcome.SUSPECT and content is Outcome.GOOD
             if content is not None and content is not theirs.outcome and (lifted or theirs.outcome is Outcome.GOOD):
                 theirs = msgspec.structs.replace(verdict_on_content(verdict), seen=theirs.seen)
-                there.note_verdict(series, append_verdict(target.run, theirs))
+                there.add_verdict(theirs)
 
 
 def _copy_unknown(source: Run, target: Run, folder: str, names: Iterable[str]) -> None:

@@ -25,7 +25,6 @@ from ckptguard.errors import (
 )
 from ckptguard.keep.quarantine import damaged_folder, quarantine
 from ckptguard.records.kept import KeptCopy, commit_kept, kept_folder, read_kept
-from ckptguard.records.ledger import append_verdict
 from ckptguard.records.manifests import manifest_key, write_manifest
 from ckptguard.records.run import Run, read_record
 from ckptguard.records.who_and_when import utc_now
@@ -228,7 +227,7 @@ def _give_verdict(sending: Sending, *, sealed_before: bool) -> None:
     if sealed_before and verdict.outcome is Outcome.GOOD:
         entries = [sending.storage.stat(file.path) for file in sending.candidate.manifest.files]
         verdict = msgspec.structs.replace(verdict, seen=tuple((e.key, *e.signature) for e in entries))
-    target.history.note_verdict(id.series, append_verdict(target.run, verdict))
+    target.history.add_verdict(verdict)
 
 
 def verdict_on_content(before: Verdict, *more: Finding) -> Verdict:

@@ -229,7 +229,7 @@ def _strict_verdict(view: RunView, id: CheckpointId) -> Verdict | None:
     standing = view.history.standings(id.series).get(id)
     if standing is None:
         return None
-    verdict = read_verdict(view.run, standing)
+    verdict = read_verdict(view.run, standing, view.history.fits)
     if verdict is None:
         raise RecordsError(
             f"the verdict {standing.number} on {id} of {id.series} cannot be read",

@@ -11,15 +11,15 @@ import msgspec
 
 from ckptguard.decisions.known_good import Standing, by_generation, ever_good, parse_verdict_name, standings, weightier
 from ckptguard.errors import RecordsError
-from ckptguard.records.ledger import latest_verdict, ledger_names, series_names
+from ckptguard.records.ledger import append_verdict, is_about, latest_verdict, ledger_names, series_names
 from ckptguard.records.manifests import manifest_names, read_manifest, sealed_id
 from ckptguard.records.names_by_step import ListedSteps, StepRecords
 from ckptguard.records.quarantine import quarantined_generations, quarantined_of_series, read_quarantined
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accepted_references
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
-from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Facts, Outcome, Verdict
+from ckptguard.values.manifest import Manifest, content_digest
+from ckptguard.values.verdict import VERDICT_FORMAT, Facts, Outcome, Verdict
 
 _ORDER = attrgetter("order")
 _MOST_MANIFESTS = 64  # remembered at once: that of a large checkpoint takes some 25 MB
@@ -106,10 +106,23 @@ class History(msgspec.Struct):
         self._manifests[id] = manifest
 
     def verdict(self, id: CheckpointId) -> Verdict | None:
-        """The verdict that counts for a generation; entries that cannot be read do not exist."""
+        """The verdict that counts for a generation; entries that cannot be read, or are not about it, do not exist."""
         if id not in self._verdicts:
-            self._verdicts[id] = latest_verdict(self.run, id, self._entries(id.series).get(id, []))
+            self._verdicts[id] = latest_verdict(self.run, id, self._entries(id.series).get(id, []), self.fits)
         return self._verdicts[id]
+
+    def fits(self, verdict: Verdict) -> bool:
+        """Whether a verdict of this ledger is about what was sealed under its id."""
+        manifest = self.manifest(verdict.id) if verdict.manifest else None
+        sealed = bool(verdict.manifest) and manifest is None and verdict.id in self.sealed(verdict.series)
+        return is_about(verdict, manifest, sealed=sealed)
+
+    def add_verdict(self, verdict: Verdict) -> None:
+        """Append a verdict to the ledger; it names the manifest that it is about."""
+        manifest = self.manifest(verdict.id)
+        about = content_digest(manifest.files) if manifest is not None else verdict.manifest
+        verdict = msgspec.structs.replace(verdict, format=VERDICT_FORMAT, manifest=about)
+        self.note_verdict(verdict.series, append_verdict(self.run, verdict))
 
     def refresh(self, series: str) -> None:
         """List the names of one series again: its verdicts, manifests and marks of quarantine."""
@@ -225,16 +238,20 @@ class History(msgspec.Struct):
     def reference(self, id: CheckpointId) -> tuple[Manifest, Verdict | None] | None:
         """The manifest that a checkpoint's schema must match: the nearest lower-step GOOD of the series, else the
         nearest higher; without a step the newest earlier GOOD. An accepted schema counts as GOOD, and needs no
-        reference."""
+        reference; what came before it need not match it, nor what came after."""
         accepted = accepted_references(self.run, id.series)
         if id in accepted:
             return None
         for other in self._nearest(id):
             standing = self.standings(id.series).get(other)
-            if other in accepted or (standing is not None and standing.outcome is Outcome.GOOD):
-                manifest = self.manifest(other)
-                if manifest is not None:
-                    return manifest, self.verdict(other)
+            if other in accepted and other.order > id.order:
+                return None
+            if other not in accepted and (standing is None or standing.outcome is not Outcome.GOOD):
+                continue
+            manifest, verdict = self.manifest(other), self.verdict(other)
+            good = verdict is not None and verdict.outcome is Outcome.GOOD
+            if manifest is not None and (good or other in accepted):
+                return manifest, verdict
         return None
 
     def _nearest(self, id: CheckpointId) -> Iterator[CheckpointId]:

@@ -17,7 +17,7 @@ from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.formats.structure import Structure, TensorPlace
 from ckptguard.scan.result import Numbers
 from ckptguard.scan.rms_sample import Decode, SquareSum
-from ckptguard.scan.tallies import Tally, merge
+from ckptguard.scan.tallies import Sample, Tally, merge
 from ckptguard.storage.protocol import Reader
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ArrayTally(Tally):
         self.squares.add(bits)
         self.count += len(bits)
 
-    def finish(self) -> tuple[int, float, float]:
+    def finish(self) -> Sample:
         return self.squares.sums()
 
     def _add_suspicious(self, bits: Bits) -> None:

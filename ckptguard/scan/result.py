@@ -15,7 +15,8 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     first element. `largest` is the largest finite magnitude (0.0 if there is none). `constant`: all elements have
     the same bits; `zero`: all elements are zero (of either sign); `single_finite`: all finite elements have the
     same bits. `rms` is the root mean square of the finite elements: of all in up to 64 KiB, of a fixed sample in
-    larger tensors; the same number however the file was scanned. None where no such element is finite.
+    larger tensors; the same number however the file was scanned. None where no such element is finite. `zeros` is the
+    share of the same elements that have no bit set: zeros, but for negative ones.
     """
 
     count: int
@@ -25,6 +26,7 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     first_bad: int | None = None
     largest: float = 0.0
     rms: float | None = None
+    zeros: float | None = None
     constant: bool = False
     zero: bool = False
     single_finite: bool = False

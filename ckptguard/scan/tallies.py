@@ -13,6 +13,8 @@ from ckptguard.scan.result import Numbers
 
 LARGE = 2.0**900  # sums of squares from here on are kept scaled, so that none is ever infinite
 SCALE = 2.0**-540
+# What the sample of a segment holds: finite elements, zeros among them, their squares' sum, that of huge ones, scaled.
+Sample = tuple[int, int, float, float]
 _CODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -46,9 +48,8 @@ class Tally:
         """Look at the next floats of the segment; a block holds whole ones."""
         raise NotImplementedError
 
-    def finish(self) -> tuple[int, float, float]:
-        """After the last block: how many finite elements the sample of the root mean square holds, the sum
-        of their squares, and that of the huge ones, scaled."""
+    def finish(self) -> Sample:
+        """After the last block."""
         raise NotImplementedError
 
 
@@ -67,7 +68,7 @@ class FewTally(Tally):
     def add(self, block: memoryview) -> None:
         self._raw += block
 
-    def finish(self) -> tuple[int, float, float]:
+    def finish(self) -> Sample:
         layout, order = self.layout, ">" if self._byte_order == "big" else "<"
         self.count = len(self._raw) // layout.size
         bits = struct.unpack(f"{order}{self.count}{_CODES[layout.size]}", self._raw)
@@ -81,20 +82,20 @@ class FewTally(Tally):
                 self.posinf, self.neginf = bits.count(layout.infinity), bits.count(layout.infinity | sign)
             self.nan = len(bits) - len(finite) - self.posinf - self.neginf
         if not finite:
-            return 0, 0.0, 0.0
+            return 0, 0, 0.0, 0.0
         self.bits_of_finite, self.single_finite = finite[0], finite.count(finite[0]) == len(finite)
         magnitudes = [b & ~sign for b in finite]
         self.largest = max(magnitudes)
-        values = [layout.magnitude(m) for m in magnitudes]
+        values, zeros = [layout.magnitude(m) for m in magnitudes], finite.count(0)
         total = sum([v * v for v in values])
         if total < LARGE:
-            return len(finite), total, 0.0
-        return len(finite), 0.0, sum([(v * SCALE) * (v * SCALE) for v in values])
+            return len(finite), zeros, total, 0.0
+        return len(finite), zeros, 0.0, sum([(v * SCALE) * (v * SCALE) for v in values])
 
 
 def merge(tallies: Sequence[Tally]) -> Numbers:
     """The numbers of a tensor from those of its segments, in order."""
-    rms = _rms_of([tally.finish() for tally in tallies])
+    samples = [tally.finish() for tally in tallies]
     one = tallies[0] if len(tallies) == 1 else _as_one(tallies)
     largest = one.layout.magnitude(one.largest)
     return Numbers(
@@ -104,7 +105,8 @@ def merge(tallies: Sequence[Tally]) -> Numbers:
         neginf=one.neginf,
         first_bad=one.first_bad,
         largest=largest,
-        rms=rms,
+        rms=_rms_of(samples),
+        zeros=_zeros_of(samples),
         constant=one.count > 0 and one.constant,
         zero=one.count > 0 and one.first_bad is None and largest == 0,
         single_finite=one.bits_of_finite is not None and one.single_finite,
@@ -129,9 +131,15 @@ def _as_one(tallies: Sequence[Tally]) -> Tally:
     return whole
 
 
-def _rms_of(sums: Sequence[tuple[int, float, float]]) -> float | None:
+def _zeros_of(samples: Sequence[Sample]) -> float | None:
+    """Which share of the finite elements has no bit set."""
+    count = sum(sample[0] for sample in samples)
+    return sum(sample[1] for sample in samples) / count if count else None
+
+
+def _rms_of(samples: Sequence[Sample]) -> float | None:
     """The root mean square over several segments; None if no element of the sample is finite."""
-    count, total, large = (sum(column) for column in zip(*sums, strict=True))
+    count, _, total, large = (sum(column) for column in zip(*samples, strict=True))
     if count == 0:
         return None
     if large:

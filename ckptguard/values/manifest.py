@@ -6,6 +6,7 @@ Digests are lower-case hexadecimal. `FORMAT.md` beside the records specifies the
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 
@@ -30,7 +31,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One named tensor; `span` is the index in its file's spans (None: it has no bytes of its own). `largest` is the
     largest finite magnitude and `rms` the root mean square (of a sample, in large tensors), as the scan found them, in
-    six digits; None for other than floats, and where the writer sealed without looking."""
+    six digits, and `zeros` the share of zeros; None for other than floats, and where the writer sealed without
+    looking."""
 
     name: str
     dtype: str
@@ -39,6 +41,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     role: str
     largest: float | None = None
     rms: float | None = None
+    zeros: float | None = None
 
 
 class Counter(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -127,6 +130,11 @@ def identity(files: tuple[File, ...]) -> tuple[tuple[object, ...], ...]:
     return tuple(
         sorted((f.path, f.size, f.envelope, tuple((s.offset, s.length, s.blake3) for s in f.spans)) for f in files)
     )
+
+
+def content_digest(files: tuple[File, ...]) -> str:
+    """What tells a content from all others, in 32 hexadecimal digits: a verdict names what it judges by it."""
+    return hashlib.blake2b(msgspec.json.encode(identity(files)), digest_size=16).hexdigest()
 
 
 def decode_manifest(text: bytes) -> Manifest:

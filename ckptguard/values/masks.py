@@ -1,22 +1,35 @@
-"""Which tensors may hold -Inf on purpose: masks. What is learnt never does, whatever else it holds."""
+"""Which tensors may hold -Inf on purpose: masks. What is learnt or counted never does, whatever else it holds."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 
-_LEARNT = re.compile(
-    r"weight|\w+_weight|weight_(?:orig|g|v)|weight_[ih]h_l\d+(?:_reverse)?|original\d*"
-    r"|lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|gamma|beta"
+# A name that says mask says it last: mask_token and masked_spec_embed are learnt. A vector that ends in bias is, too.
+_MASK = re.compile(
+    r"(?:\w*_)?(?:\w*mask|\w*Mask|masks|causal|triu|tril)(?:_(?:buffer|buf|matrix|cached?|bias|\d+))?|masked_bias"
 )
-# A bias of several dimensions may be added to attention scores, as a mask is: that of old GPT-2 is a buffer.
-_LEARNT_VECTOR = re.compile(r"bias|bias_orig|\w+_proj_bias|bias_[ih]h_l\d+(?:_reverse)?")
-_MOMENT = re.compile(r"(?:max_)?exp_avg\w*|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta")
+_MASK_OF_SEVERAL_DIMENSIONS = re.compile(r"(?:\w*_)?(?:attn|attention|logits?)_bias")
+_NEVER = re.compile(
+    r"weights?|\w+_weight|weight_(?:orig|g|v)|weight_[ih]h_l\d+(?:_reverse)?|original\d*|kernel|\w+_kernel|\w*scale|gamma|beta"
+    r"|lora_(?:A|B|embedding_A|embedding_B|magnitude_vector)|\w*embed(?:s|ding|dings)?|\w+_(?:emb|table|tokens?)"
+    r"|running_\w+|amax_history|(?:max_)?exp_avg\w*|exp_inf|momentum_buffer|square_avg|grad_avg|acc_delta|\w*moments?\d*"
+)
+_SMALLEST = 4  # rows of a triangle that is no coincidence
 
 
-def may_be_mask(name: str, dimensions: int) -> bool:
-    """Whether a tensor's name leaves it possible that it is a mask: not that of a weight, a bias (a vector), an
-    adapter or an optimizer's moment. ``h.0.attn.mask`` is possible, and so is ``h.0.attn.bias`` of four dimensions."""
-    last = name.rpartition(".")[2]
-    if _LEARNT.fullmatch(last) or _MOMENT.fullmatch(last):
+def may_be_mask(name: str, shape: Sequence[int], infinite: int, first: int | None) -> bool:
+    """Whether a tensor of a model, one finite value beside `infinite` times -Inf from index `first` on, is a mask.
+
+    Its name says so (``h.0.attn.causal_mask``), or it is a causal mask by its very form: matrices of which exactly the
+    half beyond the diagonal is infinite, under a name that is not one of a weight, a statistic or a moment.
+    """
+    last = next((part for part in reversed(name.split(".")) if not part.isdecimal()), "")
+    if _NEVER.fullmatch(last):
         return False
-    return dimensions > 1 or not _LEARNT_VECTOR.fullmatch(last)
+    if _MASK.fullmatch(last) or (len(shape) > 1 and _MASK_OF_SEVERAL_DIMENSIONS.fullmatch(last)):
+        return True
+    rows = shape[-1] if len(shape) > 1 and shape[-1] == shape[-2] else 0
+    beyond = math.prod(shape[:-2]) * rows * (rows - 1) // 2
+    return rows >= _SMALLEST and infinite == beyond and first in (1, rows)

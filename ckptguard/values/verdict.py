@@ -11,8 +11,9 @@ from ckptguard.errors import RecordsError
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.record_text import decode_checked
 
-VERDICT_FORMAT = 2  # 1: a step is one number or none
+VERDICT_FORMAT = 3  # 2: it does not name its manifest; 1: a step is one number or none
 MAX_FINDINGS_PER_CHECK = 50
+MOST_CONSTANT = 1000  # names in `Facts.constant`: if there are as many, others may be missing
 _CLEARED = "cleared: "
 
 
@@ -87,6 +88,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # a replica: of some files the store's own checksum was compared instead.
     read_back: str = ""
     content: Outcome | None = None  # with place_damaged: the outcome of the sealed bytes, when last seen whole
+    manifest: str = ""  # `content_digest` of the manifest that it is about; "" where nothing is sealed
 
     @property
     def id(self) -> CheckpointId:

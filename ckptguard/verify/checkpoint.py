@@ -24,7 +24,6 @@ from ckptguard.errors import (
 from ckptguard.keep.copies import put_aside
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import read_kept
-from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
 from ckptguard.records.trash import MOVED, read_trashed
 from ckptguard.records.who_and_when import utc_now
@@ -209,7 +208,7 @@ def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verif
             content=sealed_outcome(before) if damaged and before is not None else None,
         )
         if not _says_nothing_new(history, verdict, before):
-            history.note_verdict(id.series, append_verdict(run, verdict))
+            history.add_verdict(verdict)
     known = id if how.record or sealed else None
     return checked(checkpoint, known, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
 

@@ -144,7 +144,7 @@ def manifest_file(file: ScannedFile, roles: tuple[str, ...]) -> File:
         etag=file.entry.etag,
         spans=tuple(Span(place.offset, place.length, digest) for place, digest in places),
         tensors=tuple(
-            Tensor(t.name, t.dtype, t.shape, t.span, role, *((_digits(n.largest), _digits(n.rms)) if n else ()))
+            Tensor(t.name, t.dtype, t.shape, t.span, role, *(map(_digits, (n.largest, n.rms, n.zeros)) if n else ()))
             for t, role, n in tensors
         ),
         globals=file.structure.globals,

@@ -7,7 +7,6 @@ import msgspec
 from ckptguard.decisions.known_good import Standing
 from ckptguard.errors import NotFoundError, RefusedError, SettingsError
 from ckptguard.layouts import LAYOUTS
-from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import Run
 from ckptguard.records.run_settings import accept_reference
 from ckptguard.records.who_and_when import utc_now
@@ -77,7 +76,7 @@ def clear(view: RunView, word: str, *, reason: str) -> Verdict:
         facts=before.facts if before else Facts(),
         seen=before.seen if before else (),
     )
-    history.note_verdict(id.series, append_verdict(run, verdict))
+    history.add_verdict(verdict)
     return verdict
 
 

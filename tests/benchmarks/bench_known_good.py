@@ -32,7 +32,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import open_view
 from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
-from ckptguard.values.manifest import decode_manifest
+from ckptguard.values.manifest import content_digest, decode_manifest
 from ckptguard.values.record_text import encode_checked
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import decode_verdict
@@ -69,7 +69,8 @@ def write_run(root: Path, count: int, files: int | None = None) -> None:
                 )
         one = msgspec.structs.replace(manifest, path=name_of(step), step=step, files=tuple(own_files))
         (manifests / f"{name}.json").write_bytes(encode_checked(one))
-        (ledger / f"{name}.0001.good.json").write_bytes(encode_checked(msgspec.structs.replace(verdict, step=step)))
+        told = msgspec.structs.replace(verdict, step=step, manifest=content_digest(one.files))
+        (ledger / f"{name}.0001.good.json").write_bytes(encode_checked(told))
 
 
 def median(times: int, act: Callable[[], object]) -> float:

@@ -24,6 +24,8 @@ class T(NamedTuple):
     dtype: str = "float32"
     largest: float = 1.0
     rms: float | None = 0.5
+    zeros: float | None = 0.0
+    constant: bool = False
 
 
 Files = Mapping[str, Sequence[T]]
@@ -55,7 +57,9 @@ def evidence(
             leaves=tuple((leaves or {}).get(name, ())),
         )
         numbers = [
-            Numbers(count=4, largest=t.largest, rms=t.rms) if t.digest is not None and "int" not in t.dtype else None
+            Numbers(count=4, largest=t.largest, rms=t.rms, zeros=t.zeros, constant=t.constant)
+            if t.digest is not None and "int" not in t.dtype
+            else None
             for t in tensors
         ]
         scanned.append(
@@ -97,6 +101,7 @@ def manifest(files: Files, *, step: int = 1) -> Manifest:
                         t.role,
                         t.largest if t.digest is not None else None,
                         t.rms,
+                        t.zeros,
                     )
                     for t in tensors
                 ),

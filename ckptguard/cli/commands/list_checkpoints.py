@@ -9,6 +9,7 @@ from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, trouble
 from ckptguard.cli.render import size, table
 
+_LONGEST_REASON = 100
 _CHANGED = "was {} when it was read; changed since"
 _PLACES = (("in_place", "run"), ("kept", "kept"), ("quarantined", "quarantine"), ("trashed", "trash"))
 
@@ -38,7 +39,7 @@ def command(run: str, shared: Shared) -> None:
     for s in states:
         cost = ("shared" if s.kept_bytes is None else size(s.kept_bytes)) if s.kept else None
         copy = (cost,) if copies else ()
-        reason = _CHANGED.format(s.outcome.value) if s.changed else s.reason or "; ".join(s.pins)
+        reason = _CHANGED.format(s.outcome.value) if s.changed else _short(s.reason) or "; ".join(s.pins)
         where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
         counter = (s.counter,) if counted else ()
         rows.append(
@@ -49,3 +50,7 @@ def command(run: str, shared: Shared) -> None:
     if len(set(kinds.values())) > 1 or not all(isinstance(s.step, int) for s in states):
         for series, words in sorted(kinds.items()):
             say(f"{escape(series)} is ordered by {words}")
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 1] + "…"

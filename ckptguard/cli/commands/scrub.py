@@ -10,7 +10,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, parse_rate, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble, working
-from ckptguard.cli.render import cell, finding_line, size, word
+from ckptguard.cli.render import cell, print_findings, size, word
 
 if TYPE_CHECKING:
     from ckptguard.repair.scrub import Scrubbed
@@ -83,9 +83,7 @@ def _show(done: Scrubbed) -> None:
     for one in done.places:
         what = " (kept copy)" if one.place == "kept" else ""
         say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what} ({one.id})  {size(one.bytes)}")
-        for finding in one.findings:
-            if finding.severity.value != "notice":
-                say(finding_line(finding, one.path))
+        print_findings((f for f in one.findings if f.severity.value != "notice"), one.path)
     total = size(sum(one.bytes for one in done.places))
     if not done.places and done.next is None:
         say("nothing here has a verdict yet: `ckptguard verify` gives one")

@@ -12,7 +12,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import bytes_below, emit, say, trouble, working
-from ckptguard.cli.render import cell, facts, finding_line, size, table
+from ckptguard.cli.render import cell, facts, print_findings, size, table
 
 if TYPE_CHECKING:
     from ckptguard.inspect.show import Shown
@@ -77,8 +77,7 @@ def print_shown(shown: Shown) -> None:
         for f in manifest.files
     ]
     table(("file", "size", "format", "tensors", "md5"), rows)
-    for finding in verdict.findings if verdict else ():
-        say(finding_line(finding, manifest.path))
+    print_findings(verdict.findings if verdict else (), manifest.path)
 
 
 Row = tuple[str, tuple[str, ...]]  # a name, indented by its place in the tree, and the cells after it

@@ -9,7 +9,7 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import bytes_below, emit, say, trouble, working
+from ckptguard.cli.output import bytes_below, emit, escape, say, trouble, working
 from ckptguard.cli.render import cell, print_checked, word
 
 if TYPE_CHECKING:
@@ -65,6 +65,31 @@ def print_report(report: Report) -> None:
     """One line for each checkpoint, its findings below it, and a last line that sums up."""
     for checked in report.checkpoints:
         print_checked(checked, notices=report.kind != "run" or checked.outcome.value == "pending")
+    for sentence in _what_to_do(report):
+        say(sentence)
     counts = Counter(c.outcome.value for c in report.checkpoints)
     parts = ", ".join(f"{counts[o]} {o}" for o in ORDER if counts[o]) or "no checkpoints"
     say(f"{cell(report.target)}: {word(report.outcome.value)} ({parts})")
+
+
+def _what_to_do(report: Report) -> list[str]:
+    """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
+    import shlex  # only where something was found
+
+    said: dict[str, str] = {}
+    for checked in report.checkpoints:
+        which = f"{shlex.quote(report.target)} {shlex.quote(checked.path)}"
+        errors = {f.check for f in checked.findings if f.severity.value == "error"}
+        for finding in checked.findings:
+            check, severity = finding.check, finding.severity.value
+            if severity == "sickness" and not errors and check == "schema":
+                said.setdefault(check, f"if other tensors are deliberate: {escape(f'ckptguard accept {which}')}")
+            elif severity == "sickness" and not errors:
+                said.setdefault("suspicion", f"if all is well: {escape(f'ckptguard clear {which}')} --reason TEXT")
+            elif severity == "error" and errors == {check} == {"finite"} and finding.tensor and finding.count:
+                option = f"--allow-nonfinite {shlex.quote(finding.tensor)}"
+                said.setdefault(check, f"if a tensor must be so: {escape(option)} (or a pattern for several)")
+            elif severity == "error" and check == "pickle-safety" and finding.found and "allow-list" in finding.message:
+                option = f"--trust-global {shlex.quote(finding.found)}"
+                said.setdefault(check, f"if you know what it is: {escape(option)}")
+    return list(said.values())

@@ -14,7 +14,7 @@ Named = Sequence[tuple[str, Any]]
 
 def first_non_finite(model: Any, allow: Iterable[str] = ()) -> str | None:
     """The name of the first parameter or buffer that holds NaN or Inf, or None. A mask is no sickness (no NaN, no +Inf,
-    -Inf beside one single finite value, and nothing that is learnt), nor is a name that `allow` matches."""
+    -Inf beside one single finite value, in what has the name or form of one), nor is a name that `allow` matches."""
     return first_of(model_tensors(model), allow)
 
 
@@ -176,8 +176,12 @@ def _readable(tensor: Any) -> Any:
 
 
 def _is_mask(name: str, tensor: Any) -> bool:
-    if tensor.requires_grad or name.startswith("optimizer.") or not may_be_mask(name, tensor.dim()):
+    if tensor.requires_grad or name.startswith("optimizer."):
         return False  # a bias of zeros of which one is -Inf now
     values = _readable(tensor)
     highest = values.amax()  # NaN carries through. Not unique(): it sorts, which takes seconds for a large tensor
-    return bool(highest.isfinite() and ((values == highest) | (values == float("-inf"))).all())
+    infinite = values == float("-inf")
+    if not (highest.isfinite() and ((values == highest) | infinite).all()):
+        return False
+    first = int(infinite.flatten().byte().argmax())
+    return may_be_mask(name, tensor.shape, int(infinite.sum()), first)

@@ -30,10 +30,31 @@ def test_files_that_only_a_manifest_binds() -> None:
     assert found_by("completeness", evidence({"model.safetensors": [W], "rng.pt": [T("r", role="rng")]})) == []
 
 
-def test_a_metadata_file_binds_its_pieces() -> None:
-    """DCP says where each piece lies."""
+def test_no_metadata_file_binds_its_pieces() -> None:
+    """DCP says where each piece lies, and no piece says of which save it is: one of another fits as well."""
     dcp = {".metadata": [T("w", None)], "__0_0.distcp": [T("w[0:8]")], "__1_0.distcp": [T("w[8:16]")]}
-    assert found_by("completeness", evidence(dcp)) == []
+    [notice] = found_by("completeness", evidence(dcp))
+    assert (notice.severity, "unknown" in notice.message) == (Severity.NOTICE, True)
+    assert found_by("completeness", evidence(dcp, sealed=manifest(dcp, step=2))) == []
+
+
+def test_a_file_of_the_save_before() -> None:
+    """Its moments rest while those of others went on. Where all rest, or none is kept, nothing is told."""
+
+    def files(*digests: str, role: str = "optimizer") -> dict[str, list[T]]:
+        return {f"__{rank}_0.distcp": [T(f"m[{rank}]", digest, role)] for rank, digest in enumerate(digests)}
+
+    def told(before: dict[str, list[T]], now: dict[str, list[T]], **more: object) -> list[str | None]:
+        given = evidence(now, previous=manifest(before), **more)  # type: ignore[arg-type]
+        return [f.file for f in found_by("completeness", given) if f.severity is Severity.WARNING]
+
+    assert told(files("a", "b", "c"), files("d", "b", "e")) == ["ckpt-2/__1_0.distcp"]
+    assert told(files("a", "b", "c"), files("d", "a", "e")) == ["ckpt-2/__1_0.distcp"]  # of another rank, too
+    assert told(files("a", "b"), files("c", "d")) == []
+    assert told(files("a", "b"), files("a", "b")) == []  # check_stale knows
+    frozen = {**files("a", role="model"), "o.pt": [T("exp_avg", "b", "optimizer")]}
+    assert told(frozen, {**frozen, "o.pt": [T("exp_avg", "c", "optimizer")]}) == []
+    assert told(files("a", "b"), files("c", "b"), sealed=manifest(files("c", "b"), step=2)) == []
 
 
 def test_fewer_rng_files_than_the_reference() -> None:
@@ -47,10 +68,19 @@ def test_fewer_rng_files_than_the_reference() -> None:
 
 
 def test_what_a_resume_would_start_anew() -> None:
-    """Weights alone: a notice. What the reference held in the same file: a warning."""
-    assert [f.severity for f in found_by("resumable", evidence({"m.pt": [W]}))] == [Severity.NOTICE]
+    """Weights alone, of a training: a notice. What the reference held in the same file: a warning."""
     full = {"m.pt": [W, MOMENT]}
     before = Facts(resumable=("model", "optimizer", "scheduler", "rng"))
+    alone = evidence({"m.pt": [W]})
+    assert found_by("resumable", alone) == []  # a model that somebody downloaded, or dumps for evaluation
+    assert found_by("resumable", evidence({"m.pt": [W]}, reference_facts=Facts(resumable=("model",)))) == []
+    for of_a_training in (
+        evidence({"m.pt": [W], "trainer_state.json": []}),
+        evidence({"m.pt": [W], "rng_state.pth": []}),
+        evidence({"m.pt": [W]}, reference_facts=before),
+        evidence({"m.pt": [W]}, previous_facts=before),
+    ):
+        assert [f.severity for f in found_by("resumable", of_a_training)] == [Severity.NOTICE]
     given = evidence(full, reference=manifest(full), reference_facts=before)
     [finding] = found_by("resumable", given)
     assert (finding.severity, "scheduler, rng" in finding.message) == (Severity.WARNING, True)

@@ -4,11 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ckptguard
+from ckptguard.checks.evidence import ScannedTensor
+from ckptguard.checks.finite import is_mask
 from ckptguard.errors import SickTrainingError
+from ckptguard.scan.result import Numbers
 from ckptguard.training.signals.weights import first_non_finite, first_non_finite_state
-from ckptguard.values.masks import may_be_mask
 from ckptguard.values.settings import Settings
 
 INF, NAN = float("inf"), float("nan")
@@ -30,8 +34,8 @@ INF, NAN = float("inf"), float("nan")
 def test_a_mask_is_one_finite_value_beside_minus_infinity(values, sick, dtype):
     """In every type; NaN, +Inf, or two finite values are none."""
     model = torch.nn.Module()
-    model.register_buffer("held", torch.tensor(values).to(dtype))
-    assert first_non_finite(model) == ("held" if sick else None)
+    model.register_buffer("mask", torch.tensor(values).to(dtype))
+    assert first_non_finite(model) == ("mask" if sick else None)
 
 
 def test_what_is_learnt_is_no_mask():
@@ -47,28 +51,80 @@ def test_what_is_learnt_is_no_mask():
     assert first_non_finite_state(optimizer) == "optimizer.state.0.momentum_buffer"
 
 
-@pytest.mark.parametrize(
-    ("name", "dimensions", "possible"),
-    [
-        ("h.0.attn.mask", 2, True),
-        ("h.0.attn.bias", 4, True),  # old GPT-2's
-        ("h.0.attn.masked_bias", 0, True),
-        ("final_logits_bias", 2, True),
-        ("alibi.slopes", 1, True),
-        ("weight_mask", 2, True),
-        ("bias", 1, False),
-        ("h.0.attn.bias", 1, False),
-        ("h.0.attn.in_proj_bias", 1, False),
-        ("h.0.attn.c_attn.weight", 2, False),
-        ("q.lora_A.default.weight", 2, False),
-        ("q.lora_B", 2, False),
-        ("o.state.1.exp_avg", 1, False),
-        ("o.state.1.momentum_buffer", 3, False),
-    ],
+def triangle(rows: int, *more: int) -> torch.Tensor:
+    """A causal mask."""
+    return torch.full((*more, rows, rows), -INF).triu(1)
+
+
+BESIDE_ZERO = torch.tensor([0.0, -INF])
+REAL_MASKS = {
+    "attn_mask": triangle(77),  # CLIP's text tower
+    "decoder.mask": triangle(448),  # Whisper's
+    "h.0.attn.bias": triangle(16, 1, 1),  # a causal buffer under the name of old GPT-2's
+    "h.0.causal": triangle(4),
+    "layers.0.self_attn.tril": triangle(8).T.contiguous(),
+    "future": triangle(9),  # by its form alone
+    "_future_mask": triangle(2),
+    "masks.0": BESIDE_ZERO,
+    "attnMask": BESIDE_ZERO,
+    "padding_mask": BESIDE_ZERO,
+    "vocab_mask_buffer": BESIDE_ZERO,
+    "attn_bias": BESIDE_ZERO.expand(2, 3, 2),
+    "final_logits_bias": BESIDE_ZERO.reshape(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", REAL_MASKS)
+def test_masks_of_real_models(name: str) -> None:
+    """Under the names that models give them, or as exact triangles."""
+    assert judged(name, REAL_MASKS[name]) == (True, True)
+
+
+LAST = (
+    *("weight", "bias", "kernel", "running_mean", "running_var", "gamma", "scale", "lora_A", "lora_B", "sink"),
+    *("pos_embed", "position_embedding", "mask_token", "masked_spec_embed", "mask_emb", "relative_position_bias_table"),
+    *("attn_bias", "in_proj_bias", "exp_avg", "momentum_buffer", "moment1", "amax_history", "logit_scale", "x"),
 )
-def test_names_that_tell_what_is_learnt(name: str, dimensions: int, possible: bool) -> None:
-    """A weight, an adapter and a moment are never masks; a bias is one only where it is no vector."""
-    assert may_be_mask(name, dimensions) is possible
+
+
+@given(
+    last=st.sampled_from(LAST),
+    inside=st.sampled_from(["", "module.h.0.attn.", "mask.", "ema.decoder.mask_head."]),
+    index=st.sampled_from(["", ".0", ".17"]),
+    finite=st.sampled_from([0.0, 1.0, -3.5]),
+    infinite=st.lists(st.booleans(), min_size=2, max_size=24).filter(lambda bits: any(bits) and not all(bits)),
+    rows=st.sampled_from([1, 2, 3]),
+)
+def test_nothing_learnt_or_counted_is_a_mask(
+    last: str, inside: str, index: str, finite: float, infinite: list[bool], rows: int
+) -> None:
+    """-Inf beside one finite value, in a vector or a matrix: a form that is no triangle excuses nothing."""
+    values = torch.where(torch.tensor(infinite), -INF, finite)
+    if rows > 1 and last != "attn_bias":
+        values = values.expand(rows, -1)
+    assert judged(f"{inside}{last}{index}", values) == (False, False)
+
+
+@pytest.mark.parametrize("last", sorted({*LAST} - {"bias", "attn_bias", "in_proj_bias", "sink", "x"}))
+def test_not_even_a_triangle_excuses_a_weight(last: str) -> None:
+    """Its name says that it is learnt."""
+    assert judged(f"h.{last}", triangle(8)) == (False, False)
+
+
+def judged(name: str, values: torch.Tensor) -> tuple[bool, bool]:
+    """Whether the check takes a tensor for a mask, and whether the guard does."""
+    model = torch.nn.Module()
+    place = model
+    *inside, last = name.split(".")
+    for part in inside:
+        place.add_module(part, torch.nn.Module())
+        place = place.get_submodule(part)
+    place.register_buffer(last, values)
+    bad = values.flatten().isinf()
+    count, first = int(bad.sum()), int(bad.nonzero()[0])
+    numbers = Numbers(count=bad.numel(), neginf=count, first_bad=first, single_finite=True)
+    tensor = ScannedTensor("m.pt", name, "float32", tuple(values.shape), "model", 0, numbers)
+    return is_mask(tensor, numbers), first_non_finite(model) is None
 
 
 class Both:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.runs import save_file, state_dict, write_safetensors, write_torch
 
+import ckptguard.runs.history
 from ckptguard.errors import DeniedError, StorageError
 from ckptguard.verify import checkpoint as checkpoint_module
 
@@ -191,7 +192,7 @@ def test_a_run_without_write_access_is_answered_with_a_warning(invoke, three, mo
     def denied(run, verdict):
         raise DeniedError("read-only", key="ledger")
 
-    monkeypatch.setattr(checkpoint_module, "append_verdict", denied)
+    monkeypatch.setattr(ckptguard.runs.history, "append_verdict", denied)
     result = invoke("verify", three)
     assert result.exit_code == 0
     assert "3 good" in result.stdout

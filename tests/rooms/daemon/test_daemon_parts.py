@@ -40,7 +40,7 @@ def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.Mo
     """Each source overrides the next one; a flag that was not given overrides nothing."""
     monkeypatch.chdir(tmp_path)
     Path("ckptguard.toml").write_text("settle = 1\nscan_interval = 2\nkeep_good = 3")
-    environ = {"CKPTGUARD_SETTLE": "10", "CKPTGUARD_SCAN_INTERVAL": "20", "CKPTGUARD_UNKNOWN": "x"}
+    environ = {"CKPTGUARD_SETTLE": "10", "CKPTGUARD_SCAN_INTERVAL": "20"}
     settings = load_settings(None, environ, settle=100.0, scan_interval=None)
     assert (settings.settle, settings.scan_interval, settings.keep_good) == (100.0, 20.0, 3)
     Path("other.toml").write_text("keep_good = 7")

@@ -16,6 +16,7 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage import Storage, normalise_url, open_storage
+from ckptguard.storage.local.writes import has_locks
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
@@ -59,7 +60,7 @@ _UNSAFE = {"read after write", "ranged reads", "overwrites"}
 _LIMITING = {"write", "exclusive create", "listing after write", "delete"}
 _NAMES = (
     *("write", "exclusive create", "read after write", "ranged reads", "overwrites", "listing after write", "delete"),
-    *("large objects", "clock", "free space", "round trip", "links", "reflinks", "inotify"),
+    *("large objects", "clock", "free space", "round trip", "locks", "links", "reflinks", "inotify"),
 )
 # What follows from a "yes", and from a "no".
 _MEANS = {
@@ -88,6 +89,10 @@ _MEANS = {
     "large objects": (
         "their uploads are exclusive, too",
         "of two uploads of one file at the same time the later one stays; manifests are not concerned",
+    ),
+    "locks": (
+        "of several processes that move files of a run one waits for the other",
+        "no process waits for another: of two that move the same files of a run one fails",
     ),
     "links": (
         "a kept copy costs no space, and shares a rotten block: see `keep`",
@@ -289,6 +294,10 @@ class _Probing:
     def _round_trip(self) -> _Answer:
         middle = statistics.median(self._times)
         return _Answer(True, f"a small write takes {middle * 1000:.0f} ms", round(middle, 4))
+
+    def _locks(self) -> bool:
+        root = self._storage.root
+        return root is not None and has_locks(os.path.join(root, self._key("ranges")))
 
     def _links(self) -> bool:
         return self._storage.copy(self._key("ranges"), self._key("linked"), how="link") != "copy"

@@ -174,7 +174,9 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
             return None
         if importlib.util.find_spec("ckptguard_daemon") is None:
             raise ModuleNotFoundError("the package ckptguard_daemon is not installed")
-        log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
+        log = os.devnull  # where another user made the folder for it
+        with contextlib.suppress(OSError):
+            log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
         command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid()), "--log-file", log]
         process = subprocess.Popen(
             command,

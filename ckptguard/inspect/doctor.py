@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import secrets
@@ -16,6 +17,7 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage import Storage, normalise_url, open_storage
+from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.local.writes import has_locks
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
@@ -173,26 +175,31 @@ class _Probing:
             self.failed = error
 
     def _all(self) -> None:
-        self._tell("write", self._write())  # what fails here fails altogether
-        if self.found["write"].answer != "yes":
-            for name in set(_NAMES) - {"write", "free space"}:
-                self._tell(name, _Answer(None, "not probed: nothing can be written"))
-            self._ask("free space")
-            return
         try:
+            self._tell("write", self._write())  # what fails here fails altogether
+            if self.found["write"].answer != "yes":
+                for name in set(_NAMES) - {"write", "free space"}:
+                    self._tell(name, _Answer(None, "not probed: nothing can be written"))
+                self._ask("free space")
+                return
             for name in _NAMES[1:]:
                 self._ask(name)
         finally:
             # Even when time is up: what the probes wrote must go.
-            with contextlib.suppress(CouldNotTellError):
-                self._opening(must_exist=False).remove(self._folder)
+            for _ in range(2):  # what fails once may well work the next time
+                with contextlib.suppress(CouldNotTellError):
+                    self._opening(must_exist=False).remove(self._folder)
+                    break
 
     def _ask(self, name: str) -> None:
         """Make the probe of this name: the method that is called so."""
         try:
             found = getattr(self, "_" + name.replace(" ", "_"))()
-        except CouldNotTellError as error:
-            found = _Answer(None, f"could not tell: {error.message}")
+        except Exception as error:
+            told = error if isinstance(error, CouldNotTellError) else machine_trouble(error)
+            if told is None:
+                raise
+            found = _Answer(None, f"could not tell: {told.message}")
         self._tell(name, found if isinstance(found, _Answer) else _Answer(found))
 
     def _tell(self, name: str, found: _Answer) -> None:
@@ -330,7 +337,9 @@ def _events_arrive(folder: str) -> bool:
     try:
         observer.schedule(_Told(), folder)
         observer.start()
-    except OSError:  # no watches left
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EMFILE, errno.ENOSYS):  # no watches left, or none at all
+            raise
         return False
     try:
         with open(os.path.join(folder, "watched"), "wb"):

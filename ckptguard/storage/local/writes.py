@@ -37,9 +37,11 @@ def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield descriptor, name
     finally:
-        os.close(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
+        try:
+            os.close(descriptor)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
 
 
 @contextlib.contextmanager

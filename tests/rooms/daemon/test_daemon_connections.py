@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ckptguard_daemon import connections
+from ckptguard_daemon import answers, connections
 from ckptguard_daemon.service import HttpServer
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -32,7 +32,7 @@ def release() -> threading.Event:
 
 @pytest.fixture
 def address(short_folder: Path, release: threading.Event) -> Iterator[str]:
-    """A server's socket: ``/now`` answers at once, ``/wait`` when it is released."""
+    """A server's socket: ``/now`` answers at once, ``/wait`` when it is released, ``/post`` when it has a body."""
 
     async def now(request: Request) -> Response:
         return PlainTextResponse("now")
@@ -41,12 +41,17 @@ def address(short_folder: Path, release: threading.Event) -> Iterator[str]:
         await run_in_threadpool(release.wait)
         return PlainTextResponse("waited")
 
+    async def post(request: Request) -> Response:
+        await answers._body(request, answers.VerifyBody, None)
+        return PlainTextResponse("posted")
+
     listening = socket.socket(socket.AF_UNIX)
     path = str(short_folder / "s")
     listening.bind(path)
     listening.listen(512)
     listening.setblocking(False)
-    server = HttpServer(Starlette(routes=[Route("/now", now), Route("/wait", wait)]), listening)
+    routes = [Route("/now", now), Route("/wait", wait), Route("/post", post, methods=["POST"])]
+    server = HttpServer(Starlette(routes=routes), listening)
     assert server.start()
     yield path
     release.set()
@@ -91,6 +96,16 @@ def test_an_unread_body_is_given_up(address: str, monkeypatch: pytest.MonkeyPatc
     """A body that nobody asked for and that never comes whole holds nothing either."""
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
     assert b"now" in answer(caller(address, b"GET /now HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1"))
+
+
+def test_half_a_body_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for a body waits so long, however it drips."""
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(answers, "_BODY_SECONDS", 0.05)
+    for half in (b"", b"{", b'{"path": "a"'):
+        said = answer(caller(address, b"POST /post HTTP/1.1\r\nHost: x\r\nContent-Length: 13\r\n\r\n" + half))
+        assert said.startswith(b"HTTP/1.1 408 ")
+        assert said.endswith(b"the body did not arrive in time")
 
 
 OTHER = """

@@ -48,6 +48,7 @@ MISLEADING = (*LAUNCHER, "PYTHONHOME", "PYTHONPATH", "PIP_TARGET", "PIP_PREFIX",
 PROGRAMS = {
     "sshd": ("openssh-server",),
     "radosgw": ("ceph-mon", "ceph-osd", "radosgw"),
+    "strace": ("strace",),
 }
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 AZURITE = HOME / "azurite"

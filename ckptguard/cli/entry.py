@@ -73,9 +73,21 @@ class Commands(click.Group):
             raise
         except Exception as error:
             debug_traceback()
+            told = _machine_trouble(error)
+            if told is not None:
+                report_error(told)
+                ctx.exit(ExitCode.FAILED)
             trouble(f"error: unexpected {type(error).__name__}: {error}")
             trouble("hint: this is a mistake in ckptguard; please report it with the output of CKPTGUARD_DEBUG=1")
             ctx.exit(ExitCode.FAILED)
+
+
+def _machine_trouble(error: Exception) -> CkptguardError | None:
+    try:
+        from ckptguard.storage.failures import machine_trouble
+    except (MemoryError, OSError, ImportError):
+        return CkptguardError("this machine lacks what it takes to start")
+    return machine_trouble(error)
 
 
 def debug_traceback() -> None:

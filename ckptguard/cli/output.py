@@ -39,8 +39,10 @@ def prepare_streams() -> None:
 
 def escape(text: str) -> str:
     """Text from a file, safe to print. What it takes is imported when it is first needed: help needs none of it."""
-    from ckptguard.values import ids
-
+    try:
+        from ckptguard.values import ids
+    except (ImportError, MemoryError):  # a machine without memory: it is to be said all the same
+        return ascii(text)[1:-1]
     return ids.escape(text)
 
 

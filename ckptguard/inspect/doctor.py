@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import secrets
@@ -16,6 +17,8 @@ import msgspec
 
 from ckptguard.errors import CkptguardError, CouldNotTellError, DeniedError, ObjectExistsError, ObjectMissingError
 from ckptguard.storage import Storage, normalise_url, open_storage
+from ckptguard.storage.failures import machine_trouble
+from ckptguard.storage.local.writes import has_locks
 from ckptguard.storage.retries import Retries
 from ckptguard.values.ids import escape
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
@@ -59,7 +62,7 @@ _UNSAFE = {"read after write", "ranged reads", "overwrites"}
 _LIMITING = {"write", "exclusive create", "listing after write", "delete"}
 _NAMES = (
     *("write", "exclusive create", "read after write", "ranged reads", "overwrites", "listing after write", "delete"),
-    *("large objects", "clock", "free space", "round trip", "links", "reflinks", "inotify"),
+    *("large objects", "clock", "free space", "round trip", "locks", "links", "reflinks", "inotify"),
 )
 # What follows from a "yes", and from a "no".
 _MEANS = {
@@ -88,6 +91,10 @@ _MEANS = {
     "large objects": (
         "their uploads are exclusive, too",
         "of two uploads of one file at the same time the later one stays; manifests are not concerned",
+    ),
+    "locks": (
+        "of several processes that move files of a run one waits for the other",
+        "no process waits for another: of two that move the same files of a run one fails",
     ),
     "links": (
         "a kept copy costs no space, and shares a rotten block: see `keep`",
@@ -168,26 +175,31 @@ class _Probing:
             self.failed = error
 
     def _all(self) -> None:
-        self._tell("write", self._write())  # what fails here fails altogether
-        if self.found["write"].answer != "yes":
-            for name in set(_NAMES) - {"write", "free space"}:
-                self._tell(name, _Answer(None, "not probed: nothing can be written"))
-            self._ask("free space")
-            return
         try:
+            self._tell("write", self._write())  # what fails here fails altogether
+            if self.found["write"].answer != "yes":
+                for name in set(_NAMES) - {"write", "free space"}:
+                    self._tell(name, _Answer(None, "not probed: nothing can be written"))
+                self._ask("free space")
+                return
             for name in _NAMES[1:]:
                 self._ask(name)
         finally:
             # Even when time is up: what the probes wrote must go.
-            with contextlib.suppress(CouldNotTellError):
-                self._opening(must_exist=False).remove(self._folder)
+            for _ in range(2):  # what fails once may well work the next time
+                with contextlib.suppress(CouldNotTellError):
+                    self._opening(must_exist=False).remove(self._folder)
+                    break
 
     def _ask(self, name: str) -> None:
         """Make the probe of this name: the method that is called so."""
         try:
             found = getattr(self, "_" + name.replace(" ", "_"))()
-        except CouldNotTellError as error:
-            found = _Answer(None, f"could not tell: {error.message}")
+        except Exception as error:
+            told = error if isinstance(error, CouldNotTellError) else machine_trouble(error)
+            if told is None:
+                raise
+            found = _Answer(None, f"could not tell: {told.message}")
         self._tell(name, found if isinstance(found, _Answer) else _Answer(found))
 
     def _tell(self, name: str, found: _Answer) -> None:
@@ -290,6 +302,10 @@ class _Probing:
         middle = statistics.median(self._times)
         return _Answer(True, f"a small write takes {middle * 1000:.0f} ms", round(middle, 4))
 
+    def _locks(self) -> bool:
+        root = self._storage.root
+        return root is not None and has_locks(os.path.join(root, self._key("ranges")))
+
     def _links(self) -> bool:
         return self._storage.copy(self._key("ranges"), self._key("linked"), how="link") != "copy"
 
@@ -321,7 +337,9 @@ def _events_arrive(folder: str) -> bool:
     try:
         observer.schedule(_Told(), folder)
         observer.start()
-    except OSError:  # no watches left
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EMFILE, errno.ENOSYS):  # no watches left, or none at all
+            raise
         return False
     try:
         with open(os.path.join(folder, "watched"), "wb"):

@@ -7,7 +7,6 @@ finds, or why it cannot, is the answer of all.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from ckptguard.recover.put_back import restore_pending_copies
 from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settings_file import load_settings
+from ckptguard.runs.settings_file import training_settings
 from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
@@ -186,7 +185,7 @@ class GuardedRun:
     def _wrong_setting(self, settings: Settings | None) -> tuple[str, str | None] | None:
         """Open the run; (what is wrong with a setting, hint) as an answer, for it has to be raised by all ranks."""
         try:
-            self.settings = settings if settings is not None else load_settings(None, os.environ)
+            self.settings = settings if settings is not None else training_settings()
             if self.leads:
                 self.run = run = open_run(self._url, self.settings, must_exist=False)
                 waits = Waits(daemon=self._deadline if self._asks else None)

@@ -26,7 +26,7 @@ from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, SickTrainingError
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.lightning_io import GuardedIO
-from ckptguard.runs.settings_file import load_settings
+from ckptguard.runs.settings_file import training_settings
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
@@ -54,7 +54,7 @@ class GuardCallback(Callback):
         self._batches: dict[int, list[tuple[int, int]]] = {}  # of each update
         self._completed = 0  # updates, before the batch that is at work
         self._begins = False  # from on_fit_start to on_train_start
-        allow = (settings or load_settings(None, os.environ)).allow_nonfinite
+        allow = (settings or training_settings()).allow_nonfinite
         self._monitor = TrainingMonitor(TrainingParts(model=None), policy or RollbackPolicy(), allow=allow)
         self._trains = False  # whether there is something to look at
         self.details: Details | None = None  # what was known when it was noticed

@@ -21,7 +21,7 @@ from ckptguard.records.run import Run, open_run
 from ckptguard.recover.roll_back import verify_pending
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import RunView
-from ckptguard.runs.settings_file import load_settings
+from ckptguard.runs.settings_file import training_settings
 from ckptguard.scan import ScanOptions, scan_files
 from ckptguard.storage.protocol import Entry, Reader, Storage
 from ckptguard.values.manifest import Manifest
@@ -44,7 +44,7 @@ class GuardedIO(TorchCheckpointIO):
     """
 
     def __init__(self, run: str | os.PathLike[str], *, settings: Settings | None = None) -> None:
-        self.settings = settings if settings is not None else load_settings(None, os.environ)
+        self.settings = settings if settings is not None else training_settings()
         self.url = os.path.realpath(os.fspath(run))  # as ModelCheckpoint takes its folder
         self.series: str | None = None  # of the last save that has a step
         self._unwanted: set[str] = set()

@@ -14,6 +14,7 @@ from ckptguard.records.who_and_when import utc_moment
 from ckptguard.values.incident import Details, worded
 
 FOLDER = "incidents"
+_LONGEST = 2000  # characters of a text in a new incident
 _NAME = re.compile(r"(?P<id>\d{8}T\d{6}-[0-9a-f]{8})\.(?P<revision>\d{4})\.json")
 
 
@@ -42,10 +43,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 def open_incident(
     run: Run, *, step: int | None, cause: str, reason: str, evidence: dict[str, Any], source: str
 ) -> Incident:
-    """Record a new incident."""
+    """Record a new incident. Long texts are cut: a record is read, sent and shown many times."""
     now, micros = utc_moment()
     second = now.replace("-", "").replace(":", "").removesuffix("Z")
     name = f"{second}-{micros:05x}{uuid.uuid4().hex[:3]}"  # lists are sorted by it, also within a second
+    cause, reason, source = map(_cut, (cause, reason, source))
     incident = Incident(id=name, step=step, cause=cause, reason=reason, evidence=evidence, opened_at=now, source=source)
     _write(run, incident)
     return incident
@@ -141,4 +143,8 @@ def _spoken(value: Any) -> Any:
         return [_spoken(v) for v in value]
     if isinstance(value, float):
         return worded(value)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    return value if isinstance(value, int | bool | None) else _cut(str(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"

@@ -1,32 +1,40 @@
-"""One process at a time moves or removes files of a run. Local runs only: elsewhere records are idempotent."""
+"""One process at a time moves or removes files of a run. Local runs only: elsewhere records are idempotent.
+
+So they are where a file system has no locks: exclusive names and records keep two processes apart, one of which then
+fails, where a lock would have had it wait.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterator
 
-from ckptguard.errors import BusyError, DeniedError
+from ckptguard.errors import BusyError
 from ckptguard.records.run import Run
+from ckptguard.storage.failures import storage_error, translated
+from ckptguard.storage.local.writes import NO_LOCKS
 
 _POLL = 0.05
+_log = logging.getLogger("ckptguard")
+_told: set[str] = set()  # roots of records that have no locks, in this process
 
 
 @contextlib.contextmanager
 def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
-    """Hold the kernel's lock on the run; BusyError if another process holds it for longer than `timeout` seconds."""
+    """Hold the kernel's lock on the run, where there are locks: else there is one warning. BusyError if another process
+    holds it for longer than `timeout` seconds, StorageError if the records cannot be reached."""
     root = run.records.root
     if root is None:
         yield
         return
     import fcntl
 
-    try:
+    with translated("lock", root):
         os.makedirs(root, exist_ok=True)
         handle = os.open(os.path.join(root, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    except OSError as error:
-        raise DeniedError(f"the records of {run.url} cannot be locked: {error.strerror}", key="lock") from error
     try:
         deadline = time.monotonic() + timeout
         while True:
@@ -37,9 +45,21 @@ def run_lock(run: Run, *, timeout: float = 20.0) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise BusyError(f"another process is moving files of {run.url}") from None
                 time.sleep(_POLL)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise storage_error(error, "lock", root) from error
+                _tell_once(run, error)
+                break
         yield
     finally:
         # Closing alone does not free it: a process that was forked meanwhile (a data loader's worker) has it open too.
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)
         os.close(handle)
+
+
+def _tell_once(run: Run, error: OSError) -> None:
+    if run.records.url not in _told:
+        _told.add(run.records.url)
+        why = (error.strerror or "").lower()
+        _log.warning("there are no locks in %s (%s): have only one process at a time move its files", run.url, why)

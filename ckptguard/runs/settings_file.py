@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 
 from ckptguard.errors import SettingsError
-from ckptguard.values.settings import Settings, parse_settings, with_environment
+from ckptguard.values.settings import Settings, parse_settings, refuse_unknown, with_environment
 
 SETTINGS_FILE = "ckptguard.toml"
 _LONGEST = 1 << 20
+_log = logging.getLogger("ckptguard")
 
 
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
     """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
-    were not given. SettingsError says which source is wrong."""
+    were not given. SettingsError says which source is wrong, and names a ``CKPTGUARD_*`` that is no setting."""
+    refuse_unknown(environ)
+    return _loaded(config, environ).changed(**flags)
+
+
+def training_settings() -> Settings:
+    """The settings inside of a training, which nothing that is merely without effect may end. SettingsError."""
+    try:
+        refuse_unknown(os.environ)
+    except SettingsError as error:
+        _log.warning("%s%s", error.message, f": {error.hint}" if error.hint else "")
+    return _loaded(None, os.environ)
+
+
+def _loaded(config: str | None, environ: Mapping[str, str]) -> Settings:
     path = config or SETTINGS_FILE  # no Path: loading that takes as long as loading the settings
     settings = Settings()
     try:
@@ -28,7 +44,7 @@ def load_settings(config: str | None, environ: Mapping[str, str], **flags: objec
         raise SettingsError(f"{path} is not UTF-8 text") from error
     except OSError as error:
         raise SettingsError(f"cannot read the settings in {path}: {error.strerror}") from error
-    return with_environment(settings, environ).changed(**flags)
+    return with_environment(settings, environ)
 
 
 def with_replicas(settings: Settings, places: str | Sequence[str]) -> Settings:

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.structure import TensorPlace
+from ckptguard.scan.arrays import np
 from ckptguard.scan.decode import Decoder
 from ckptguard.scan.tensor_difference import Difference
 from ckptguard.storage.protocol import Reader

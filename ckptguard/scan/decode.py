@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
+from ckptguard.scan.arrays import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

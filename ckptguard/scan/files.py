@@ -12,6 +12,7 @@ from ckptguard.scan.one_file import FileScanner, Stopped, raise_first
 from ckptguard.scan.options import Progress, ScanOptions, workers_of
 from ckptguard.scan.result import Scan, ScannedFile
 from ckptguard.scan.thread_buffers import BLOCK
+from ckptguard.storage.failures import machine_trouble
 from ckptguard.storage.protocol import Storage
 
 if TYPE_CHECKING:
@@ -29,8 +30,14 @@ def scan_files(
     started = time.perf_counter()
     options = options or ScanOptions()
     workers = workers_of(options.workers)
-    with FileScanner(storage, options, progress, workers) as scanner:
-        files = _side_by_side(storage, keys, options, scanner, workers)
+    try:
+        with FileScanner(storage, options, progress, workers) as scanner:
+            files = _side_by_side(storage, keys, options, scanner, workers)
+    except (MemoryError, RuntimeError) as error:
+        told = machine_trouble(error)
+        if told is None:
+            raise
+        raise told from error
     return Scan(files=files, seconds=time.perf_counter() - started)
 
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ckptguard.formats.dtypes import DTYPES, FloatLayout
 from ckptguard.formats.structure import Structure, TensorPlace
+from ckptguard.scan.arrays import np
 from ckptguard.scan.result import Numbers
 from ckptguard.scan.rms_sample import Decode, SquareSum
 from ckptguard.scan.tallies import Sample, Tally, merge

@@ -179,11 +179,13 @@ class FileScanner:
     def _run_all(self, executor: Executor, work: list[Callable[[], None]]) -> None:
         from concurrent.futures import FIRST_EXCEPTION, wait
 
-        futures: list[Future[None]] = [executor.submit(self._unless_stopped, one) for one in work]
+        futures: list[Future[None]] = []
         try:
+            for one in work:
+                futures.append(executor.submit(self._unless_stopped, one))
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
-            if not all(f.done() and f.exception() is None for f in futures):
+            if len(futures) < len(work) or not all(f.done() and f.exception() is None for f in futures):
                 self._stopped = True
                 wait(futures)  # nobody may read on after the reader is closed
         raise_first([f.exception() for f in futures])

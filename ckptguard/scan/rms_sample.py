@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ckptguard.formats.dtypes import FloatLayout
+from ckptguard.scan.arrays import np
 from ckptguard.scan.tallies import LARGE, SCALE
 
 if TYPE_CHECKING:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,8 +11,6 @@ from ckptguard.scan.options import Progress, Scanner, ScanOptions, workers_of
 from ckptguard.scan.result import Scan
 from ckptguard.storage.protocol import Storage
 from ckptguard.values.settings import Settings
-
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @contextmanager
@@ -38,19 +34,4 @@ def scanner_of(settings: Settings) -> Iterator[Scanner]:
         options = msgspec.structs.replace(options or ScanOptions(), workers=workers)
         return scan_files(storage, keys, options, progress)
 
-    with _numpy_without_threads():
-        yield scan
-
-
-@contextmanager
-def _numpy_without_threads() -> Iterator[None]:
-    """Have numpy, if it is imported meanwhile, start no threads. It has one for each processor to multiply matrices,
-    which no scan does, and starting them costs as much processor time as half of a command's start."""
-    if _BLAS_THREADS in os.environ or "numpy" in sys.modules:
-        yield
-        return
-    os.environ[_BLAS_THREADS] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(_BLAS_THREADS, None)  # the commands that we start are none of this
+    yield scan

@@ -82,6 +82,24 @@ def translated(key: str, where: str) -> Iterator[None]:
         raise storage_error(error, key, where) from error
 
 
+def machine_trouble(error: BaseException) -> CouldNotTellError | None:
+    """Our error for what a machine says that is short of something; None for what may be a mistake of ours."""
+    if isinstance(error, MemoryError):
+        return CouldNotTellError("there is not enough memory", hint="see ulimit -v, and what else runs here")
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        return CouldNotTellError("no more threads can be started", hint="see ulimit -u and ulimit -v")
+    if isinstance(error, ImportError):
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        return CouldNotTellError(
+            f"a part of this program cannot be loaded ({escape(first.strip()[:200])})",
+            hint="see ulimit -v and ulimit -n, and whether ckptguard is installed whole",
+        )
+    if isinstance(error, OSError):
+        place = f"{escape(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+        return CouldNotTellError(f"{place}{(error.strerror or type(error).__name__).lower()}")
+    return None
+
+
 def _denied(error: BaseException, code: int | None, key: str, place: str) -> DeniedError:
     if code is not None:
         return DeniedError(

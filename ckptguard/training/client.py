@@ -22,15 +22,12 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
-import msgspec
-
 from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.run import Run
 from ckptguard.records.who_and_when import this_host
 from ckptguard.storage.runtime_folder import private_runtime_folder
 from ckptguard.values.ids import CheckpointId, parse_id
-from ckptguard.values.settings import ENVIRONMENT_PREFIX, Settings
-from ckptguard.values.storage_options import StorageOptions
+from ckptguard.values.settings import Settings, environment_of
 
 LONGEST_ANSWER = 1 << 20  # bytes
 # What torchrun sets: the daemon is no rank.
@@ -177,7 +174,9 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
             return None
         if importlib.util.find_spec("ckptguard_daemon") is None:
             raise ModuleNotFoundError("the package ckptguard_daemon is not installed")
-        log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
+        log = os.devnull  # where another user made the folder for it
+        with contextlib.suppress(OSError):
+            log = os.path.join(private_runtime_folder(os.environ), f"{run.run_id}.log")
         command = [sys.executable, "-m", "ckptguard_daemon", run.url, "--parent", str(os.getpid()), "--log-file", log]
         process = subprocess.Popen(
             command,
@@ -185,7 +184,7 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for training; the daemon follows its parent
-            env={k: v for k, v in os.environ.items() if k not in _RANK} | _as_environment(settings),
+            env=environment_of(settings, {k: v for k, v in os.environ.items() if k not in _RANK}),
         )
     except Exception as error:
         _log.warning(
@@ -193,16 +192,3 @@ def ensure_daemon(run: Run, settings: Settings) -> ChildDaemon | None:
         )
         return None
     return ChildDaemon(process)
-
-
-def _as_environment(settings: Settings) -> dict[str, str]:
-    """The settings that differ from the defaults, the way the daemon reads them."""
-    found = {}
-    for field in msgspec.structs.fields(Settings):
-        value = getattr(settings, field.name)
-        if value != field.default and value is not None:
-            text = ",".join(value) if isinstance(value, tuple) else str(value)
-            if isinstance(value, StorageOptions):  # only this user may read a process's environment
-                text = msgspec.json.encode(value.revealed()).decode()
-            found[ENVIRONMENT_PREFIX + field.name.upper()] = text
-    return found

@@ -67,7 +67,7 @@ class TrainingGuard:
             raise SettingsError(f'daemon must be "auto" or "off", not {daemon!r}')
         # What a guard is made of is loaded when one is made: its name costs training next to nothing.
         from ckptguard.records.run import begin_run
-        from ckptguard.runs.settings_file import load_settings, with_replicas
+        from ckptguard.runs.settings_file import training_settings, with_replicas
         from ckptguard.training.client import ensure_daemon
         from ckptguard.training.content.training_parts import TrainingParts
         from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
@@ -78,7 +78,7 @@ class TrainingGuard:
 
         policy = policy if policy is not None else RollbackPolicy()
         self._ranks = ranks_of_training(deadlines.ranks)
-        settings = with_replicas(settings or load_settings(None, os.environ), saving.replicas)
+        settings = with_replicas(settings or training_settings(), saving.replicas)
         self._run = begin_run(run, settings)
         self._parts = TrainingParts(
             model=given["model"],

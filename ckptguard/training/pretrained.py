@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ckptguard.errors import CouldNotTellError, RefusedError
 from ckptguard.runs.results import Report
-from ckptguard.runs.settings_file import load_settings
+from ckptguard.runs.settings_file import training_settings
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Outcome, Severity
@@ -36,7 +36,7 @@ def check_pretrained(
     RefusedError (with `outcome`) if it is damaged, incomplete or holds NaN or Inf; CouldNotTellError if it could not
     be read or is being written; NotFoundError if there is none; SettingsError if `sums` cannot be understood.
     """
-    settings = settings if settings is not None else load_settings(None, os.environ)
+    settings = settings if settings is not None else training_settings()
     settings = settings.changed(
         allow_nonfinite=(*settings.allow_nonfinite, *allow_nonfinite),
         trust_globals=(*settings.trust_globals, *trust_globals),

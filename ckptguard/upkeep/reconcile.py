@@ -167,11 +167,16 @@ def reconcile(view: RunView, notes: PassNotes, *, work: Work = PLAIN, assume_qui
     one = _Pass(view, notes, work)
     one.clean_up(start)
     one.verify(one.look(assume_quiet=assume_quiet))
-    one.judge_copies()
-    view.refresh()
-    one.troubles += settle_kept(view, work=work, saved_over=one.saved_over)
-    if one.checked or notes.prune_is_due():
-        one.mend_and_prune()
+    try:
+        one.judge_copies()
+        view.refresh()
+        one.troubles += settle_kept(view, work=work, saved_over=one.saved_over)
+        if one.checked or notes.prune_is_due():
+            one.mend_and_prune()
+    except CouldNotTellError as error:
+        if not one.checked:
+            raise
+        one.troubles.append(error.message)  # what was judged is told all the same: no later pass would
     if not one.pending and not one.troubles:
         notes.settled = start
     return one.result()

@@ -25,7 +25,7 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         try:
             groups = re.compile(self.step).groups if self.step is not None else 1
         except re.error as error:
-            raise SettingsError(f"the step of pattern {self.path} is no regular expression: {error}") from error
+            raise SettingsError(f"the step of pattern {self.path} is no regular expression{_place(error)}") from error
         if not self.path or groups != 1:
             raise SettingsError(f"a pattern needs a path, and its step exactly one group: {self.path}")
 
@@ -37,6 +37,10 @@ class Pattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return None
         step = int(digits[:20])
         return step if step <= MAX_STEP else None
+
+
+def _place(error: re.error) -> str:
+    return "" if error.pos is None else f": see its character {error.pos + 1}"
 
 
 def choose(patterns: Sequence[Pattern], path: str) -> Pattern | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Any, TypeVar
 
@@ -18,7 +19,18 @@ def decode_record(text: bytes, kind: type[_Kind], what: str) -> _Kind:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RecordsError(f"{what} cannot be read: {error}") from error
+        raise RecordsError(f"{what} cannot be read: {what_is_wrong(error)}") from error
+
+
+def what_is_wrong(error: Exception) -> str:
+    """What text is wrong with that was meant to be a record, or a question of that form, in words of ours."""
+    if not isinstance(error, msgspec.ValidationError):
+        return "it is no JSON"
+    missing = re.search(r"missing required field `(\w+)`", str(error))
+    place = re.search(r"at `\$\.?(.+)`$", str(error))
+    if missing:
+        return f"`{missing[1]}` is missing"
+    return f"`{place[1]}` is not what belongs there" if place else "it is not what belongs there"
 
 
 def encode_checked(value: Any) -> bytes:

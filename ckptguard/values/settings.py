@@ -5,7 +5,8 @@ Only doors read files and the environment; they pass the text or mapping in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 _WEEK = 7 * 86400.0
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
+# Variables with that prefix that are no settings: of the commands, and of those who develop ckptguard.
+_NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,10 +99,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise SettingsError("webhook must be an http or https URL")
         self.retention()
-        try:
-            parse_span(self.trash_grace)
-        except SettingsError as error:
-            raise SettingsError(f"trash_grace: {error.message}", hint=error.hint) from error
+        self._span("trash_grace")
+        for place in (*self.replicas, self.records or ""):
+            if place.startswith("["):
+                raise SettingsError(f"{place!r} is no path or URL", hint="write ./[... for a folder of such a name")
         for place in self.replicas:
             if not place.strip() or set("{}") & set(place.replace("{run}", "")):
                 raise SettingsError(
@@ -111,18 +114,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         elsewhere, where reading may cost money and stores look after their bytes themselves. SettingsError."""
         if self.scrub_every == "auto":
             return _WEEK if local else None
+        return self._span("scrub_every") or None
+
+    def _span(self, name: str) -> float | None:
+        value = getattr(self, name)
         try:
-            return parse_span(self.scrub_every) or None
+            return None if value is None else parse_span(value)
         except SettingsError as error:
-            raise SettingsError(f"scrub_every: {error.message}", hint=error.hint) from error
+            raise SettingsError(f"{name}: {error.message}", hint=error.hint) from error
 
     def retention(self) -> Policy:
         """The rules by which checkpoints stay in the run. SettingsError."""
+        keep_within = self._span("keep_within")
         try:
             return Policy(
                 keep_last=self.keep_last,
                 keep_every=self.keep_every,
-                keep_within=None if self.keep_within is None else parse_span(self.keep_within),
+                keep_within=keep_within,
                 keep_best=tuple(parse_best(text) for text in self.keep_best),
                 keep_good=self.keep_good,
                 drop_failed=self.prune_failed,
@@ -145,47 +153,103 @@ def parse_settings(text: str, source: str) -> Settings:
 
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{source} is not valid TOML: {error}") from error
-    return _converted(table, source)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
+        raise SettingsError(f"{source} is no valid TOML{f': see {place[1]}' if place else ''}") from error
+    unknown = [name for name in table if name not in _FIELDS]
+    if unknown:
+        raise SettingsError(f"{source}: there is no setting {unknown[0]!r}", hint=_did_you_mean(unknown[0], _FIELDS))
+    try:
+        return Settings(**{name: _converted(name, value, name) for name, value in table.items()})
+    except SettingsError as error:
+        raise SettingsError(f"{source}: {error.message}", hint=error.hint) from error
 
 
 def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:
-    """Settings overridden by ``CKPTGUARD_<NAME>``; lists are separated by commas, ``CKPTGUARD_STORAGE`` is JSON. Other
-    variables are ignored."""
-    overrides: dict[str, Any] = {}
-    for field in msgspec.structs.fields(Settings):
-        text = environ.get(ENVIRONMENT_PREFIX + field.name.upper())
-        if text and field.name == "storage":
-            overrides[field.name] = _storage_options(text)
+    """Settings overridden by ``CKPTGUARD_<NAME>``; lists are JSON or separated by commas, ``CKPTGUARD_STORAGE`` is
+    JSON. Empty variables and those that name no setting (see `refuse_unknown`) are ignored."""
+    overrides = {}
+    for name in _FIELDS:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        text = environ.get(variable)
+        if text and name == "storage":
+            overrides[name] = _converted(name, _json(variable, text, "object of objects"), variable)
         elif text:
-            is_list = isinstance(field.default, tuple)
-            overrides[field.name] = [part for part in text.split(",") if part] if is_list else text
-    if not overrides:
-        return settings
-    table = msgspec.to_builtins(settings, enc_hook=lambda options: options.revealed())
-    return _converted({**table, **overrides}, "the environment")
+            is_list = isinstance(_FIELDS[name].default, tuple)
+            overrides[name] = _converted(name, _listed(variable, text) if is_list else text, variable)
+    return settings.changed(**overrides)
 
 
-def _converted(table: Mapping[str, Any], source: str) -> Settings:
-    try:
-        return msgspec.convert(dict(table), type=Settings, strict=False, dec_hook=_storage_table)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}: {error}") from error
+def refuse_unknown(environ: Mapping[str, str]) -> None:
+    """SettingsError for a variable that looks like a setting and is none: a mistyped one would be without effect."""
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in _FIELDS}
+    for variable in sorted(environ):
+        name = variable.removeprefix(ENVIRONMENT_PREFIX)
+        if name != variable and name not in _NO_SETTINGS and variable not in known and environ[variable]:
+            raise SettingsError(
+                f"the environment has {variable}, and there is no such setting",
+                hint=_did_you_mean(variable, known) or "unset it",
+            )
 
 
-def _storage_table(kind: type, value: Any) -> StorageOptions:
-    """Options as TOML or JSON has them; `kind` is always their type, the only one of ours among the settings."""
-    del kind
-    try:
+def environment_of(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment from which another process reads these settings, and nothing that it would refuse."""
+    found = {name: text for name, text in environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    found |= {
+        variable: environ[variable] for name in _NO_SETTINGS if (variable := ENVIRONMENT_PREFIX + name) in environ
+    }
+    for name, field in _FIELDS.items():
+        value = getattr(settings, name)
+        if value != field.default and value is not None:
+            table = value.revealed() if isinstance(value, StorageOptions) else value
+            text = table if isinstance(table, str) else msgspec.json.encode(table).decode()
+            found[ENVIRONMENT_PREFIX + name.upper()] = text
+    return found
+
+
+_FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    int | None: "a whole number",
+    float: "a number",
+    float | None: "a number",
+    float | str: 'a number, or a text such as "2d"',
+    float | str | None: 'a number, or a text such as "2d"',
+    str: "a text",
+    str | None: "a text",
+    tuple[str, ...]: "a list of texts",
+    tuple[Pattern, ...]: "a list of tables that have a path, and may have a step (a text) and ignore (true or false)",
+}
+
+
+def _converted(name: str, value: Any, called: str) -> Any:
+    """The value of one setting; SettingsError says what it must be. Nothing of a table or list is quoted."""
+    if name == "storage":
         return StorageOptions(value)
-    except SettingsError as error:
-        raise ValueError(error.message) from error
-
-
-def _storage_options(text: str) -> dict[str, dict[str, Any]]:
     try:
-        return msgspec.json.decode(text, type=dict[str, dict[str, Any]])
-    except (msgspec.DecodeError, UnicodeError):
+        return msgspec.convert(value, type=_FIELDS[name].type, strict=False)
+    except msgspec.ValidationError as error:
+        found = f", not {str(value)[:80]!r}" if isinstance(value, str | int | float) else ""
+        raise SettingsError(f"{called} must be {_WORDS[_FIELDS[name].type]}{found}") from error
+
+
+def _listed(variable: str, text: str) -> Any:
+    return _json(variable, text, "list") if text.lstrip().startswith("[") else [p for p in text.split(",") if p]
+
+
+def _json(variable: str, text: str, what: str) -> Any:
+    kind = {"list": list[Any], "object of objects": dict[str, dict[str, Any]]}[what]
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         # Not what was wrong with it: that could quote a secret.
-        raise SettingsError("CKPTGUARD_STORAGE is no JSON object of objects") from None
+        example = '\'["a", "b"]\', or a,b' if what == "list" else '\'{"s3": {"profile": "training"}}\''
+        raise SettingsError(f"{variable} is no JSON {what}", hint=f"write {variable}={example}") from None
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    import difflib  # only for who mistyped
+
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else None

@@ -15,6 +15,7 @@ import click
 from ckptguard.errors import BusyError, CkptguardError, NotFoundError, SettingsError
 from ckptguard.runs.settings_file import load_settings
 from ckptguard.storage import normalise_url
+from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
 from ckptguard.version import __version__
@@ -74,6 +75,11 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
             code = serve(urls, settings, os.environ, stop, socket_path=socket_path, still_wanted=wanted)
     except CkptguardError as error:
         _end(error)
+    except Exception as error:
+        told = machine_trouble(error)
+        if told is None:
+            raise
+        _end(told)
     sys.stderr.flush()
     # Not sys.exit: a thread that hangs in a dead network file system must not keep the daemon from stopping.
     os._exit(code)

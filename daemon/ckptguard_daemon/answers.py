@@ -41,6 +41,7 @@ from ckptguard.records.names_by_step import list_steps
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
+from ckptguard.values.record_text import what_is_wrong
 from ckptguard.version import __version__
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.log import log
@@ -49,6 +50,7 @@ from ckptguard_daemon.loop import Loop, Passes
 LARGEST_BODY = 64 * 1024
 LONGEST_WAIT = 600.0
 _BODY_SECONDS = 10.0
+_DEEPEST = 32  # levels of tables and lists in a body
 _LOOK_AGAIN = 30.0  # another daemon may give the verdict that somebody waits for
 _HOSTS = {"", "localhost", "ckptguard"}
 
@@ -60,7 +62,7 @@ _STATUS: dict[int, tuple[type[CkptguardError], ...]] = {
     503: (CouldNotTellError, RecordsError),
 }
 
-_Body = TypeVar("_Body")
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class IncidentBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -244,9 +246,23 @@ async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Bo
     if not data and empty is not None:
         return empty
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise SettingsError(f"the body is not what is expected here: {error}") from error
+        body = msgspec.json.decode(data, type=kind)
+        if _is_deep(msgspec.structs.asdict(body)):
+            raise RecursionError
+    except RecursionError:
+        raise SettingsError(f"the body is nested deeper than {_DEEPEST} levels") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise SettingsError(f"the body is not what is expected here: {what_is_wrong(error)}") from error
+    return body
+
+
+def _is_deep(value: Any) -> bool:
+    """Whether tables and lists are nested so deep that not every reader of JSON can follow."""
+    level = [value]
+    for _ in range(_DEEPEST + 1):
+        inner = (v.values() if isinstance(v, dict) else v if isinstance(v, list) else () for v in level)
+        level = [v for values in inner for v in values]
+    return bool(level)
 
 
 def _json(document: Document, status: int = 200) -> Response:

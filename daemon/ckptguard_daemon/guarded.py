@@ -20,6 +20,7 @@ from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan import Scanner
+from ckptguard.storage.failures import machine_trouble
 from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
@@ -104,6 +105,10 @@ class WatchedRun:
             self._failed("failing", error, pause=self._backoff())
             return None
         except Exception as error:
+            told = machine_trouble(error)
+            if told is not None:
+                self._failed("failing", told, pause=self._backoff())
+                return None
             if type(error).__name__ not in self._logged:
                 log("pass_failed", level="error", trace=True, run=self.url)
                 self._logged[type(error).__name__] = None

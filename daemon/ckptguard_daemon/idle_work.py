@@ -24,6 +24,7 @@ from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.process.low_priority import lower_priority
 from ckptguard.scan.reread import ReadingStopped
+from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard_daemon.guarded import PlaceAt, ScrubState, WatchedRun
@@ -76,7 +77,9 @@ class IdleWork:
                 except CkptguardError as error:
                     log(self.failed, level="warning", run=run.url, reason=error.message)
                 except Exception as error:
-                    log(self.failed, level="error", trace=True, run=run.url, reason=type(error).__name__)
+                    told = machine_trouble(error)
+                    reason = type(error).__name__ if told is None else told.message
+                    log(self.failed, level="error", trace=told is None, run=run.url, reason=reason)
 
     def _run(self) -> None:
         if self._settings.niceness and sys.platform == "linux":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import sys
+import threading
 import traceback
 import warnings
 
 import msgspec
 
 from ckptguard.records.who_and_when import utc_now
+from ckptguard.storage.failures import machine_trouble
 from ckptguard.values.ids import escape
 
 _LOG = logging.getLogger("ckptguard_daemon")
@@ -43,7 +45,28 @@ def start_logging(log_file: str | None = None) -> None:
     # watchdog says so whenever a folder is made while it looks at the one above; nothing is lost.
     warnings.filterwarnings("ignore", message="Callback with id", category=RuntimeWarning)
     logging.captureWarnings(True)  # libraries warn; a warning must not break the log's lines
+    threading.excepthook = _thread_failed
+    sys.unraisablehook = _unraisable
     logging.raiseExceptions = False  # a full disk under the log must not end the guard
+
+
+def _thread_failed(failed: threading.ExceptHookArgs) -> None:
+    """One line for a thread of ours or of a library's that ends by an exception."""
+    if failed.exc_value is None or isinstance(failed.exc_value, SystemExit):
+        return
+    reason = _reason(failed.exc_value)
+    log("thread_failed", level="error", thread=failed.thread.name if failed.thread else None, reason=reason)
+
+
+def _unraisable(failed: sys.UnraisableHookArgs) -> None:
+    """One line for an exception that nobody can be told of, as of a library that cleans up."""
+    what = failed.err_msg or "an exception was ignored"
+    log("library", level="warning", message=what, reason=_reason(failed.exc_value))
+
+
+def _reason(error: BaseException | None) -> str:
+    told = None if error is None else machine_trouble(error)
+    return f"{type(error).__name__}: {error}" if told is None else told.message
 
 
 def log(event: str, /, *, level: str = "info", trace: bool = False, **fields: object) -> None:

@@ -11,9 +11,10 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptguard.errors import BusyError, SettingsError
+from ckptguard.storage.runtime_folder import private_runtime_folder
 
 LONGEST_PATH = 107  # what a socket's address can hold
 
@@ -25,6 +26,7 @@ class Rendezvous:
     socket: socket.socket
     path: str
     identity: tuple[int, int]  # inode and time: inode numbers are used again
+    made: str | None = None  # a folder for it alone
 
     def close(self) -> None:
         """Stop listening, and remove the path if it is still ours."""
@@ -32,29 +34,8 @@ class Rendezvous:
         with contextlib.suppress(OSError):
             if _identity(self.path) == self.identity:
                 os.unlink(self.path)
-
-
-def runtime_folder(environ: Mapping[str, str]) -> str:
-    """The folder for sockets, made if absent: 0700 and ours, or SettingsError."""
-    above = environ.get("XDG_RUNTIME_DIR")
-    if above and os.path.isabs(above):
-        folder = os.path.join(above, "ckptguard")
-    else:
-        folder = os.path.join(tempfile.gettempdir(), f"ckptguard-{os.getuid()}")
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-        found = os.lstat(folder)
-    except OSError as error:
-        raise SettingsError(
-            f"the folder {folder} for the socket cannot be made: {error.strerror}", hint="name one with --socket"
-        ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) != 0o700:
-        raise SettingsError(
-            f"{folder} is not a folder of yours with mode 0700, so a socket in it could be anybody's",
-            hint="remove it, or name another place with --socket",
-        )
-    return folder
+                if self.made is not None:
+                    os.rmdir(self.made)
 
 
 def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) -> Rendezvous:
@@ -68,13 +49,27 @@ def listen(path: str | None, urls: Sequence[str], environ: Mapping[str, str]) ->
         _check_folder(os.path.dirname(place))
         with _alone(os.path.dirname(place)):
             return _bind(place)
-    folder = runtime_folder(environ)
     name = hashlib.sha256("\n".join(sorted(urls)).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    try:
+        folder = private_runtime_folder(environ)
+    except OSError:  # another user was first; the address stands in the records
+        return _listen_aside(name)
     with _alone(folder):
         try:
             return _bind(os.path.join(folder, f"{name}.sock"))
         except BusyError:  # two daemons on one run are harmless, each at its own address
             return _bind(os.path.join(folder, f"{name}-{os.getpid()}.sock"))
+
+
+def _listen_aside(name: str) -> Rendezvous:
+    """Bind and listen in a new folder."""
+    try:
+        folder = tempfile.mkdtemp(prefix="ckptguard-")
+    except OSError as error:
+        raise SettingsError(
+            f"no folder for the socket can be made: {error.strerror}", hint="name one with --socket"
+        ) from error
+    return replace(_bind(os.path.join(folder, f"{name}.sock")), made=folder)
 
 
 def _check_folder(folder: str) -> None:
@@ -90,10 +85,14 @@ def _check_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """One daemon at a time looks for a dead socket and replaces it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """One daemon at a time looks for a dead socket and replaces it, where there are locks. SettingsError."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SettingsError(f"the folder {folder} of the socket cannot be used: {error.strerror}") from error
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

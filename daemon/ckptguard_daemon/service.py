@@ -25,6 +25,7 @@ from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
 from ckptguard.version import __version__
 from ckptguard_daemon.answers import Answers
+from ckptguard_daemon.connections import BoundedConnection
 from ckptguard_daemon.guarded import WatchedRun
 from ckptguard_daemon.idle_work import Replicating, Scrubbing
 from ckptguard_daemon.log import log
@@ -183,11 +184,10 @@ class HttpServer:
             access_log=False,
             log_level="warning",
             lifespan="off",
-            http="h11",
+            http=BoundedConnection,
             ws="none",
             loop="asyncio",
             server_header=False,
-            limit_concurrency=256,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import http.client
 import json
@@ -165,7 +166,8 @@ class DaemonProcess:
         def look() -> int | None:
             words = []
             for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-                words += (task / "children").read_text().split()
+                with contextlib.suppress(OSError):  # a thread that ended meanwhile
+                    words += (task / "children").read_text().split()
             return int(words[0]) if words else None
 
         return until(look, "a scanning process")

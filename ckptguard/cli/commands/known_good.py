@@ -9,6 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, working
+from ckptguard.errors import CkptguardError
 
 if TYPE_CHECKING:
     from ckptguard.runs.find_known_good import Candidate, KnownGood, Wanted
@@ -44,8 +45,13 @@ def command(run: str, before_step: int | None, series: str | None, read: bool, s
     known_good = openable(known_good)
     if shared.as_json:
         emit("known-good", known_good)
-    else:
-        say(escape(known_good.path))
+        return
+    if escape(known_good.path) != known_good.path:
+        # A script would take a line, or the escapes, for another path.
+        raise CkptguardError(
+            f"the path has characters that no line can hold: {known_good.path}", hint="--json prints it exactly"
+        )
+    say(known_good.path)
 
 
 def _read(run: str, settings: Settings, wanted: Wanted, *, everything: bool) -> KnownGood:

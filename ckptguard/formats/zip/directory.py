@@ -175,6 +175,9 @@ def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, o
 def _is_plain(name: str) -> bool:
     if _USUAL_NAME.fullmatch(name):
         return True
+    # The first part is the stem of the file's name when it was written, which may be any name.
+    stem, slash, inside = name.partition("/")
+    name = inside if slash and stem else name
     return not any(c in name for c in "\n\r\\") and "://" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
 
 

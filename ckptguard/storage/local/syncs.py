@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 from collections.abc import Iterator
 from contextvars import ContextVar
 
 from ckptguard.storage.failures import translated
 
 _UNABLE = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)  # a file system that cannot sync a folder
-_MOST = 64  # descriptors that are held open until the end
+_MOST = 64  # descriptors that are held open until the end, if so many and more may be open
 _Pending = dict[tuple[int, int], int]
 _pending: ContextVar[_Pending | None] = ContextVar("pending", default=None)
 
@@ -25,7 +26,8 @@ def sync(descriptor: int) -> None:
     info = os.fstat(descriptor)
     if (info.st_dev, info.st_ino) not in pending:
         pending[info.st_dev, info.st_ino] = os.dup(descriptor)
-    if len(pending) >= _MOST:
+    may_be_open = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if len(pending) >= (_MOST if may_be_open == resource.RLIM_INFINITY else min(_MOST, may_be_open // 4)):
         _sync_all(pending)
 
 

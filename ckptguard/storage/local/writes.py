@@ -20,6 +20,8 @@ _RENAME_NOREPLACE, _RENAME_EXCHANGE = 1, 2
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int)
 # What Linux's own calls answer where the kernel or the file system does not offer them.
 UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTTY, errno.ENOTSUP})
+# Lustre, NFS and FUSE can be without locks, and the kernel can be out of them.
+NO_LOCKS = UNSUPPORTED | {errno.ENOLCK}
 # Hard links are refused on FAT and some network file systems, and by the kernel for other people's files.
 NO_LINKS = UNSUPPORTED | {errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES}
 
@@ -35,9 +37,11 @@ def temporary(folder: int, mode: int = 0o666) -> Iterator[tuple[int, str]]:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield descriptor, name
     finally:
-        os.close(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
+        try:
+            os.close(descriptor)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
 
 
 @contextlib.contextmanager
@@ -54,6 +58,18 @@ def shown_as_written(folder: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # a data loader's worker may have it open too
             os.close(descriptor)
+
+
+def has_locks(path: str) -> bool:
+    """Whether the kernel can lock this file, which nobody else has."""
+    with translated("", path), open(path, "rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return False
+    return True
 
 
 def is_being_written(path: str) -> bool:

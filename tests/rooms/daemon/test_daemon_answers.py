@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -57,6 +58,11 @@ def test_the_boundary_is_exclusive(guarded: DaemonProcess) -> None:
     assert guarded.ask("known-good?before_step=501")[1]["step"] == 500
     status, answer = guarded.ask("known-good?before_step=500")
     assert (status, answer["error"]["kind"]) == (404, "no_known_good")
+
+
+def deep(levels: int) -> bytes:
+    """An incident whose evidence is nested so deep."""
+    return b'{"reason": "x", "evidence": {"a": ' + b"[" * levels + b"]" * levels + b"}}"
 
 
 def test_a_series_can_be_named(run: Path, start: Starter) -> None:
@@ -119,6 +125,7 @@ def test_waiting_blocks_nobody(run: Path, start: Starter) -> None:
         ("POST", "{run}/incidents", b"{", 400, "settings"),
         ("POST", "{run}/incidents", b"\xff\xfe", 400, "settings"),
         ("POST", "{run}/incidents", b"[" * 60_000, 400, "settings"),
+        *(("POST", "{run}/incidents", deep(n), 400, "settings") for n in (33, 900, 990, 5000)),
         ("POST", "{run}/incidents", b'{"reason": NaN}', 400, "settings"),
         ("POST", "{run}/incidents", b'{"reason": "x", "step": "one"}', 400, "settings"),
         ("POST", "{run}/incidents", b'{"reason": "' + b"x" * 70_000 + b'"}', 413, "too_large"),
@@ -134,6 +141,7 @@ def test_bad_questions_get_a_sentence(
     found, answer = request(hostile.address, method, path.replace("{run}", hostile.url("").rstrip("/")), body)
     assert (found, list(answer), answer["error"]["kind"]) == (status, ["error"], kind)
     assert answer["error"]["message"]
+    assert not re.search(r"Expected|JSON is malformed|\$|Object |Recursion", answer["error"]["message"])
 
 
 @pytest.mark.parametrize(
@@ -176,6 +184,15 @@ def test_incidents_are_recorded(guarded: DaemonProcess, run: Path) -> None:
     recorded = [json.loads(p.read_bytes()) for p in (run / "_ckptguard" / "incidents").iterdir()]
     assert recorded == [answer["incident"]]
     assert "\\u001b[2J NaN" in guarded.logged("incident")["reason"]
+
+
+def test_long_texts_of_an_incident_are_cut(guarded: DaemonProcess) -> None:
+    """Its record, the answer and the log hold the beginning, and how long it was."""
+    status, answer = guarded.post("incidents", {"reason": "x" * 60_000, "evidence": {"a": ["y" * 3000]}})
+    incident = answer["incident"]
+    assert (status, incident["reason"][:2000]) == (201, "x" * 2000)
+    assert incident["reason"].endswith("(60000 characters)")
+    assert len(json.dumps(incident)) < 10_000
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import read_daemon_record
 from ckptguard.records.kept import read_kept
 from ckptguard.records.run import open_run
+from ckptguard.training.client import is_alive
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 
@@ -284,3 +285,18 @@ def test_the_daemon_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_runtime_folder_of_somebody_else_hinders_nobody(run: Path, start: Starter, short_folder: Path) -> None:
+    """The daemon listens in a new folder, which goes with it, and the records say where."""
+    (short_folder / "ckptguard").mkdir()
+    (short_folder / "ckptguard").chmod(0o777)
+    save(run, 100)
+    daemon = start(run)
+    daemon.known_good(100)
+    address = json.loads((run / "_ckptguard" / "daemon.json").read_bytes())["address"]
+    assert address == daemon.address
+    assert Path(address).parent != short_folder / "ckptguard"
+    assert is_alive(open_run(str(run)))
+    assert daemon.stop() == 0
+    assert not Path(address).parent.exists()

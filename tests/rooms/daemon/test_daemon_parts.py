@@ -19,7 +19,7 @@ from ckptguard_daemon import log as log_module
 from ckptguard_daemon import watcher as watcher_module
 from ckptguard_daemon.__main__ import distinct_urls
 from ckptguard_daemon.log import log, start_logging
-from ckptguard_daemon.rendezvous import LONGEST_PATH, listen, runtime_folder
+from ckptguard_daemon.rendezvous import LONGEST_PATH, listen
 from ckptguard_daemon.service import exit_code
 from ckptguard_daemon.watcher import Watcher
 from support.daemon_process import save, until
@@ -40,7 +40,7 @@ def test_flags_then_environment_then_file(tmp_path: Path, monkeypatch: pytest.Mo
     """Each source overrides the next one; a flag that was not given overrides nothing."""
     monkeypatch.chdir(tmp_path)
     Path("ckptguard.toml").write_text("settle = 1\nscan_interval = 2\nkeep_good = 3")
-    environ = {"CKPTGUARD_SETTLE": "10", "CKPTGUARD_SCAN_INTERVAL": "20", "CKPTGUARD_UNKNOWN": "x"}
+    environ = {"CKPTGUARD_SETTLE": "10", "CKPTGUARD_SCAN_INTERVAL": "20"}
     settings = load_settings(None, environ, settle=100.0, scan_interval=None)
     assert (settings.settle, settings.scan_interval, settings.keep_good) == (100.0, 20.0, 3)
     Path("other.toml").write_text("keep_good = 7")
@@ -75,18 +75,39 @@ def test_runs_are_named_once(tmp_path: Path) -> None:
 
 
 def test_the_runtime_folder_is_private(short_folder: Path) -> None:
-    """It is made with mode 0700; one that others can enter, or a link, is refused."""
-    environ = {"XDG_RUNTIME_DIR": str(short_folder)}
-    folder = Path(runtime_folder(environ))
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    folder.chmod(0o755)
-    with pytest.raises(SettingsError):
-        runtime_folder(environ)
-    folder.rmdir()
-    (short_folder / "elsewhere").mkdir(mode=0o700)
-    folder.symlink_to("elsewhere")
-    with pytest.raises(SettingsError):
-        runtime_folder(environ)
+    """It is made with mode 0700."""
+    place = listen(None, ["/a"], {"XDG_RUNTIME_DIR": str(short_folder)})
+    assert stat.S_IMODE((short_folder / "ckptguard").stat().st_mode) == 0o700
+    assert Path(place.path).parent == short_folder / "ckptguard"
+    place.close()
+
+
+@pytest.mark.parametrize("theirs", ["open", "link", "file", "foreign"])
+def test_who_made_the_runtime_folder_first_keeps_nobody_from_listening(short_folder: Path, theirs: str) -> None:
+    """One that others can enter, that leads elsewhere or is another user's is not used: a new one of mode 0700 is,
+    which goes with the socket."""
+    folder = short_folder / "ckptguard"
+    if theirs == "link":
+        (short_folder / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to("elsewhere")
+    elif theirs == "file":
+        folder.write_text("")
+    else:
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o755 if theirs == "open" else 0o700)
+    if theirs == "foreign":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(folder, 12345, 12345)
+    place = listen(None, ["/a"], {"XDG_RUNTIME_DIR": str(short_folder)})
+    own = Path(place.path).parent
+    found = own.lstat()
+    assert (stat.S_IMODE(found.st_mode), found.st_uid, own == folder) == (0o700, os.getuid(), False)
+    assert not list(folder.iterdir()) if folder.is_dir() else True
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(place.path)
+    place.close()
+    assert not own.exists()
 
 
 def test_sockets_are_not_placed_where_others_write(short_folder: Path) -> None:

@@ -188,7 +188,7 @@ def test_pickled_options_are_never_replaced_by_somebody_elses() -> None:
     for attempt in (
         lambda: open_run("vault://runs/e", again, must_exist=False),
         again.storage.revealed,
-        lambda: with_environment(again, {"CKPTGUARD_SETTLE": "1"}),
+        lambda: with_environment(again, {"CKPTGUARD_SETTLE": "1"}).storage.revealed(),
     ):
         with pytest.raises(SettingsError, match="left behind"):
             attempt()

@@ -1,0 +1,79 @@
+"""Connections that cannot hold the daemon up: a head must arrive in time, and one process can have only so many."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 10.0  # from the connection, or from the answer before
+MOST = 256  # connections at a time
+MOST_OF_ONE = 128  # of them, those of one process
+_PEER = struct.Struct("3i")  # what the kernel says of it: pid, uid, gid
+
+
+class BoundedConnection(H11Protocol):
+    """One connection. What is wrong with it is said in one sentence, and then it is closed."""
+
+    peer: int | None = None
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin, unless there are too many already."""
+        super().connection_made(transport)
+        self.peer = _process_of(transport.get_extra_info("socket"))
+        self._await_head()
+        others = [one for one in self.connections if isinstance(one, BoundedConnection)]
+        if len(others) > MOST or sum(one.peer == self.peer for one in others) > MOST_OF_ONE:
+            self._end(503, "busy", "too many connections at a time")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The caller is gone."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next question."""
+        super().on_response_complete()
+        self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._end(400, "request", "this is no HTTP request that can be understood")
+
+    def _await_head(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(HEAD_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self.cycle is None:
+            self._end(408, "timeout", "the question did not arrive in time")
+        elif self.cycle.response_complete:
+            self.transport.close()
+
+    def _end(self, status: int, kind: str, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        text = msgspec.json.encode({"error": {"kind": kind, "message": message, "hint": None}}) + b"\n"
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+        self.transport.write(head.encode() + text)
+        self.transport.close()
+
+
+def _process_of(connection: socket.socket | None) -> int | None:
+    """The id of the process at the other end; None where the system does not say, as for one and the same peer."""
+    if connection is None or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    try:
+        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    except OSError:
+        return None
+    return int(_PEER.unpack(found)[0])

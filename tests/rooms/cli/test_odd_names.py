@@ -1,0 +1,88 @@
+"""Checkpoints of any name that a file system takes: every door says what it says of a plain one, on as many lines."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.runs import save_file
+
+from ckptguard.values.ids import escape
+
+ODD = (
+    "a\nb",
+    "\n",
+    "a\r\nb",
+    "a\\nb",
+    "a\tb",
+    "\x1b[2J",
+    "\u202ecod",
+    "a b'\"",
+    "..",
+    "a://b".replace("/", "\\"),
+    "é",
+    "[x]",
+    "%0A",
+)
+names = st.one_of(
+    st.sampled_from(ODD),
+    st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20),
+)
+
+
+def write(path, seed=1):
+    """A healthy file of the format that its name states."""
+    state = {"w": torch.arange(1.0, 40.0) / seed, "b": torch.ones(3) / 7 / seed}
+    if path.suffix == ".pt":
+        torch.save(state, path)
+    elif path.suffix == ".npz":
+        with path.open("wb") as file:  # numpy would add to some names
+            np.savez(file, **{name: tensor.numpy() for name, tensor in state.items()})
+    else:
+        save_file(state, path)
+
+
+def said(invoke, root):
+    """What each command says of the run: its exit code and how many lines, and its document."""
+    found = {}
+    for words in (("verify",), ("list",), ("status",), ("incidents",), ("scrub",), ("prune", "--dry-run")):
+        done = invoke(words[0], root, *words[1:], *(("--keep-last", "1") if words[0] == "prune" else ()))
+        assert "unexpected" not in done.stderr
+        found[words[0]] = (done.exit_code, done.stdout.count("\n"), done.stderr.count("\n"))
+    return found
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(names, st.sampled_from([".pt", ".safetensors", ".npz"]))
+def test_every_door_says_of_an_odd_name_what_it_says_of_a_plain_one(root, invoke, name, suffix):
+    """The archive of a torch file repeats the stem of its name; that is no reason to call it bad."""
+    name = "".join(c for c in name if not c.isdigit())  # a number would order it
+    found = []
+    for stem in ("plain", name):
+        shutil.rmtree(root)
+        root.mkdir()
+        for step in (1, 2):
+            write(root / f"step_{step}{stem}{suffix}", seed=step)
+        found.append(said(invoke, root))
+    assert found[0] == found[1]
+    path = f"{root}/step_2{name}{suffix}"
+    assert json.loads(invoke("known-good", root, "--json").stdout)["path"] == path
+    done = invoke("known-good", root)
+    assert (done.exit_code, done.stdout) == ((0, f"{path}\n") if escape(path) == path else (1, ""))
+
+
+@pytest.mark.parametrize(
+    "stem", ["a\nb", "..", "a\\b", "data", "data.pkl", "byteorder", "archive", ".data", "C:", "http:"]
+)
+def test_a_torch_file_may_repeat_any_stem(root, document, stem):
+    """It loads, so it is good, under the name that it was written by and under any other."""
+    path = root / f"{stem}.pt"
+    write(path)
+    assert torch.load(path, weights_only=True)["b"].shape == (3,)
+    assert document("verify", path)[1]["outcome"] == "good"
+    assert document("verify", path.rename(root / "other.pt"))[1]["outcome"] == "good"

@@ -301,7 +301,7 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Structure:
     except PickleProblem as error:
         problem = Problem(f"{name!r} cannot be read: {error}", tensor=name)
         return Structure(format="npy", problems=(problem,), globals=tuple(sorted(error.globals)))
-    found = walk(pickled.value)
+    found = walk(pickled)
     problems = list(found.problems)
     if pickled.end != len(data):
         problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle of {name!r}", tensor=name))

@@ -42,7 +42,7 @@ def read(reader: Reader, path: str) -> Structure:
             found.problems.append(Problem(f"{what}{error}"))
             found.truncated = error.ends_early
             break
-        tree = walk(pickled.value, room)
+        tree = walk(pickled, room)
         found.names |= pickled.globals
         prefix = f"{count}." if count else ""
         room_for_finite = max(0, MAX_LEAVES // 2 - len(found.leaves))
@@ -58,6 +58,8 @@ def read(reader: Reader, path: str) -> Structure:
         found.problems += tree.problems
         for name, _ in tree.tensors[:100]:
             found.problems.append(Problem(f"tensor {name!r} refers to a storage outside the pickle", tensor=name))
+        if pickled.persistent and not tree.tensors:
+            found.problems.append(Problem("it refers to something outside the pickle"))
         position, count = pickled.end, count + 1
     if position < size and not found.problems:
         found.problems.append(Problem(f"there are more than {_MAX_PICKLES} pickles"))
@@ -81,11 +83,11 @@ def read_legacy(reader: Reader, path: str) -> Structure:
     if isinstance(pickles, PickleProblem):
         return broken(_LEGACY, str(pickles), truncated=pickles.ends_early, names=pickles.globals)
     state, keys = pickles[3:]
-    found, tree = Found(), walk(state.value)
+    found, tree = Found(), walk(state)
     stored = _storages(reader, state, keys, found)
     found.problems += tree.problems
     # Whatever byte order the system record states: storages were always written in little-endian order.
-    found.tensors = place_tensors(tree.tensors, stored, "little", found.problems)
+    found.tensors = place_tensors(tree.tensors, state.persistent, stored, "little", found.problems)
     del found.problems[MAX_PROBLEMS:]
     found.names.update(*(p.globals for p in pickles))
     found.leaves, found.containers, found.unread = list(tree.leaves), tree.containers, list(tree.unread)

@@ -5,11 +5,14 @@ Some tensors are made of others: sparse, nested, quantised, distributed ones, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES
 from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId
+from ckptguard.formats.pickle.known_calls import is_device
+from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Problem, TensorPlace
 
 _QUANTISED = "torch._utils._rebuild_qtensor"
@@ -22,6 +25,8 @@ _FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_fro
 _WITH_STATE = frozenset((_PARAMETERS[1], *_FROM_TYPE))
 _TENSORS_THEMSELVES = frozenset((*_VIEWS, _TYPED_VIEW, _META))
 _TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *_PARAMETERS))
+_GRADIENT_AT = {**dict.fromkeys((_VIEWS[1], _TYPED_VIEW), 4), _QUANTISED: 5, **dict.fromkeys(_PARAMETERS, 1)}
+_WHOLE = ("int", "uint", "bool", "qint", "quint")
 _SPARSE = ("torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_sparse_csr_tensor")
 _NESTED = "torch._utils._rebuild_nested_tensor"
 _WRAPPER = "torch._utils._rebuild_wrapper_subclass"
@@ -97,6 +102,16 @@ def is_untyped(value: Described) -> bool:
     return type(kind) is Global and kind.name == "UntypedStorage"
 
 
+def is_whole_tensor(value: object) -> bool:
+    """Whether it is a tensor of whole numbers, and nothing besides."""
+    if type(value) is not Call or not value.calls(*_VIEWS[:2]) or value.state is not None or value.flat:
+        return False
+    try:
+        return DTYPES[as_tensor(value).dtype].float is None
+    except TensorProblem:
+        return False
+
+
 def tensor_attributes(call: Call) -> list[object]:
     """What is set on a tensor besides its elements: the states of its wrappers."""
     if call.state is None and type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
@@ -119,7 +134,18 @@ def as_tensor(value: Described) -> TensorRef:
         first, count = whole.first // size, whole.room // size
         return TensorRef(kind, (count,), whole, first, first + count) if count else TensorRef(kind, (0,), None, 0, 0)
     assert type(value) is Call
-    call = _unwrap(value)
+    ref = _viewed(_unwrap(value))
+    if ref.dtype.startswith(_WHOLE) and any(_needs_gradient(layer) for layer in _layers(value)):
+        raise TensorProblem("it requires a gradient, which whole numbers cannot have")
+    return ref
+
+
+def _needs_gradient(layer: Call) -> bool:
+    at = _GRADIENT_AT.get(layer.func.dotted) if type(layer.func) is Global else None
+    return at is not None and type(layer.args) is tuple and layer.args[at : at + 1] == (True,)
+
+
+def _viewed(call: Call) -> TensorRef:
     args = call.args
     if type(args) is not tuple or type(call.func) is not Global:
         raise TensorProblem("it has no arguments")
@@ -128,7 +154,9 @@ def as_tensor(value: Described) -> TensorRef:
     if call.func.dotted == _META:
         if len(args) < 2:
             raise TensorProblem("it has too few arguments")
-        return TensorRef(_dtype_of(args[0]), _sizes(args[1]), None, 0, 0)
+        shape = _sizes(args[1])
+        _check_count(shape)
+        return TensorRef(_dtype_of(args[0]), shape, None, 0, 0)
     typed = call.func.dotted == _TYPED_VIEW
     if len(args) < (7 if typed else 4):
         raise TensorProblem("it has too few arguments")
@@ -211,6 +239,7 @@ def _view(
         raise TensorProblem("its offset or strides are impossible")
     if 0 in shape:
         return TensorRef(dtype, shape, None, 0, 0)
+    _check_count(shape)
     stop = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     known = DTYPES.get(dtype)
     if known is None:
@@ -222,6 +251,11 @@ def _view(
     first = storage.first // known.size
     strides = () if _is_row_major(shape, stride) else stride
     return TensorRef(dtype, shape, storage, first + offset, first + stop, strides)
+
+
+def _check_count(shape: tuple[int, ...]) -> None:
+    if len(shape) > 1 and math.prod(shape) >= _LIMIT:
+        raise TensorProblem("it has more elements than can be counted")
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -289,21 +323,60 @@ def _parts(dotted: str, args: tuple[object, ...]) -> tuple[tuple[str, object], .
 
 
 def place_tensors(
-    found: Iterable[tuple[str, Described]], stored: Mapping[str, StorageSpan], byte_order: str, problems: list[Problem]
+    found: Iterable[tuple[str, Described]],
+    references: Iterable[PersistentId],
+    stored: Mapping[str, StorageSpan],
+    byte_order: str,
+    problems: list[Problem],
 ) -> list[TensorPlace]:
-    """The tensors whose elements are where they should be; for each of the others a problem that names it."""
-    placed = []
+    """The tensors whose elements are where they should be; for each of the others a problem that names it. So too for
+    `references` to storages that no tensor needs, because loading makes all of them."""
+    placed, looked_at = [], set[str]()
     for name, call in found:
         try:
             ref = as_tensor(call)
-            span = None if ref.storage is None else _span_of(ref.storage, stored)
+            span = None
+            if ref.storage is not None:
+                looked_at.add(ref.storage.key)
+                span = _span_of(ref.storage, stored)
+            elif type(call) is Call and _unwrap(call).calls(_META):
+                problems.append(Problem(f"tensor {name!r} was saved without its elements", tensor=name, doubt=True))
         except TensorProblem as error:
             expected, length = error.sizes
             message = f"tensor {name!r}: {error}"
             problems.append(Problem(message, tensor=name, expected=expected, found=length))
             continue
         placed.append(TensorPlace(name, ref.dtype, ref.shape, span, ref.start, ref.stop, "", byte_order, ref.strides))
+    problems += _of_references(references, stored, looked_at)
     return placed
+
+
+def _of_references(
+    references: Iterable[PersistentId], stored: Mapping[str, StorageSpan], looked_at: set[str]
+) -> Iterator[Problem]:
+    """What is wrong with the references themselves. torch makes each storage as the first one says."""
+    first: dict[object, tuple[object, object]] = {}
+    devices: set[object] = set()
+    for reference in references:
+        parts = reference.value
+        if type(parts) is tuple and parts[:1] == ("module",):
+            continue  # of an old file: a module's class, with its source
+        try:
+            if type(parts) is not tuple or len(parts) < 5 or type(parts[1]) is not Global or type(parts[2]) is not str:
+                as_storage(reference)
+                raise TensorProblem("it refers to no storage")
+            _, kind, key, device, count = parts[:5]
+            if first.setdefault(key, (kind.name, count)) != (kind.name, count):
+                yield Problem(f"storage {printable(key, 200)!r} is said to be of two kinds", doubt=True)
+            if device not in devices:
+                devices.add(device)
+                if not is_device(device) or device == "meta":
+                    yield Problem("a storage lies on a device that is not known to hold numbers", doubt=True)
+            if key not in looked_at:
+                looked_at.add(key)
+                _span_of(as_storage(reference)[0], stored)
+        except TensorProblem as error:
+            yield Problem(f"a reference to a storage: {error}")
 
 
 def _span_of(storage: StorageRef, stored: Mapping[str, StorageSpan]) -> int | None:

@@ -7,10 +7,11 @@ so often that they would unfold without end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
 
-from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.machine import Pickled
 from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Leaf, Problem
@@ -19,6 +20,7 @@ from ckptguard.formats.torch.rebuild_calls import (
     as_composite,
     is_tensor,
     is_untyped,
+    is_whole_tensor,
     quantiser,
     tensor_attributes,
 )
@@ -31,6 +33,7 @@ MAX_UNREAD = 100
 _MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
 _MAX_ALIKE = 1000  # not finite, of one kind, in one subtree, under one key: more of them say nothing new
 _LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what is not finite matters
+_MAX_SILENT = 1_000_000  # parts of what holds no numbers
 _MAX_VISITS = 8
 _MAX_FLAT_VISITS = 1000  # of what holds nothing that could unfold further
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
@@ -59,9 +62,14 @@ class TreeContents(NamedTuple):
     visited: int = 0
 
 
-def walk(root: object, room: int = MAX_NODES) -> TreeContents:
+def walk(pickled: Pickled, room: int = MAX_NODES) -> TreeContents:
     """Everything that a pickle's value holds, by name. A value that stands alone is called "value"."""
-    return _Walk().run(root, room)
+    walking = _Walk()
+    found = walking.run(pickled.value, room)
+    doubts = dict.fromkeys(pickled.doubts)
+    if pickled.dropped and not walking.saw(pickled.dropped):
+        doubts["it makes a value and leaves it out"] = None
+    return found._replace(problems=(*found.problems, *(Problem(message, doubt=True) for message in doubts)))
 
 
 def below(name: str, inner: str) -> str:
@@ -77,6 +85,7 @@ class _Walk:
         self.alike: dict[tuple[str, str, bool, bool], int] = {}
         self.visits: dict[int, int] = {}
         self.unread: dict[str, None] = {}
+        self.silent: set[int] = set()  # that `is_silent` has looked at
 
     def run(self, root: object, most: int) -> TreeContents:
         # Containers, each with its children that are still to be looked at; the innermost is the last.
@@ -103,6 +112,11 @@ class _Walk:
             self.problem("it holds more values than we would read")
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
         return TreeContents(self.tensors, leaves, problems, _containers(root), tuple(self.unread), most - room)
+
+    def saw(self, values: Iterable[object]) -> bool:
+        """Whether all of these are parts of what was walked."""
+        tensors = {id(value) for _, value in self.tensors}
+        return all(value == () or id(value) in self.visits or id(value) in tensors for value in values)
 
     def tensor(self, name: str, value: Described) -> list[tuple[str, object]]:
         """Note a tensor; what is set on it besides its elements."""
@@ -162,7 +176,7 @@ class _Walk:
             return
         if _is_file(call):
             self.not_read(name)
-        if call.calls(*_WITHOUT_NUMBERS):
+        if call.calls(*_WITHOUT_NUMBERS) and self.is_silent(call):
             return
         if hides_floats(call.args) or hides_floats(call.state) or _is_packed(call):
             self.not_read(name)
@@ -181,8 +195,36 @@ class _Walk:
         for state in states:
             if type(state) is not Mapping:
                 yield prefix + "state", state
-            elif not call.calls("collections.OrderedDict"):  # there it is only a state dict's own version numbers
+            elif not (
+                call.calls("collections.OrderedDict") and self.is_silent(state)
+            ):  # a state dict's version numbers
                 yield from _attributes(name, prefix, state)
+
+    def is_silent(self, value: object) -> bool:
+        """Whether there are only texts and whole numbers in it, however deep."""
+        waiting, seen = [value], set[int]()
+        for _ in range(_MAX_SILENT):
+            if not waiting:
+                self.silent |= seen
+                return True
+            part = waiting.pop()
+            kind = type(part)
+            if kind in _NO_FLOATS or id(part) in self.silent or id(part) in seen:
+                continue
+            if kind is Mapping:
+                waiting += part.flat  # type: ignore[attr-defined]
+            elif kind is Sequence or kind is SetOf:
+                waiting += part.items  # type: ignore[attr-defined]
+            elif kind is tuple:
+                waiting += cast("tuple[object, ...]", part)
+            elif kind is not Call or part.kind in _WITH_ELEMENTS:  # type: ignore[attr-defined]
+                if not is_whole_tensor(part):
+                    return False
+            else:
+                call = cast("Call", part)
+                waiting += (call.args, call.kwargs, call.state, *(call.flat or ()), *(call.items or ()))
+            seen.add(id(part))
+        return False
 
     def series(self, prefix: str, items: list[object] | tuple[object, ...]) -> Iterator[tuple[str, object]]:
         """Children by index; of a long list of plain numbers only what is not finite."""
@@ -223,6 +265,8 @@ class _Walk:
 
 _CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
 _SILENT = frozenset((str, bytes, type(None), Global))
+_NO_FLOATS = frozenset((str, int, bool, type(None), Global))
+_WITH_ELEMENTS = (Kind.TENSOR, Kind.ARRAY, Kind.DTYPE)
 _END: tuple[str, object] = ("", object())
 
 

@@ -6,6 +6,7 @@ import msgspec
 from blake3 import blake3
 
 from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.inert_values import PersistentId
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure, broken
 from ckptguard.formats.torch.rebuild_calls import Described, StorageSpan, place_tensors
@@ -16,6 +17,8 @@ from ckptguard.storage.protocol import Reader
 NAME = "torch_zip"
 _DATA = "data/"
 _ROOM_EACH = 1700
+_PARTS = 5  # of a reference to a storage
+_Tensors = tuple[list[tuple[str, Described]], tuple[PersistentId, ...]]
 _MOST_ROOM = 500_000
 
 
@@ -62,37 +65,39 @@ def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
     # Records beside the storages are checked here; the storages' bytes are checked as they are scanned.
     found.problems += [problem for record in others for problem in wrong_sum(reader, record, record.name)]
     byte_order = _byte_order(reader, archive, found.problems)
-    tensors = _read_state(reader, archive, room, found)
-    found.tensors = place_tensors(tensors, stored, byte_order, found.problems)
+    tensors, references = _read_state(reader, archive, room, found)
+    if any(type(r.value) is not tuple or len(r.value) != _PARTS for r in references):
+        found.problems.append(Problem("a reference is none to a storage of an archive"))
+    found.tensors = place_tensors(tensors, references, stored, byte_order, found.problems)
     return found.structure(NAME, MAX_PROBLEMS)
 
 
-def _read_state(reader: Source, archive: Archive, room: ReadingBudget, found: Found) -> list[tuple[str, Described]]:
-    """Note what data.pkl holds, but for the tensors, which are returned."""
+def _read_state(reader: Source, archive: Archive, room: ReadingBudget, found: Found) -> _Tensors:
+    """Note what data.pkl holds, but for the tensors and the references to storages, which are returned."""
     record = archive.records.get("data.pkl")
     if record is None:
         if archive.records or not archive.problems:
             found.problems.append(Problem("the archive holds no data.pkl: it is no torch archive"))
-        return []
+        return [], ()
     if record.size > MAX_STREAM:
         found.problems.append(Problem(f"data.pkl has {record.size} bytes, which is more than we would read"))
-        return []
+        return [], ()
     data = reader.read(record.offset, record.size)
     try:
         pickled = read_pickle(data, budget=room.budget)
     except PickleProblem as error:
         found.problems.append(Problem(f"data.pkl cannot be read: {error}"))
         found.names |= error.globals
-        return []
+        return [], ()
     if pickled.end != len(data):
         found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle in data.pkl"))
-    tree = walk(pickled.value, room.nodes)
+    tree = walk(pickled, room.nodes)
     room.budget -= pickled.cost
     room.nodes -= tree.visited
     found.problems += tree.problems
     found.names |= pickled.globals
     found.leaves, found.containers, found.unread = list(tree.leaves), tree.containers, list(tree.unread)
-    return tree.tensors
+    return tree.tensors, pickled.persistent
 
 
 def _byte_order(reader: Source, archive: Archive, problems: list[Problem]) -> str:

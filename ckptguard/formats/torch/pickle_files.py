@@ -14,7 +14,8 @@ from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Sequence
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, Pickled, read_pickle
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, SpanPlace, Structure, broken
-from ckptguard.formats.torch.rebuild_calls import StorageSpan, TensorProblem, as_storage, place_tensors
+from ckptguard.formats.torch.placing import StorageSpan, place_tensors
+from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_storage
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_NODES, MAX_UNREAD, walk
 from ckptguard.storage.protocol import Reader
 

@@ -6,14 +6,12 @@ Some tensors are made of others: sparse, nested, quantised, distributed ones, an
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES
-from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId
-from ckptguard.formats.pickle.known_calls import is_device
-from ckptguard.formats.strict_json import printable
-from ckptguard.formats.structure import Problem, TensorPlace
+from ckptguard.formats.pickle.arguments import shape_of
+from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId, Sequence
 
 _QUANTISED = "torch._utils._rebuild_qtensor"
 _VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", _QUANTISED)
@@ -64,13 +62,6 @@ class TensorRef(NamedTuple):
     start: int
     stop: int
     strides: tuple[int, ...] = ()
-
-
-class StorageSpan(NamedTuple):
-    """A storage that the file holds: its span (None: it is empty) and its length in bytes."""
-
-    span: int | None
-    length: int
 
 
 class TensorProblem(ValueError):
@@ -145,6 +136,11 @@ def _needs_gradient(layer: Call) -> bool:
     return at is not None and type(layer.args) is tuple and layer.args[at : at + 1] == (True,)
 
 
+def is_meta(value: Described) -> bool:
+    """Whether it is a tensor that was saved without its elements."""
+    return type(value) is Call and _unwrap(value).calls(_META)
+
+
 def _viewed(call: Call) -> TensorRef:
     args = call.args
     if type(args) is not tuple or type(call.func) is not Global:
@@ -162,6 +158,10 @@ def _viewed(call: Call) -> TensorRef:
         raise TensorProblem("it has too few arguments")
     storage, storage_dtype = as_storage(args[0])
     dtype = _dtype_of(args[6]) if typed else storage_dtype
+    if call.func.dotted == _QUANTISED and not dtype.startswith("q"):
+        raise TensorProblem("it is quantised, but its storage is not")
+    if call.func.dotted == _QUANTISED and not _is_scaled(args[4:5], _sizes(args[2])):
+        raise TensorProblem("its scales do not fit its shape")
     return _view(dtype, storage, args[1], _sizes(args[2]), _sizes(args[3]))
 
 
@@ -253,6 +253,15 @@ def _view(
     return TensorRef(dtype, shape, storage, first + offset, first + stop, strides)
 
 
+def _is_scaled(stated: tuple[object, ...], shape: tuple[int, ...]) -> bool:
+    """Whether there is a scale, or one for each index of an axis."""
+    if not stated or type(stated[0]) is not tuple or len(stated[0]) != 4:
+        return True
+    _, *parts, axis = stated[0]
+    lengths = [(len(p.items),) if type(p) is Sequence else shape_of(p) for p in parts]
+    return type(axis) is int and 0 <= axis < len(shape) and lengths == [(shape[axis],)] * 2
+
+
 def _check_count(shape: tuple[int, ...]) -> None:
     if len(shape) > 1 and math.prod(shape) >= _LIMIT:
         raise TensorProblem("it has more elements than can be counted")
@@ -320,71 +329,3 @@ def _parts(dotted: str, args: tuple[object, ...]) -> tuple[tuple[str, object], .
             return tuple(zip((*names, "values"), data, strict=False))
         return tuple(zip(("indices", "values"), data, strict=False))
     return None
-
-
-def place_tensors(
-    found: Iterable[tuple[str, Described]],
-    references: Iterable[PersistentId],
-    stored: Mapping[str, StorageSpan],
-    byte_order: str,
-    problems: list[Problem],
-) -> list[TensorPlace]:
-    """The tensors whose elements are where they should be; for each of the others a problem that names it. So too for
-    `references` to storages that no tensor needs, because loading makes all of them."""
-    placed, looked_at = [], set[str]()
-    for name, call in found:
-        try:
-            ref = as_tensor(call)
-            span = None
-            if ref.storage is not None:
-                looked_at.add(ref.storage.key)
-                span = _span_of(ref.storage, stored)
-            elif type(call) is Call and _unwrap(call).calls(_META):
-                problems.append(Problem(f"tensor {name!r} was saved without its elements", tensor=name, doubt=True))
-        except TensorProblem as error:
-            expected, length = error.sizes
-            message = f"tensor {name!r}: {error}"
-            problems.append(Problem(message, tensor=name, expected=expected, found=length))
-            continue
-        placed.append(TensorPlace(name, ref.dtype, ref.shape, span, ref.start, ref.stop, "", byte_order, ref.strides))
-    problems += _of_references(references, stored, looked_at)
-    return placed
-
-
-def _of_references(
-    references: Iterable[PersistentId], stored: Mapping[str, StorageSpan], looked_at: set[str]
-) -> Iterator[Problem]:
-    """What is wrong with the references themselves. torch makes each storage as the first one says."""
-    first: dict[object, tuple[object, object]] = {}
-    devices: set[object] = set()
-    for reference in references:
-        parts = reference.value
-        if type(parts) is tuple and parts[:1] == ("module",):
-            continue  # of an old file: a module's class, with its source
-        try:
-            if type(parts) is not tuple or len(parts) < 5 or type(parts[1]) is not Global or type(parts[2]) is not str:
-                as_storage(reference)
-                raise TensorProblem("it refers to no storage")
-            _, kind, key, device, count = parts[:5]
-            if first.setdefault(key, (kind.name, count)) != (kind.name, count):
-                yield Problem(f"storage {printable(key, 200)!r} is said to be of two kinds", doubt=True)
-            if device not in devices:
-                devices.add(device)
-                if not is_device(device) or device == "meta":
-                    yield Problem("a storage lies on a device that is not known to hold numbers", doubt=True)
-            if key not in looked_at:
-                looked_at.add(key)
-                _span_of(as_storage(reference)[0], stored)
-        except TensorProblem as error:
-            yield Problem(f"a reference to a storage: {error}")
-
-
-def _span_of(storage: StorageRef, stored: Mapping[str, StorageSpan]) -> int | None:
-    found = stored.get(storage.key)
-    if found is None:
-        raise TensorProblem("its storage is not in the file")
-    if found.length != storage.length:
-        problem = TensorProblem("its storage has another size than the pickle says")
-        problem.sizes = (str(storage.length), str(found.length))
-        raise problem
-    return found.span

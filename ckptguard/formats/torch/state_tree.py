@@ -33,6 +33,8 @@ MAX_UNREAD = 100
 _MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
 _MAX_ALIKE = 1000  # not finite, of one kind, in one subtree, under one key: more of them say nothing new
 _LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what is not finite matters
+_SHORTEST = 2  # bytes that a float can have, but for those of a single byte
+_MAX_PARTS = 8  # of a key that is a tuple
 _MAX_SILENT = 1_000_000  # parts of what holds no numbers
 _MAX_VISITS = 8
 _MAX_FLAT_VISITS = 1000  # of what holds nothing that could unfold further
@@ -265,6 +267,7 @@ class _Walk:
 
 _CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
 _SILENT = frozenset((str, bytes, type(None), Global))
+_PLAIN = frozenset((str, bytes, int, bool, type(None), Global))
 _NO_FLOATS = frozenset((str, int, bool, type(None), Global))
 _WITH_ELEMENTS = (Kind.TENSOR, Kind.ARRAY, Kind.DTYPE)
 _END: tuple[str, object] = ("", object())
@@ -300,8 +303,14 @@ def _is_packed(call: Call) -> bool:
     """Whether it would make floats out of bytes in a way of its own."""
     if call.calls("torch.storage._load_from_bytes"):
         return True
-    args = call.args if type(call.args) is tuple else ()
-    return call.calls("array._array_reconstructor") and len(args) > 1 and args[1] in ("f", "d")
+    args, func = call.args if type(call.args) is tuple else (), call.func
+    if type(func) is not Global or func.row is not None or func.module == "datetime":
+        return False
+    if func.dotted == "array._array_reconstructor" and len(args) > 1:
+        return args[1] in ("f", "d")
+    return any(
+        (type(a) is bytes and len(a) >= _SHORTEST) or (type(a) is Call and a.calls("_codecs.encode")) for a in args
+    )
 
 
 def _is_file(value: object) -> bool:
@@ -321,7 +330,7 @@ def _pairs(prefix: str, pairs: list[object]) -> Iterator[tuple[str, object]]:
             yield prefix + key, value
         else:
             yield prefix + _key_text(key, index), value
-            if type(key) is Call:
+            if not _is_plain_key(key):
                 yield f"{prefix}key{index}", key
 
 
@@ -341,6 +350,13 @@ def _attributes(name: str, prefix: str, state: Mapping) -> Iterator[tuple[str, o
     flat = iter(state.flat)
     for index, (key, value) in enumerate(zip(flat, flat, strict=False)):
         yield (name if key in _MODULE_PARTS else prefix + _key_text(key, index)), value
+
+
+def _is_plain_key(key: object) -> bool:
+    """Whether a key, which may be a tuple, holds nothing that must be looked at."""
+    if type(key) is tuple:
+        return len(key) <= _MAX_PARTS and all(type(k) is not tuple and _is_plain_key(k) for k in key)
+    return math.isfinite(key) if type(key) is float else type(key) in _PLAIN
 
 
 def _key_text(key: object, index: int) -> str:

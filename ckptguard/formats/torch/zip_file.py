@@ -9,7 +9,8 @@ from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import PersistentId
 from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure, broken
-from ckptguard.formats.torch.rebuild_calls import Described, StorageSpan, place_tensors
+from ckptguard.formats.torch.placing import StorageSpan, place_tensors
+from ckptguard.formats.torch.rebuild_calls import Described
 from ckptguard.formats.torch.state_tree import MAX_NODES, walk
 from ckptguard.formats.zip.archive import Archive, Record, read_archive, wrong_sum
 from ckptguard.storage.protocol import Reader

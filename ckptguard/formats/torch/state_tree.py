@@ -18,6 +18,7 @@ from ckptguard.formats.structure import Leaf, Problem
 from ckptguard.formats.torch.rebuild_calls import (
     Described,
     as_composite,
+    is_plain,
     is_tensor,
     is_untyped,
     is_whole_tensor,
@@ -123,9 +124,11 @@ class _Walk:
     def tensor(self, name: str, value: Described) -> list[tuple[str, object]]:
         """Note a tensor; what is set on it besides its elements."""
         self.tensors.append((name, value))
-        if is_untyped(value):
-            self.not_read(name)
         if type(value) is not Call:
+            if is_untyped(value):
+                self.not_read(name)
+            return []
+        if is_plain(value):
             return []
         parts = [pair for state in tensor_attributes(value) for pair in _of_state(name, f"{name}.", state)]
         # What a quantised tensor's integers are multiplied with: numbers here, or tensors.

@@ -97,6 +97,18 @@ def is_untyped(value: Described) -> bool:
     return type(kind) is Global and kind.name == "UntypedStorage"
 
 
+def packed_storage(value: Described) -> tuple[Call, str] | None:
+    """The file in memory that a plain pickle has in place of a tensor's storage, if it has; and the dtype, where the
+    storage itself states none."""
+    call = _unwrap(value) if type(value) is Call else None
+    args = call.args if call is not None else None
+    first = args[0] if type(args) is tuple and args else None
+    if call is None or type(first) is not Call or not first.calls("torch.storage._load_from_bytes"):
+        return None
+    typed = call.calls(_TYPED_VIEW) and type(args) is tuple and len(args) > 6
+    return first, _dtype_of(args[6]) if typed and type(args[6]) is Global else ""  # type: ignore[index]
+
+
 def tensor_attributes(call: Call) -> list[object]:
     """What is set on a tensor besides its elements: the states of its wrappers."""
     if call.state is None and type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:

@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content
+from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content, raw_bytes
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Leaf, Problem
+from ckptguard.formats.suffixes import may_begin_file
 from ckptguard.formats.torch.rebuild_calls import (
     Described,
     as_composite,
     is_tensor,
     is_untyped,
+    packed_storage,
     quantiser,
     tensor_attributes,
 )
@@ -33,11 +35,11 @@ _MAX_ALIKE = 1000  # not finite, of one kind, in one subtree, under one key: mor
 _LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what is not finite matters
 _MAX_VISITS = 8
 _MAX_FLAT_VISITS = 1000  # of what holds nothing that could unfold further
+_HEAD = 16  # bytes of a file, which tell what it is
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _WITHOUT_NUMBERS = (
     "torch.Size",
     "torch.device",
-    "_codecs.encode",
     "torch.Generator",
     "torch.distributed.tensor._dtensor_spec.DTensorSpec",
     "torch.distributed._tensor.placement_types.DTensorSpec",
@@ -47,9 +49,18 @@ _WITHOUT_NUMBERS = (
 _ELEMENTS = "_local_tensor"  # where a distributed tensor keeps its elements
 
 
+class FileValue(NamedTuple):
+    """Bytes that may be a file, as the value that stands for them. `dtype`: of what its one storage holds, where only
+    its tensor states that."""
+
+    name: str
+    value: object
+    dtype: str = ""
+
+
 class TreeContents(NamedTuple):
     """What a tree holds: tensors as what rebuilds them, in the order of the file. `containers` and `unread` are those
-    of a Structure; `visited` is how many values were looked at."""
+    of a Structure; `visited` is how many values were looked at. `files` are bytes that may be files of their own."""
 
     tensors: list[tuple[str, Described]]
     leaves: tuple[Leaf, ...]
@@ -57,6 +68,7 @@ class TreeContents(NamedTuple):
     containers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     visited: int = 0
+    files: tuple[FileValue, ...] = ()
 
 
 def walk(root: object, room: int = MAX_NODES) -> TreeContents:
@@ -69,6 +81,9 @@ def below(name: str, inner: str) -> str:
     return name if inner == "value" else f"{name}.{inner}"
 
 
+_Entered = tuple[object, Iterator[tuple[str, object]], int]
+
+
 class _Walk:
     def __init__(self) -> None:
         self.tensors: list[tuple[str, Described]] = []
@@ -76,17 +91,23 @@ class _Walk:
         self.problems: dict[str, Problem] = {}
         self.alike: dict[tuple[str, str, bool, bool], int] = {}
         self.visits: dict[int, int] = {}
+        self.plain: set[int] = set()  # what was looked into and holds nothing that matters under another name, too
+        self.met = 0  # how many things that do
         self.unread: dict[str, None] = {}
+        self.files: dict[int, FileValue] = {}
 
     def run(self, root: object, most: int) -> TreeContents:
-        # Containers, each with its children that are still to be looked at; the innermost is the last.
-        waiting: list[tuple[object, Iterator[tuple[str, object]]]] = [(None, iter((("", root),)))]
+        # Containers, each with its children that are still to be looked at, and what was met before it; the innermost
+        # is the last.
+        waiting: list[_Entered] = [(None, iter((("", root),)), 0)]
         room = most
         while waiting and room and len(self.tensors) <= MAX_TENSORS:
             name, value = next(waiting[-1][1], _END)
             kind = type(value)
             if value is _END[1]:
-                waiting.pop()
+                container, _, met = waiting.pop()
+                if met == self.met:
+                    self.plain.add(id(container))
                 continue
             room -= 1
             if kind is float or kind is int or kind is bool:
@@ -94,19 +115,25 @@ class _Walk:
             elif (kind is Call or kind is PersistentId) and is_tensor(value):  # type: ignore[arg-type]
                 attributes = self.tensor(name or "value", value)  # type: ignore[arg-type]
                 if attributes and self.enter(name, value, waiting):
-                    waiting.append((value, iter(attributes)))
-            elif kind is bytes and _is_file(value):
-                self.not_read(name)
+                    waiting.append((value, iter(attributes), self.met))
+            elif kind is bytes:
+                self.file(name, value, raw_bytes(value))
             elif kind in _CONTAINERS and self.enter(name, value, waiting):
-                waiting.append((value, self.children(name, value)))
+                waiting.append((value, self.children(name, value), self.met))
         if waiting:
             self.problem("it holds more values than we would read")
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
-        return TreeContents(self.tensors, leaves, problems, _containers(root), tuple(self.unread), most - room)
+        unread, files = tuple(self.unread), tuple(self.files.values())
+        return TreeContents(self.tensors, leaves, problems, _containers(root), unread, most - room, files)
 
     def tensor(self, name: str, value: Described) -> list[tuple[str, object]]:
         """Note a tensor; what is set on it besides its elements."""
-        self.tensors.append((name, value))
+        self.met += 1
+        packed = packed_storage(value)
+        if packed is not None:
+            self.file(name, packed[0], raw_bytes(packed[0]), packed[1])
+        else:
+            self.tensors.append((name, value))
         if is_untyped(value):
             self.not_read(name)
         if type(value) is not Call:
@@ -120,16 +147,20 @@ class _Walk:
                 parts.append((f"{name}.{part}s", of_all))
         return parts
 
-    def enter(self, name: str, value: object, waiting: list[tuple[object, Iterator[tuple[str, object]]]]) -> bool:
+    def enter(self, name: str, value: object, waiting: list[_Entered]) -> bool:
         """Whether to look into a container: not into itself, not for ever deeper, not again and again."""
         visits = self.visits[id(value)] = self.visits.get(id(value), 0) + 1
         if visits > _MAX_VISITS and (visits > _MAX_FLAT_VISITS or not _is_flat(value)):
-            self.not_read(name)
+            if id(value) not in self.plain:  # else it is a part that many share, such as a module's activation
+                self.not_read(name)
             return False
         if len(waiting) > MAX_DEPTH:
             self.problem(f"it is nested deeper than {MAX_DEPTH} levels")
             return False
-        return visits == 1 or all(value is not above for above, _ in waiting)
+        if visits == 1 or all(value is not above for above, *_ in waiting):
+            return True
+        self.met += 1  # whoever refers to what is around it holds all of that
+        return False
 
     def children(self, name: str, value: object) -> Iterator[tuple[str, object]]:
         prefix = f"{name}." if name else ""
@@ -149,6 +180,7 @@ class _Walk:
             content = numpy_content(call)
             for number in content.numbers:
                 self.number(name, number, of_array=content.of_array)
+            self.file(name, content.raw, content.raw)
             if content.unread:
                 self.not_read(name)
             yield from self.series(prefix, content.items)
@@ -160,11 +192,13 @@ class _Walk:
             for state in composite.states:
                 yield from _of_state(name, prefix, state)
             return
-        if _is_file(call):
-            self.not_read(name)
+        raw = raw_bytes(call)
+        if raw is not None:
+            self.file(name, call, raw)
+            return
         if call.calls(*_WITHOUT_NUMBERS):
             return
-        if hides_floats(call.args) or hides_floats(call.state) or _is_packed(call):
+        if hides_floats(call.args) or hides_floats(call.state) or _is_packed(call) or _takes_storage(call):
             self.not_read(name)
         pairs = _ordered_pairs(call)
         if pairs is not None:
@@ -202,6 +236,7 @@ class _Walk:
             if len(self.leaves) < _MAX_FINITE_LEAVES:
                 self.leaves.append(Leaf(name or "value", value, of_array))
             return
+        self.met += 1
         kind = (name.partition(".")[0], name.rpartition(".")[2], math.isnan(value), of_array)
         if kind[1].isdigit():
             kind = (kind[0], "0", *kind[2:])
@@ -213,11 +248,18 @@ class _Walk:
             self.alike[kind] = known + 1
             self.leaves.append(Leaf(name or "value", value, of_array))
 
+    def file(self, name: str, value: object, raw: bytes | None, dtype: str = "") -> None:
+        if raw is not None and may_begin_file(raw[:_HEAD]):
+            self.met += 1
+            self.files.setdefault(id(value), FileValue(name or "value", value, dtype))
+
     def not_read(self, name: str) -> None:
+        self.met += 1
         if len(self.unread) < MAX_UNREAD:
             self.unread[name or "value"] = None
 
     def problem(self, message: str) -> None:
+        self.met += 1
         self.problems.setdefault(message, Problem(message))
 
 
@@ -254,20 +296,13 @@ def _is_flat(value: object) -> bool:
 
 def _is_packed(call: Call) -> bool:
     """Whether it would make floats out of bytes in a way of its own."""
-    if call.calls("torch.storage._load_from_bytes"):
-        return True
     args = call.args if type(call.args) is tuple else ()
     return call.calls("array._array_reconstructor") and len(args) > 1 and args[1] in ("f", "d")
 
 
-def _is_file(value: object) -> bool:
-    """Whether bytes, in either spelling, are a torch archive, or a pickle of protocol 2 or later."""
-    if type(value) is Call and value.calls("_codecs.encode") and type(value.args) is tuple and value.args:
-        text = value.args[0]
-        value = (text[:4] + text[-1:]).encode("latin-1", "replace") if type(text) is str else None
-    if type(value) is not bytes or len(value) < 4:
-        return False
-    return value.startswith(b"PK\3\4") or (value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1:] == b".")
+def _takes_storage(call: Call) -> bool:
+    """Whether nobody knows what it would make of a storage."""
+    return type(call.args) is tuple and any(type(part) is PersistentId for part in call.args)
 
 
 def _pairs(prefix: str, pairs: list[object]) -> Iterator[tuple[str, object]]:

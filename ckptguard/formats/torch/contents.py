@@ -25,7 +25,7 @@ from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.storage.protocol import Entry
 
 LOADS_BYTES = "torch.storage._load_from_bytes"
-_DEEPEST = 8  # files in files
+_DEEPEST = 16  # files in files
 _MOST_LEAVES = 1000  # of one file in a file
 _LARGEST_UNMARKED = 16 << 20
 

@@ -219,8 +219,8 @@ class _Walk:
                 yield from _attributes(name, prefix, state)
 
     def series(self, prefix: str, items: list[object] | tuple[object, ...]) -> Iterator[tuple[str, object]]:
-        """Children by index; of a long list of plain numbers only what is not finite."""
-        if len(items) > _LONG_SERIES and not any(type(i) in _CONTAINERS for i in items):
+        """Children by index; of a long list of plain values only what is not finite."""
+        if len(items) > _LONG_SERIES and _HOLDERS.isdisjoint(map(type, items)):
             for index, item in enumerate(items):
                 if type(item) is float and not math.isfinite(item):
                     yield f"{prefix}{index}", item
@@ -264,7 +264,8 @@ class _Walk:
 
 
 _CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
-_SILENT = frozenset((str, bytes, type(None), Global))
+_HOLDERS = _CONTAINERS | {PersistentId, bytes}
+_SILENT = frozenset((str, type(None), Global))
 _END: tuple[str, object] = ("", object())
 
 
@@ -312,7 +313,7 @@ def _pairs(prefix: str, pairs: list[object]) -> Iterator[tuple[str, object]]:
             yield prefix + key, value
         else:
             yield prefix + _key_text(key, index), value
-            if type(key) is Call:
+            if type(key) in _HOLDERS or (type(key) is float and not math.isfinite(key)):
                 yield f"{prefix}key{index}", key
 
 

@@ -57,6 +57,9 @@ HOLD: dict[str, Callable[[bytes], object]] = {
 AROUND: dict[str, Callable[[object], object]] = {
     "dict": lambda value: {"a": 1, "inner": value},
     "list": lambda value: [None, value],
+    "long list": lambda value: [*range(100), value],
+    "set": lambda value: {value},
+    "key": lambda value: {value: 1},
     "tuple": lambda value: ("x", value, 2.5),
     "module": with_attribute,
 }

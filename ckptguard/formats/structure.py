@@ -75,12 +75,14 @@ def holds_bytes(tensor: TensorPlace) -> bool:
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something wrong with the file's structure, in one sentence."""
+    """Something wrong with the file's structure, in one sentence. `doubt`: it may load, but whether it does, or yields
+    the numbers that were looked at, nobody can tell."""
 
     message: str
     tensor: str | None = None
     expected: str | None = None
     found: str | None = None
+    doubt: bool = False
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -110,7 +112,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """The structure of one file. `problems` empty means: whole and readable as its format.
+    """The structure of one file. `problems` empty means: whole and readable as its format, and understood.
 
     `spans` are sorted by offset, do not overlap and lie inside the file. `tensors` are in file order; several may
     share a span. `globals` are the dotted names that the file's pickles mention, sorted. `weight_map` is a Hugging
@@ -136,6 +138,11 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()
     chunks: dict[str, tuple[ChunkPlace, ...]] = {}
     checksums: str = ""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is not whole, or cannot be read as its format."""
+        return any(not problem.doubt for problem in self.problems)
 
 
 def broken(name: str, message: str, *, truncated: bool = False, names: frozenset[str] = frozenset()) -> Structure:

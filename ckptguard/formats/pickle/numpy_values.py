@@ -68,12 +68,12 @@ def hides_floats(parts: object) -> bool:
 
 
 def _without_floats(dtype: object) -> bool:
-    if _element(dtype)[0].startswith(_WITHOUT_FLOATS):
-        return True
-    # A void type without fields is bytes that nobody calls numbers.
     state = dtype.state if type(dtype) is Call else None
     plain = type(state) is tuple and len(state) > 4 and state[2] is None and state[4] is None
-    return plain and _element(dtype)[0].startswith("V")
+    if state is not None and not plain:
+        return False
+    # A void type without fields is bytes that nobody calls numbers.
+    return _element(dtype)[0].startswith((*_WITHOUT_FLOATS, "V") if plain else _WITHOUT_FLOATS)
 
 
 def _other(dtype: object, data: object) -> NumpyContent:
@@ -104,6 +104,8 @@ def _element(dtype: object) -> tuple[str, str]:
     kind = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
     order = state[1] if type(state) is tuple and len(state) > 1 and state[1] in ("<", ">") else "<"
     if kind[:1] in ("<", ">"):
+        if state is not None and kind[0] != order:
+            return "", "<"
         kind, order = kind[1:], kind[0]
     return kind, str(order)
 

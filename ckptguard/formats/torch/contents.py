@@ -57,7 +57,7 @@ def take(
 ) -> list[tuple[str, Described]]:
     """Note what a pickle holds, but for the tensors, which are returned. `loads` are its calls of torch's loader for
     bytes: where all of these are read, loading them is nothing that the pickle does besides."""
-    tree = walk(pickled.value, room.nodes)
+    tree = walk(pickled, room.nodes)
     room.budget -= pickled.cost
     room.nodes -= tree.visited
     found.problems += tree.problems

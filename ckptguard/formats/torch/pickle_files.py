@@ -6,15 +6,15 @@ That is what torch.save wrote before its zip format: pickles, then the storages 
 from __future__ import annotations
 
 import math
-import re
 
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.inert_values import Call, Mapping, PersistentId, Sequence
+from ckptguard.formats.pickle.inert_values import Call, Mapping, Sequence
 from ckptguard.formats.pickle.machine import MAX_STREAM, Machine, Pickled, read_pickle, run_machine
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure, broken
 from ckptguard.formats.torch.contents import LOADS_BYTES, ReadingBudget, take
-from ckptguard.formats.torch.rebuild_calls import StorageSpan, TensorProblem, as_storage, place_tensors
+from ckptguard.formats.torch.placing import StorageSpan, place_tensors
+from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_storage
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD
 from ckptguard.storage.protocol import Reader
 
@@ -23,11 +23,7 @@ _LEGACY = "torch_legacy"
 _FIRST_READ = 1 << 20
 _MAX_PICKLES = 10_000
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-# Where torch knows to put a storage; a backend of one's own has one of the later names.
-_LOCATION = re.compile(
-    r"cpu|meta|(?:cuda|mps|hpu|xpu|xla|mtia|privateuseone|hip|ipu|lazy|maia|ve|vulkan"
-    r"|npu|mlu|musa|gcu|sdaa|dipu|tpu|openreg|gaudi)(?::\d{1,4})?"
-)
+_PARTS = 6  # of a reference to a storage
 
 
 class _LoadingMachine(Machine):
@@ -87,6 +83,8 @@ def read_within(reader: Source, room: ReadingBudget) -> Structure:
             found.leaves = [leaf for leaf in found.leaves if not math.isfinite(leaf.value)]
         for name, _ in tensors[:100]:
             found.problems.append(Problem(f"tensor {name!r} refers to a storage outside the pickle", tensor=name))
+        if pickled.persistent and not tensors:
+            found.problems.append(Problem("it refers to something outside the pickle"))
         position, count = pickled.end, count + 1
     if position < size and not found.problems:
         found.problems.append(Problem(f"there are more than {_MAX_PICKLES} pickles"))
@@ -121,7 +119,7 @@ def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
     tensors = take(state, room, found)
     stored = _storages(reader, state, keys, found)
     # Whatever byte order the system record states: storages were always written in little-endian order.
-    found.tensors = place_tensors(tensors, stored, "little", found.problems)
+    found.tensors = place_tensors(tensors, state.persistent, stored, "little", found.problems)
     del found.problems[MAX_PROBLEMS:]
     found.names.update(*(p.globals for p in pickles))
     return found.structure(_LEGACY)
@@ -139,16 +137,6 @@ def _pickles(data: bytes, budget: int) -> list[Pickled] | PickleProblem:
     return pickles
 
 
-def _wrong_reference(reference: PersistentId) -> str | None:
-    """Why torch's loader refuses a reference to a storage; None if it does not."""
-    if type(reference.value) is not tuple or len(reference.value) != 6:
-        return "it is not described as one"
-    location = reference.value[3]
-    if type(location) is not str or _LOCATION.fullmatch(location) is None:
-        return "it lies on a device that torch does not know"
-    return None
-
-
 def _storages(reader: Source, state: Pickled, keys: Pickled, found: Found) -> dict[str, StorageSpan]:
     """The storages by their keys."""
     items: dict[str, tuple[int, int]] = {}  # key -> (bytes of one element, bytes in all)
@@ -157,7 +145,11 @@ def _storages(reader: Source, state: Pickled, keys: Pickled, found: Found) -> di
             continue  # a module's class, with its source
         try:
             storage, dtype = as_storage(reference)
-            wrong = _wrong_reference(reference)
+            wrong = (
+                None
+                if type(reference.value) is tuple and len(reference.value) == _PARTS
+                else "it is not described as one"
+            )
         except TensorProblem as error:
             wrong = str(error)
         if wrong is not None:

@@ -6,16 +6,20 @@ import msgspec
 from blake3 import blake3
 
 from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.inert_values import PersistentId
 from ckptguard.formats.pickle.machine import MAX_STREAM, read_pickle
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure
 from ckptguard.formats.torch.contents import ReadingBudget, take
-from ckptguard.formats.torch.rebuild_calls import Described, StorageSpan, place_tensors
+from ckptguard.formats.torch.placing import StorageSpan, place_tensors
+from ckptguard.formats.torch.rebuild_calls import Described
 from ckptguard.formats.zip.archive import Archive, Record, read_archive, wrong_sum
 from ckptguard.storage.protocol import Reader
 
 NAME = "torch_zip"
 _DATA, _CONSTANTS = "data/", "constants/"
 _ROOM_EACH = 1700
+_PARTS = 5  # of a reference to a storage
+_Tensors = tuple[list[tuple[str, Described]], tuple[PersistentId, ...]]
 _MOST_ROOM = 500_000
 
 
@@ -53,34 +57,35 @@ def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
     found.problems += [problem for record in others for problem in wrong_sum(reader, record, record.name)]
     byte_order = _byte_order(reader, archive, found.problems)
     for folder, pickle in folders.items():
-        tensors = _read_state(reader, archive, pickle, room, found)
-        found.tensors += place_tensors(tensors, stored[folder], byte_order, found.problems)
+        tensors, references = _read_state(reader, archive, pickle, room, found)
+        if any(type(r.value) is not tuple or len(r.value) != _PARTS for r in references):
+            found.problems.append(Problem("a reference is none to a storage of an archive"))
+        found.tensors += place_tensors(tensors, references, stored[folder], byte_order, found.problems)
     return found.structure(NAME, MAX_PROBLEMS)
 
 
-def _read_state(
-    reader: Source, archive: Archive, name: str, room: ReadingBudget, found: Found
-) -> list[tuple[str, Described]]:
-    """Note what a pickle of the archive holds, but for the tensors, which are returned."""
+def _read_state(reader: Source, archive: Archive, name: str, room: ReadingBudget, found: Found) -> _Tensors:
+    """Note what a pickle of the archive holds, but for the tensors and the references, which are returned."""
     record = archive.records.get(name)
     if record is None:
         if archive.records or not archive.problems:
             found.problems.append(Problem(f"the archive holds no {name}: it is no torch archive"))
-        return []
+        return [], ()
     if record.size > MAX_STREAM:
         found.problems.append(Problem(f"{name} has {record.size} bytes, which is more than we would read"))
-        return []
+        return [], ()
     data = reader.read(record.offset, record.size)
     try:
         pickled = read_pickle(data, budget=room.budget)
     except PickleProblem as error:
         found.problems.append(Problem(f"{name} cannot be read: {error}"))
         found.names |= error.globals
-        return []
+        return [], ()
     if pickled.end != len(data):
         found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle in {name}"))
     prefix = "" if name == "data.pkl" else "constants."
-    return [(prefix + inner, value) for inner, value in take(pickled, room, found, prefix)]
+    tensors = take(pickled, room, found, prefix)
+    return [(prefix + inner, value) for inner, value in tensors], pickled.persistent
 
 
 def _byte_order(reader: Source, archive: Archive, problems: list[Problem]) -> str:

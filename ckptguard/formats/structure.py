@@ -66,6 +66,14 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     strides: tuple[int, ...] = ()
 
 
+BYTES = ("uint8", "int8")
+
+
+def holds_bytes(tensor: TensorPlace) -> bool:
+    """Whether a tensor is a row of bytes, as which a file may be kept."""
+    return tensor.dtype in BYTES and not tensor.strides and sum(size != 1 for size in tensor.shape) <= 1
+
+
 class Problem(msgspec.Struct, frozen=True):
     """Something wrong with the file's structure, in one sentence. `doubt`: it may load, but whether it does, or yields
     the numbers that were looked at, nobody can tell."""
@@ -197,6 +205,7 @@ class Format(msgspec.Struct, frozen=True):
     the function takes `beside` as well.
 
     `suffixes` are the ends of names that files of this format usually have, in lower case; several rows may share one.
+    `unsummed`: such files hold numbers, and state no checksum of them.
     `holds` says what such a file is by its name alone: tensors of a checkpoint, arrays (often data beside one),
     objects (anything), or pieces, of which another file says what they hold.
     """
@@ -206,5 +215,6 @@ class Format(msgspec.Struct, frozen=True):
     module: str
     read: str = "read"
     explained_beside: bool = False
+    unsummed: bool = False
     suffixes: tuple[str, ...] = ()
     holds: Literal["tensors", "arrays", "objects", "pieces"] = "tensors"

@@ -139,7 +139,7 @@ class Containers(Constants):
                 target.flat = flat
             else:
                 target.flat += flat
-        elif type(target) is Sequence:
+        elif type(target) is Sequence and all(type(key) is int for key in flat[::2]):
             self.doubt("it sets elements of a list")
             target.items += flat
         else:

@@ -98,6 +98,18 @@ def is_plain(call: Call) -> bool:
     return call.state is None and type(call.func) is Global and call.func.dotted in _NEVER_QUANTISED
 
 
+def packed_storage(value: Described) -> tuple[Call, str] | None:
+    """The file in memory that a plain pickle has in place of a tensor's storage, if it has; and the dtype, where the
+    storage itself states none."""
+    call = _unwrap(value) if type(value) is Call else None
+    args = call.args if call is not None else None
+    first = args[0] if type(args) is tuple and args else None
+    if call is None or type(first) is not Call or not first.calls("torch.storage._load_from_bytes"):
+        return None
+    typed = call.calls(_TYPED_VIEW) and type(args) is tuple and len(args) > 6
+    return first, _dtype_of(args[6]) if typed and type(args[6]) is Global else ""  # type: ignore[index]
+
+
 def is_whole_tensor(value: object) -> bool:
     """Whether it is a tensor of whole numbers, and nothing besides."""
     if type(value) is not Call or not is_plain(value) or value.flat:

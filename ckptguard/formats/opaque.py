@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure, broken
 from ckptguard.formats.suffixes import has_tensor_suffix, may_be_foreign, promises_state
 from ckptguard.storage.protocol import Reader
@@ -29,8 +27,8 @@ def read(reader: Reader, path: str) -> Structure:
     message = "it is neither a torch archive, nor safetensors, nor a pickle"
     head = reader.read(0, min(size, 64))
     foreign = may_be_foreign(path) and any(head)
-    if not promises_state(path) and _is_plain_text(reader, size):
-        return Structure(format=NAME, metadata={"unrecognised": message})
+    if not foreign and not promises_state(path) and _is_plain_text(reader, size):
+        return Structure(format="unrecognised", metadata={"unrecognised": message})
     # Where an archive's directory stands at the end, its first bytes are damaged.
     if foreign and _END_OF_ARCHIVE not in reader.read(max(0, size - _TAIL), min(size, _TAIL)):
         return Structure(format=NAME, metadata={"unrecognised": message})
@@ -49,6 +47,9 @@ def _is_plain_text(reader: Reader, size: int) -> bool:
         return False
     if not all(line.isprintable() for line in lines) or _STANDS_FOR_OTHERS.match(raw) is not None:
         return False
+    from ckptguard.formats.pickle.constants import PickleProblem  # only such texts are worth loading it
+    from ckptguard.formats.pickle.machine import read_pickle
+
     try:
         return not raw.endswith(b".") or read_pickle(raw).end != size
     except PickleProblem:

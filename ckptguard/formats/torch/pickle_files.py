@@ -118,14 +118,14 @@ def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
     found = Found()
     if magic.value != _MAGIC or protocol.value != _PROTOCOL or type(system.value) is not Mapping:
         found.problems.append(Problem("it does not begin as torch's legacy files do"))
+    doubts = (doubt for p in pickles if p is not state for doubt in p.doubts)
+    found.problems += (Problem(doubt, doubt=True) for doubt in dict.fromkeys(doubts))
     tensors = take(state, room, found)
     stored = _storages(reader, state, keys, found)
     # Whatever byte order the system record states: storages were always written in little-endian order.
     found.tensors = place_tensors(tensors, state.persistent, stored, "little", found.problems)
     del found.problems[MAX_PROBLEMS:]
     found.names.update(*(p.globals for p in pickles))
-    doubts = [Problem(doubt, doubt=True) for p in (magic, protocol, system, keys) for doubt in p.doubts]
-    found.problems += doubts  # of the state's own the walk has told
     return found.structure(_LEGACY)
 
 

@@ -10,12 +10,25 @@ from ckptguard.values.verdict import Finding, Severity
 
 
 def check_structure(evidence: Evidence) -> Iterator[Finding]:
-    """An error for each structural problem; a warning for what is no regular file and holds no tensors."""
+    """An error for each structural problem, a sickness for each doubt; a warning for what is no regular file and holds
+    no tensors."""
     for file in evidence.scan.files:
         for p in file.structure.problems:
             where = (file.entry.key, p.tensor)
-            yield Finding("structure", Severity.ERROR, p.message, *where, expected=p.expected, found=p.found)
+            severity = Severity.SICKNESS if p.doubt else Severity.ERROR
+            yield Finding("structure", severity, p.message, *where, expected=p.expected, found=p.found)
+    yield from _texts_alone(evidence)
     for entry in evidence.checkpoint.irregular:
         what = "a link; links are not followed" if entry.kind == "link" else "not a regular file"
         severity = Severity.ERROR if tensor_suffix(entry.key) else Severity.WARNING
         yield Finding("structure", severity, f"{what}: it was not read", entry.key)
+
+
+def _texts_alone(evidence: Evidence) -> Iterator[Finding]:
+    """Under a name that promises tensors, a text is a plain file only beside files that hold some."""
+    if any(file.structure.spans for file in evidence.scan.files):
+        return
+    for file in evidence.scan.files:
+        if file.structure.format == "unrecognised" and not file.structure.problems:
+            message = file.structure.metadata["unrecognised"]
+            yield Finding("structure", Severity.ERROR, message, file.entry.key)

@@ -47,9 +47,10 @@ def sickness_in(verdict: Verdict) -> Finding | None:
         return None
     # A model of zeros is an error of the same check, but without a count: storage makes such files too.
     numbers = [f for f in errors if f.check == "finite" and f.count]
-    # Of check "incident" is what people or guards marked: they have acted on it already. Others are but questions.
+    # Of check "incident" is what people or guards marked: they have acted on it already. Others are but questions, and
+    # "structure" is a doubt about how the file was written.
     suspicions = [f for f in verdict.findings if f.severity is Severity.SICKNESS]
-    others = [f for f in suspicions if f.check not in ("incident", *QUESTIONS)]
+    others = [f for f in suspicions if f.check not in ("incident", "structure", *QUESTIONS)]
     return next(iter((*numbers, *others)), None)
 
 

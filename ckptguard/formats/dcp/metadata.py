@@ -45,6 +45,8 @@ def read(reader: Reader, path: str) -> Structure:
     reading.take(attributes(pickled.value))
     chunks = reading.sorted_chunks()
     reading.found.names.update(pickled.globals)
+    for doubt in pickled.doubts:
+        reading.found.add(Problem(doubt, doubt=True))
     return structs.replace(reading.found.structure(NAME), chunks=chunks)
 
 

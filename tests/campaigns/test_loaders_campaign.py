@@ -152,3 +152,23 @@ def test_what_is_good_loads_as_what_was_scanned(loaders, kind, capsys):
             seconds = time.monotonic() - started
             print(f"{kind}: {count} mutants, {good} GOOD, {len(broken)} violations, {count / seconds:.0f} a second")
     assert not broken, broken
+
+
+@pytest.mark.skipif(not FULL, reason="it takes an hour: CKPTGUARD_CAMPAIGN=full")
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", [k for k in KINDS if ONLY in ("", k)])
+def test_every_bit_that_flips(loaders, kind, capsys):
+    """The same of each bit of one small checkpoint."""
+    files, good, broken, count = examples()[kind][0], 0, {}, 0
+    for name, data in files.items():
+        for bit in range(len(data) * 8):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            outcome, why = broken_law(loaders, kind, {**files, name: bytes(flipped)})
+            count += 1
+            good += outcome is Outcome.GOOD
+            if why is not None:
+                broken[name, bit] = why
+    with capsys.disabled():
+        print(f"{kind}: {count} bits, {good} GOOD, {len(broken)} violations")
+    assert not broken, broken

@@ -1,7 +1,7 @@
-"""Healthy checkpoints of many architectures, by the libraries themselves: tiny, of random weights, some after an update.
+"""Healthy checkpoints of many architectures by the libraries themselves: of random weights, some after an update.
 
-Run with the name of a family, a folder, and how many at most: each checkpoint becomes a folder of its own in it. What
-cannot be made is printed, and a run that lacks the family's packages ends with 77.
+Run with the name of a family and a folder: each checkpoint becomes a folder of its own in it. What cannot be made is
+printed, and a run that lacks the family's packages ends with 77.
 """
 
 from __future__ import annotations
@@ -16,85 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "trainers" / "sc
 import packages  # noqa: F401 - first: it makes a torch without operators for images do
 import torch
 
+from support.transformers_sizes import IMAGES, ROUGH, TRANSFORMERS, USUAL
+
 Write = Callable[[Path], object]
 MISSING = 77
-# Configurations of transformers by what their sizes are called.
-_USUAL = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
-}
-_ROUGH = {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
-_IMAGES = {"image_size": 32, "patch_size": 8}
-_GPT = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-_SEQ = {"vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4}
-_SEQ |= {
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 37,
-    "decoder_ffn_dim": 37,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
-TRANSFORMERS: dict[str, dict[str, object]] = {
-    **dict.fromkeys(("Bert", "Roberta", "Electra", "DebertaV2", "Ernie", "MegatronBert", "RoFormer"), _USUAL),
-    **dict.fromkeys(
-        ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Phi3", "Granite", "Olmo2"), _USUAL | _ROUGH
-    ),
-    **dict.fromkeys(("Phi", "GPTNeoX", "StableLm", "Starcoder2", "Cohere", "Persimmon", "XGLM", "BigBird"), _USUAL),
-    **dict.fromkeys(("Mixtral", "Qwen2Moe", "PhiMoE"), _USUAL | _ROUGH | {"num_local_experts": 2, "num_experts": 2}),
-    **dict.fromkeys(("ViT", "DeiT", "Beit", "Data2VecVision", "ViTMAE", "Dinov2"), _USUAL | _IMAGES),
-    **dict.fromkeys(("GPT2", "GPTJ", "OpenAIGPT", "GPTBigCode"), _GPT | {"rotary_dim": 4}),
-    **dict.fromkeys(("Bart", "MBart", "Pegasus", "Marian", "BlenderbotSmall", "M2M100"), _SEQ),
-    "Whisper": _SEQ | {"num_mel_bins": 8, "max_source_positions": 32, "max_target_positions": 32},
-    "T5": {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 37, "num_layers": 2, "num_heads": 4},
-    "OPT": {**_USUAL, "ffn_dim": 37, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
-    "Bloom": {"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-    "Falcon": {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "Albert": {**_USUAL, "embedding_size": 16},
-    "DistilBert": {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 37},
-    "XLNet": {"vocab_size": 99, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 37},
-    "Longformer": {**_USUAL, "attention_window": 8},
-    "Mamba": {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
-    "Mamba2": {
-        "vocab_size": 99,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_heads": 8,
-        "head_dim": 8,
-        "n_groups": 1,
-    },
-    "Wav2Vec2": {
-        **_USUAL,
-        "conv_dim": (32, 32),
-        "conv_kernel": (8, 8),
-        "conv_stride": (4, 4),
-        "num_feat_extract_layers": 2,
-    },
-    "Hubert": {
-        **_USUAL,
-        "conv_dim": (32, 32),
-        "conv_kernel": (8, 8),
-        "conv_stride": (4, 4),
-        "num_feat_extract_layers": 2,
-    },
-    "Swin": {
-        "image_size": 32,
-        "patch_size": 2,
-        "embed_dim": 16,
-        "depths": [1, 1],
-        "num_heads": [2, 2],
-        "window_size": 2,
-    },
-    "ConvNext": {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
-    "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
-    "RegNet": {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "groups_width": 4},
-    "Segformer": {"hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 1, 1, 1]},
-    "MobileViT": {"hidden_sizes": [16, 16, 16], "neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 8], "image_size": 32},
-    "Encodec": {"num_filters": 4, "hidden_size": 16, "codebook_size": 16, "upsampling_ratios": [4, 4]},
-    "TimeSeriesTransformer": {"prediction_length": 4, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
-}
 
 
 def _kept(folder: Path, model: torch.nn.Module, *, name: str = "model.pt", legacy: bool = False) -> None:
@@ -123,7 +48,7 @@ def transformers() -> Iterator[tuple[str, Write]]:
             return model.save_pretrained(folder, max_shard_size="20KB" if number % 4 == 2 else "1GB")
 
         yield name, write
-    clip = {"text_config": _USUAL, "vision_config": {**_USUAL, **_IMAGES}}
+    clip = {"text_config": USUAL, "vision_config": {**USUAL, **IMAGES}}
     for name in ("CLIP", "Siglip", "Blip", "ChineseCLIP"):
         config = getattr(library, f"{name}Config")
         yield name, lambda f, c=config: library.AutoModel.from_config(c(**clip)).save_pretrained(f)
@@ -317,7 +242,7 @@ def peft() -> Iterator[tuple[str, Write]]:
     for name, config in kinds.items():
 
         def write(folder: Path, config=config) -> None:
-            model = AutoModelForCausalLM.from_config(LlamaConfig(**_USUAL, **_ROUGH))
+            model = AutoModelForCausalLM.from_config(LlamaConfig(**USUAL, **ROUGH))
             library.get_peft_model(model, config).save_pretrained(folder)
 
         yield name, write
@@ -382,11 +307,6 @@ def others() -> Iterator[tuple[str, Write]]:
 
         return UNet(spatial_dims=3, in_channels=1, out_channels=2, channels=(4, 8), strides=(2,))
 
-    def swin_unetr() -> torch.nn.Module:
-        from monai.networks.nets import SwinUNETR
-
-        return SwinUNETR(in_channels=1, out_channels=2, feature_size=12)
-
     def smp() -> torch.nn.Module:
         import segmentation_models_pytorch as library
 
@@ -441,7 +361,6 @@ def others() -> Iterator[tuple[str, Write]]:
     for make in (
         gpytorch,
         monai,
-        swin_unetr,
         smp,
         graph,
         gcn,
@@ -464,10 +383,10 @@ FAMILIES: dict[str, Callable[[], Iterator[tuple[str, Write]]]] = {
 }
 
 
-def write_family(family: str, folder: Path, most: int) -> int:
+def write_family(family: str, folder: Path) -> int:
     """Write a family's checkpoints; the exit code."""
     try:
-        kinds = list(FAMILIES[family]())[:most]
+        kinds = list(FAMILIES[family]())
     except ImportError as error:
         print(error)
         return MISSING
@@ -483,4 +402,4 @@ def write_family(family: str, folder: Path, most: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(write_family(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(write_family(sys.argv[1], Path(sys.argv[2])))

@@ -317,11 +317,6 @@ def others() -> Iterator[tuple[str, Write]]:
 
         return GAT(8, 8, 2)
 
-    def gcn() -> torch.nn.Module:
-        from torch_geometric.nn import GCN
-
-        return GCN(8, 8, 2)
-
     def x_transformer() -> torch.nn.Module:
         from x_transformers import Decoder, TransformerWrapper
 
@@ -363,7 +358,6 @@ def others() -> Iterator[tuple[str, Write]]:
         monai,
         smp,
         graph,
-        gcn,
         x_transformer,
         vit,
         open_clip,

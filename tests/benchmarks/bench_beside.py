@@ -1,6 +1,7 @@
 """What does a daemon that verifies a large save cost the training beside it, on the same two processors?
 
     python tests/benchmarks/bench_beside.py [--size-gib 2] [--rounds 3] [--step-ms 10] [--rate BYTES] [--folder DIR]
+    python tests/benchmarks/bench_beside.py --copies [--every 60]
 
 A training loop (torch on the processors, as many threads) makes steps of about so many milliseconds. In each round,
 in a shuffled order, a checkpoint of that size arrives in the run (a rename, its bytes in the page cache as after any
@@ -9,6 +10,9 @@ disk), the same with none of them (`niceness = 0`), and with `--rate` the same h
 and after each, steps without a daemon. Printed for each kind, medians over the rounds: the median step, the
 95th percentile and the steps per second between arrival and verdict, as ratios to those without a daemon; and the
 time from arrival to verdict.
+
+With `--copies`: what the kept copy's own bytes cost where such a save arrives every so many seconds. The kinds are
+then `keep = "link"` and `keep = "auto"`, and the steps of the whole time between two saves count.
 """
 
 from __future__ import annotations
@@ -110,21 +114,27 @@ def daemon(run: Path, settings: str) -> Iterator[None]:
         process.wait()
 
 
-def beside(step: Callable[[], None], folder: Path, size: int, settings: str) -> Phase:
-    """The steps while a daemon verifies what arrives, and nothing else goes on."""
+def beside(step: Callable[[], None], folder: Path, size: int, settings: str, every: float = 0.0) -> Phase:
+    """The steps while a daemon verifies what arrives, and nothing else goes on; for `every` seconds at least."""
     run = folder / "run"
     run.mkdir()
     try:
         write_checkpoint(folder / "net-1.safetensors", size)
         with daemon(run, settings):
             timed(step, 20)
-            (folder / "net-1.safetensors").rename(run / "net-1.safetensors")
+            saved = (folder / "net-1.safetensors").rename(run / "net-1.safetensors")
             began, found = time.perf_counter(), []
             while not (verdict := sorted(run.glob("_ckptguard/ledger/*/*.json"))):
                 found += timed(step, 1)
                 if time.perf_counter() - began > PATIENCE:
                     raise SystemExit("there is no verdict")
             seconds = time.perf_counter() - began
+            while time.perf_counter() - began < every or ("auto" in settings and os.stat(saved).st_nlink > 1):
+                found += timed(step, 1)
+                if time.perf_counter() - began > PATIENCE:
+                    raise SystemExit("the kept copy has no bytes of its own")
+            if "link" in settings and os.stat(saved).st_nlink == 1:
+                raise SystemExit("there is no kept copy by a link")
         if not verdict[0].name.endswith(".good.json"):
             raise SystemExit(f"a good checkpoint was called otherwise: {verdict[0].name}")
         return Phase(found, seconds)
@@ -144,6 +154,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--rate", type=float, help="bytes a second: measure with this limit too")
+    parser.add_argument("--copies", action="store_true", help="measure what the kept copies' own bytes cost")
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between two saves, with --copies")
     parser.add_argument("--folder", help="where the run is made; default: a temporary folder")
     options = parser.parse_args()
     processors = sorted(os.sched_getaffinity(0))[:2]
@@ -152,6 +164,9 @@ def main() -> None:
     kinds = {"default limits": "", "without limits": "niceness = 0"}
     if options.rate:
         kinds[f"at {options.rate / 1e6:g} MB/s"] = f"verify_rate = {options.rate!r}"
+    if options.copies:
+        kinds = {"by links": 'keep = "link"', "with copies": 'keep = "auto"'}
+    every = options.every if options.copies else 0.0
     step, size = training(options.step_ms / 1e3), int(options.size_gib * 2**30)
     ratios: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in kinds}
     alone: list[float] = []
@@ -159,7 +174,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for kind in random.sample(list(kinds), len(kinds)):
                 before = timed(step, 100)
-                phase = beside(step, Path(name), size, kinds[kind])
+                phase = beside(step, Path(name), size, kinds[kind], every)
                 plain = before + timed(step, max(100, len(phase.steps)))
                 alone += plain
                 ratios[kind].append(

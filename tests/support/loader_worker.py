@@ -160,8 +160,9 @@ class Contents:
         if value.device.type == "meta" or value.numel() > _MOST_ELEMENTS:
             self.tensors.append((name, str(value.dtype)[6:], list(value.shape), None))
             return None
-        value = value.resolve_conj().resolve_neg().contiguous()
-        raw = value.reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        value = value.resolve_conj().resolve_neg()
+        flat = torch.empty(value.numel(), dtype=value.dtype).copy_(value.reshape(-1))  # it may have any strides
+        raw = flat.view(torch.uint8).numpy().tobytes()
         self.tensors.append((name, str(value.dtype)[6:], list(value.shape), hashlib.sha256(raw).hexdigest()))
         floats = value.is_floating_point() or value.is_complex()
         if (

@@ -66,10 +66,10 @@ def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
         else:
             others.append(record)
     room.budget += room.each * min(len(found.spans), _MOST_ROOM)
+    found.problems += _unfit_records(reader, archive)
     # Records beside the storages are checked here; the storages' bytes are checked as they are scanned.
     found.problems += [problem for record in others for problem in wrong_sum(reader, record, record.name)]
     byte_order = _byte_order(reader, archive, found.problems)
-    found.problems += _unfit_records(reader, archive)
     tensors = _read_state(reader, archive, room, found)
     found.tensors = place_tensors(tensors, stored, byte_order, found.problems)
     return found.structure(NAME, MAX_PROBLEMS)

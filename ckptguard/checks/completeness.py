@@ -57,6 +57,8 @@ def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
     are for weights (of which another rank may have saved none). Settings and counters in a file of their own
     (``args_100.pt``) were not, nor what only happens to be named .bin, nor the state of an optimizer without any."""
     stated = file_role(file.entry.key)
+    if "unrecognised" in file.structure.metadata and not may_be_foreign(file.entry.key):
+        return True  # a text is a plain file beside weights only
     if file.structure.problems or stated not in ("", "model", "ema") or _SETTINGS.fullmatch(file.entry.name.lower()):
         return False
     if stated or evidence.checkpoint.step is not None or file.structure.format in _TENSORS_ONLY:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ckptguard.checks.evidence import Evidence
+from ckptguard.formats import UNSUMMED, tensor_suffix
 from ckptguard.scan.result import ScannedFile
 from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Finding, Severity
@@ -17,6 +18,7 @@ def check_digests(evidence: Evidence) -> Iterator[Finding]:
     """An error for each span, envelope or file that differs, naming the tensors of a damaged span."""
     yield from _stated_sums(evidence)
     if evidence.sealed is None:
+        yield from _no_sums(evidence)
         return
     for sealed in evidence.sealed.files:
         found = evidence.scan.file(sealed.path)
@@ -72,6 +74,21 @@ def _compare(sealed: File, found: ScannedFile, placed: Sequence[str | None] | No
         yield _error(message, sealed.path, expected=_shown(sealed.envelope), found=_shown(found.envelope))
     elif placed is not None:
         yield _error("the tensors no longer lie where they were sealed", sealed.path)
+
+
+def _no_sums(evidence: Evidence) -> Iterator[Finding]:
+    """A notice, once, where nothing vouches for the bytes at first sight. Not for safetensors and ``.metadata``: it
+    would stand beside nearly every model, and `show` says it of these."""
+    files = [f.entry.key for f in evidence.scan.files if f.structure.format in UNSUMMED and _is_state(f)]
+    unknown = [key for key in files if key not in evidence.expected_sums]
+    if unknown:
+        message = "this format has no checksum of its own: damage from before it was first read cannot be told"
+        yield Finding("digests", Severity.NOTICE, message, unknown[0], count=len(unknown))
+
+
+def _is_state(file: ScannedFile) -> bool:
+    told = file.structure.format not in ("safetensors", "dcp_metadata")
+    return told and (bool(file.structure.spans) or tensor_suffix(file.entry.key))
 
 
 def _shown(digest: str | None) -> str | None:

@@ -38,16 +38,11 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
     yield from _degenerate(evidence)
     yield from _loose_numbers(evidence)
     for file in evidence.scan.files:
-        for name in _unread(evidence, file):
-            message = "it may hold numbers in a form that is not read: whether they are finite is not known"
-            yield _finding(Severity.WARNING, message, file.entry.key, name)
-
-
-def _unread(evidence: Evidence, file: ScannedFile) -> Iterator[str]:
-    """What the format's reader could not look into, and tensors of bytes that hold a layer's pickled state."""
-    yield from file.structure.unread
-    packed = [t for t in evidence.tensors_of(file) if t.dtype == "uint8" and t.name.endswith("_extra_state")]
-    yield from (t.name for t in packed if t.span is not None and t.role in _STATE_ROLES)
+        unread = file.structure.unread
+        if unread:
+            more = f" (so may {len(unread) - 1} more values in this file)" if len(unread) > 1 else ""
+            message = f"it may hold numbers in a form that is not read{more}"
+            yield _finding(Severity.WARNING, message, file.entry.key, unread[0], len(unread))
 
 
 def is_mask(tensor: ScannedTensor, numbers: Numbers, learnt: Collection[str] = ()) -> bool:

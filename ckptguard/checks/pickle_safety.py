@@ -25,7 +25,8 @@ _ALLOWED = (
     r"|meta_tensor_no_storage|nested_tensor|wrapper_subclass|device_tensor_from_(?:cpu_tensor|numpy))"
     r"|torch\._tensor\._rebuild_from_type_v2|torch\.serialization\._get_layout"
     r"|torch\.nn\.parameter\.(?:Parameter|Buffer|UninitializedParameter)"
-    r"|torch\.jit\._pickle\.(?:build_\w+list|restore_type_tag)"
+    # TorchScript's own classes: their code lies in the archive, and no Python module can have such a name.
+    r"|torch\.jit\._pickle\.(?:build_\w+list|restore_type_tag)|__torch__(?:\.\w+)+|transformer_engine\.common\.recipe\.\w+"
     r"|torch\.distributed\.checkpoint\.metadata\.(?:Metadata|MetadataIndex|StorageMeta|TensorStorageMetadata"
     r"|BytesStorageMetadata|ChunkStorageMetadata|TensorProperties|_MEM_FORMAT_ENCODING)"
     r"|torch\.distributed\.checkpoint\.filesystem\._Storage(?:Info|Prefix)"

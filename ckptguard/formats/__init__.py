@@ -13,7 +13,7 @@ from ckptguard.formats.structure import Beside, Format, Leaf, Structure
 from ckptguard.formats.suffixes import tensor_suffix
 from ckptguard.storage.protocol import Reader
 
-__all__ = ["FORMATS", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
+__all__ = ["FORMATS", "UNSUMMED", "Format", "Leaf", "Structure", "format_of", "read_structure", "tensor_suffix"]
 
 HEAD = 64
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
@@ -21,15 +21,17 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".pth.tar", ".pt.tar")
 # The first row that matches reads the file.
 FORMATS: tuple[Format, ...] = (
     Format("npz", names.by_end(".npz"), "numpy.arrays", "read_npz", suffixes=(".npz",), holds="arrays"),
-    Format("npy", names.by_end(".npy"), "numpy.arrays", "read_npy", suffixes=(".npy",), holds="arrays"),
-    Format("dcp_metadata", lambda path, head: names.is_dcp_metadata(path), "dcp.metadata"),
+    Format("npy", names.by_end(".npy"), "numpy.arrays", "read_npy", unsummed=True, suffixes=(".npy",), holds="arrays"),
+    Format("dcp_metadata", lambda path, head: names.is_dcp_metadata(path), "dcp.metadata", unsummed=True),
     Format(
         "distcp", names.by_end(".distcp"), "dcp.distcp", explained_beside=True, suffixes=(".distcp",), holds="pieces"
     ),
-    Format("safetensors", names.is_safetensors, "safetensors", suffixes=(".safetensors",)),
+    Format("safetensors", names.is_safetensors, "safetensors", unsummed=True, suffixes=(".safetensors",)),
     Format("torch_zip", names.is_torch_zip, "torch.zip_file", suffixes=TORCH_SUFFIXES),
-    Format("torch_legacy", names.is_torch_legacy, "torch.pickle_files", "read_legacy"),
-    Format("pickle", names.is_pickle, "torch.pickle_files", suffixes=(".pkl", ".pickle"), holds="objects"),
+    Format("torch_legacy", names.is_torch_legacy, "torch.pickle_files", "read_legacy", unsummed=True),
+    Format(
+        "pickle", names.is_pickle, "torch.pickle_files", unsummed=True, suffixes=(".pkl", ".pickle"), holds="objects"
+    ),
     Format("hf_index", names.by_end(".index.json"), "json_files", "read_index"),
     Format("trainer_state", names.by_name("trainer_state.json"), "json_files", "read_trainer_state"),
     Format("ckptguard_state", names.is_own_state, "json_files", "read_own_state"),
@@ -40,6 +42,9 @@ FORMATS: tuple[Format, ...] = (
     Format("unrecognised", lambda path, head: names.has_tensor_suffix(path), "opaque"),
     Format("opaque", lambda path, head: True, "opaque"),
 )
+
+# Whether nothing but a digest on record tells that such a file is as it was written.
+UNSUMMED = frozenset(row.name for row in FORMATS if row.unsummed)
 
 
 def format_of(path: str, head: bytes) -> Format:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
+from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.machine import read_pickle
 from ckptguard.formats.structure import Structure, broken
-from ckptguard.formats.suffixes import has_tensor_suffix, may_be_foreign
+from ckptguard.formats.suffixes import has_tensor_suffix, may_be_foreign, promises_state
 from ckptguard.storage.protocol import Reader
 
 NAME = "opaque"
+_LONGEST_TEXT = 1 << 20
+# Text that stands for something else: a part of a pickle of protocol 0, the first bytes of an archive, and what a
+# download or a checkout leaves where it failed.
+_STANDS_FOR_OTHERS = re.compile(rb"\(|c[\w.]+\n|PK?\Z|\s*<|version https://git-lfs")
 _TAIL = 1024
 _END_OF_ARCHIVE = b"PK\x05\x06"
 
@@ -21,8 +29,27 @@ def read(reader: Reader, path: str) -> Structure:
     message = "it is neither a torch archive, nor safetensors, nor a pickle"
     head = reader.read(0, min(size, 64))
     foreign = may_be_foreign(path) and any(head)
+    if not promises_state(path) and _is_plain_text(reader, size):
+        return Structure(format=NAME, metadata={"unrecognised": message})
     # Where an archive's directory stands at the end, its first bytes are damaged.
     if foreign and _END_OF_ARCHIVE not in reader.read(max(0, size - _TAIL), min(size, _TAIL)):
         return Structure(format=NAME, metadata={"unrecognised": message})
     # A writer that sets the full length first leaves zeros where its first bytes will stand.
     return broken("unrecognised", message, truncated=not any(head) or size < 4)
+
+
+def _is_plain_text(reader: Reader, size: int) -> bool:
+    """Whether it is a short text, such as the counters that SpeechBrain keeps beside weights (``counter.ckpt``)."""
+    if size > _LONGEST_TEXT:
+        return False
+    raw = reader.read(0, size)
+    try:
+        lines = raw.decode("utf-8").replace("\t", " ").splitlines()
+    except UnicodeDecodeError:
+        return False
+    if not all(line.isprintable() for line in lines) or _STANDS_FOR_OTHERS.match(raw) is not None:
+        return False
+    try:
+        return not raw.endswith(b".") or read_pickle(raw).end != size
+    except PickleProblem:
+        return True

@@ -10,15 +10,14 @@ from msgspec import structs
 
 from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
-from ckptguard.formats.structure import Found, Problem, SpanPlace, Structure, TensorPlace, broken
+from ckptguard.formats.structure import Found, Problem, Source, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.suffixes import LARGEST_SAFETENSORS_HEADER
-from ckptguard.storage.protocol import Reader
 
 NAME = "safetensors"
 MAX_DIMENSIONS = 64
 
 
-def read(reader: Reader, path: str) -> Structure:
+def read(reader: Source, path: str) -> Structure:
     """The structure of a safetensors file; whatever is wrong with it is among the problems."""
     size = reader.entry.size
     if size < 8:

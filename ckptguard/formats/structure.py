@@ -66,13 +66,23 @@ class TensorPlace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     strides: tuple[int, ...] = ()
 
 
+BYTES = ("uint8", "int8")
+
+
+def holds_bytes(tensor: TensorPlace) -> bool:
+    """Whether a tensor is a row of bytes, as which a file may be kept."""
+    return tensor.dtype in BYTES and not tensor.strides and sum(size != 1 for size in tensor.shape) <= 1
+
+
 class Problem(msgspec.Struct, frozen=True):
-    """Something wrong with the file's structure, in one sentence."""
+    """Something wrong with the file's structure, in one sentence. `doubt`: it may load, but whether it does, or yields
+    the numbers that were looked at, nobody can tell."""
 
     message: str
     tensor: str | None = None
     expected: str | None = None
     found: str | None = None
+    doubt: bool = False
 
 
 class Leaf(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -102,7 +112,7 @@ class ChunkPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """The structure of one file. `problems` empty means: whole and readable as its format.
+    """The structure of one file. `problems` empty means: whole and readable as its format, and understood.
 
     `spans` are sorted by offset, do not overlap and lie inside the file. `tensors` are in file order; several may
     share a span. `globals` are the dotted names that the file's pickles mention, sorted. `weight_map` is a Hugging
@@ -128,6 +138,11 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
     unread: tuple[str, ...] = ()
     chunks: dict[str, tuple[ChunkPlace, ...]] = {}
     checksums: str = ""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it is not whole, or cannot be read as its format."""
+        return any(not problem.doubt for problem in self.problems)
 
 
 def broken(name: str, message: str, *, truncated: bool = False, names: frozenset[str] = frozenset()) -> Structure:
@@ -190,6 +205,7 @@ class Format(msgspec.Struct, frozen=True):
     the function takes `beside` as well.
 
     `suffixes` are the ends of names that files of this format usually have, in lower case; several rows may share one.
+    `unsummed`: such files hold numbers, and state no checksum of them.
     `holds` says what such a file is by its name alone: tensors of a checkpoint, arrays (often data beside one),
     objects (anything), or pieces, of which another file says what they hold.
     """
@@ -199,5 +215,6 @@ class Format(msgspec.Struct, frozen=True):
     module: str
     read: str = "read"
     explained_beside: bool = False
+    unsummed: bool = False
     suffixes: tuple[str, ...] = ()
     holds: Literal["tensors", "arrays", "objects", "pieces"] = "tensors"

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 LARGEST_SAFETENSORS_HEADER = 100_000_000  # the limit of the reference implementation
 DISTCP_SUFFIX = ".distcp"
-_ZIP_MAGIC = b"PK\x03\x04"
+ZIP_MAGIC = b"PK\x03\x04"
+NUMPY_MAGIC = b"\x93NUMPY"
+_BEGIN_PICKLES = b"(c]})FGIKLMNVX"  # without the mark of a protocol: lists, objects, numbers
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x78\x01", b"\x78\x9c", b"\x78\xda", b"\x28\xb5\x2f\xfd")
 _OWN_STATE = re.compile(r"(?:.*/)?step-\d{9,12}/state\.json")
 _WITHOUT_TENSORS = ("training_args.bin",)
@@ -24,6 +26,7 @@ _STATE_WORDS = re.compile(
     r"model|optim|adapter|weight|state|checkpoint|ckpt|lora|ema(?![a-z])|scaler|scheduler|sampler|consolidated|params"
     r"|embed|unet|vae|encoder|decoder|pytorch|training_args|shard"
 )
+_PROMISES_STATE = re.compile(r"model|optim|adapter|weight|lora|params|pytorch|consolidated|(?:^|[^a-z])ema(?![a-z])")
 # Arrays are often data beside a checkpoint: only these words make one of them the state of training.
 _NUMPY_STATE = re.compile(
     r"model|optim|adapter|weight|checkpoint|ckpt|lora|params|(?:^|[^a-z])(?:ema(?![a-z])|(?:step|iter|epoch)[-_=.]?\d)"
@@ -77,6 +80,11 @@ def may_be_foreign(path: str) -> bool:
     return name.endswith(".bin") and not _STATE_WORDS.search(name)
 
 
+def promises_state(path: str) -> bool:
+    """Whether a name says that the file holds weights or what an optimizer keeps: it is nothing else beside them."""
+    return _PROMISES_STATE.search(name_of(path)) is not None
+
+
 def is_pickle_name(path: str) -> bool:
     """Whether the name is that of a pickle."""
     return name_of(path).endswith(suffixes_of("objects"))
@@ -106,7 +114,7 @@ def is_safetensors(path: str, head: bytes) -> bool:
 def is_torch_zip(path: str, head: bytes) -> bool:
     """By the magic of a zip archive, and a tensor suffix, a pickle's, or the record that torch begins with: the user
     may have called a checkpoint anything."""
-    return head.startswith(_ZIP_MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path) or b"/data.pkl" in head)
+    return head.startswith(ZIP_MAGIC) and (has_tensor_suffix(path) or is_pickle_name(path) or b"/data.pkl" in head)
 
 
 def is_torch_legacy(path: str, head: bytes) -> bool:
@@ -119,6 +127,18 @@ def is_pickle(path: str, head: bytes) -> bool:
     if is_pickle_name(path):
         return not head.startswith(_COMPRESSED)
     return has_tensor_suffix(path) and len(head) > 2 and head[0] == 0x80 and head[1] <= 5
+
+
+def is_marked_pickle(head: bytes) -> bool:
+    """Whether bytes begin with the mark of a binary pickle."""
+    return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
+
+
+def may_begin_file(head: bytes) -> bool:
+    """Whether bytes within a file may be one of their own: an archive, arrays, or a pickle of any protocol."""
+    if head.startswith((ZIP_MAGIC, NUMPY_MAGIC)) or is_marked_pickle(head) or is_safetensors(".pt", head):
+        return True
+    return head[:1] in _BEGIN_PICKLES and head != b""
 
 
 def is_own_state(path: str, head: bytes) -> bool:

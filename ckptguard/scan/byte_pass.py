@@ -16,6 +16,7 @@ from ckptguard.scan.tallies import FewTally, Tally, merge
 if TYPE_CHECKING:
     from ckptguard.scan.numbers import Reading
 
+HEAD = 16
 _LARGEST_ELEMENT = 8
 _TINY = 64  # bytes of a segment, up to which plain numbers are faster than arrays
 _FEW_BYTES = 8 << 10  # bytes of all segments, up to which they are faster than loading numpy by far
@@ -26,7 +27,7 @@ class BytePass:
 
     Bytes outside of spans go to `envelope`, where there is one. Afterwards `digests` has the BLAKE3 of each region of
     the part, `wrong_crcs` the CRC-32 found in those whose stated one is another, and `tallies` what was found in the
-    plan's segments, by number.
+    plan's segments, by number. `heads` are the first bytes of regions that hold bytes.
     """
 
     def __init__(self, plan: Plan, part: Part, envelope: blake3 | None = None) -> None:
@@ -34,6 +35,7 @@ class BytePass:
         self.digests: list[str] = []
         self.wrong_crcs: list[tuple[int, int]] = []
         self.tallies: dict[int, Tally] = {}
+        self.heads: dict[int, bytes] = {}
         self._plan = plan
         self._envelope = envelope
         self._hasher = blake3()
@@ -90,6 +92,8 @@ class BytePass:
 
     def _inside(self, region: Region, piece: memoryview, start: int) -> None:
         self._hasher.update(piece)
+        if region.holds_bytes and start == region.begin:
+            self.heads[self._region] = bytes(piece[:HEAD])
         if region.crc32 is not None:
             self._crc = crc32_function()(piece, self._crc)
         for group, segments in enumerate(region.groups):

@@ -96,6 +96,7 @@ class FileScanner:
                     buffers.run(ahead, passes[0], hashers, self._done_with(reader))
             tallies = {number: tally for one in passes for number, tally in one.tallies.items()}
             numbers = _exact(reader, structure, numbers_of(plan, tallies))
+            structure = _opened(reader, structure, {n: head for one in passes for n, head in one.heads.items()})
             reader.check_unchanged()
             entry = reader.entry
         sums = {name: hasher.hexdigest() for name, hasher in zip(self._names, hashers, strict=True)}
@@ -296,6 +297,15 @@ def _exact(reader: Reader, structure: Structure, numbers: tuple[Numbers | None, 
     from ckptguard.scan.numbers import numbers_of_views
 
     return numbers_of_views(reader, structure, numbers)
+
+
+def _opened(reader: Reader, structure: Structure, heads: dict[int, bytes]) -> Structure:
+    """The structure with what tensors of bytes hold that are files of their own. `heads`: how spans with some begin."""
+    if not heads:
+        return structure
+    from ckptguard.scan.nested_files import open_nested
+
+    return open_nested(reader, structure, heads)
 
 
 def raise_first(errors: list[BaseException | None]) -> None:

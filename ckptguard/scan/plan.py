@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ckptguard.formats.dtypes import DTYPES
-from ckptguard.formats.structure import Problem, SpanPlace, Structure
+from ckptguard.formats.structure import BYTES, Problem, SpanPlace, Structure, holds_bytes
 
 MAX_PIECES = 4_000_000
 _LARGEST_GAP = 64 << 10  # what is not worth a read of its own between two spans
@@ -30,6 +30,7 @@ class Region(msgspec.Struct, frozen=True, gc=False):
     end: int
     crc32: int | None
     groups: tuple[tuple[int, ...], ...]  # indices in the plan's segments
+    holds_bytes: bool = False  # a tensor of bytes: its first ones tell whether it is a file
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
@@ -53,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
 def plan_of(structure: Structure) -> Plan:
     """Cut each span at the boundaries of the float tensors in it, so that no byte's numbers are looked at twice."""
     by_span: dict[int, dict[tuple[str, str], list[int]]] = {}
+    of_bytes = {t.span for t in structure.tensors if t.dtype in BYTES and holds_bytes(t)}
     for index, tensor in enumerate(structure.tensors):
         dtype = DTYPES.get(tensor.dtype)
         if tensor.span is None or dtype is None or dtype.float is None or tensor.stop <= tensor.start:
@@ -67,7 +69,7 @@ def plan_of(structure: Structure) -> Plan:
             first_name = structure.tensors[next(iter(by_span[number].values()))[0]].name
             problems.append(Problem(message="its tensors overlap beyond all bounds", tensor=first_name))
             cuts.room = 0
-        regions.append(Region(span.offset, span.offset + span.length, span.crc32, groups))
+        regions.append(Region(span.offset, span.offset + span.length, span.crc32, groups, number in of_bytes))
     return Plan(regions, cuts.segments, cuts.pieces, tuple(problems))
 
 

@@ -46,8 +46,10 @@ def sickness_in(verdict: Verdict) -> Finding | None:
         return None
     # A model of zeros is an error of the same check, but without a count: storage makes such files too.
     numbers = [f for f in errors if f.check == "finite" and f.count]
-    # Of check "incident" is what people or guards marked: they have acted on it already. "schema" is but a question.
-    others = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check not in ("incident", "schema")]
+    # Of check "incident" is what people or guards marked: they have acted on it already. "schema" is but a question,
+    # and "structure" a doubt about how the file was written.
+    said = [f for f in verdict.findings if f.severity is Severity.SICKNESS]
+    others = [f for f in said if f.check not in ("incident", "schema", "structure")]
     return next(iter((*numbers, *others)), None)
 
 

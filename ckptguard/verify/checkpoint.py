@@ -216,7 +216,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
         other_contents=lambda: _other_contents(history, sealed.id),
         was_gone=lambda: was_gone or _was_thrown_away(view, sealed.id),
     )
-    broken = any(f.structure.problems for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
+    broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
     return classify_change(
         sealed,
         {f.entry.key: f for f in scan.files},

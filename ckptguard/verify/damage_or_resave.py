@@ -103,7 +103,7 @@ def _is_written(sealed: File, file: ScannedFile | None) -> bool:
         return True
     pairs = ((sealed.inode, file.entry.inode), (sealed.etag, file.entry.etag))
     moved = any(a is not None and b is not None and a != b for a, b in pairs)
-    return moved and file.structure.format == "torch_zip" and not file.structure.problems
+    return moved and file.structure.format == "torch_zip" and not file.structure.is_broken
 
 
 def _counted_on(before: Iterable[Counter], now: Iterable[Counter]) -> bool:
@@ -119,7 +119,7 @@ def _being_rewritten(new: Sequence[File], found: Mapping[str, ScannedFile]) -> C
         file = found.get(sealed.path)
         if file is None or file.structure.truncated or not sealed.tensors:
             continue
-        if file.structure.problems or not _most_tensors_differ([sealed], {sealed.path: file}):
+        if file.structure.is_broken or not _most_tensors_differ([sealed], {sealed.path: file}):
             return Change.DAMAGED
     return Change.RESAVING
 

@@ -128,7 +128,7 @@ def view(offset: object, size: object, stride: object, count: object = 4) -> byt
     return (
         b"\x80\x02}X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\n"
         b"X\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + number(count) + b"tQ" + number(offset) + numbers(size)
-        + numbers(stride) + b"\x89}tRs."
+        + numbers(stride) + b"\x89NtRs."
     )  # fmt: skip
 
 

@@ -3,13 +3,7 @@
 import pytest
 from support.trainers import Trainer, TrainerContract
 
-TEXT = "demand 8: counter.ckpt is one digit of plain text, which is taken for a torch file that is not whole yet"
-pytestmark = [
-    pytest.mark.trainers,
-    pytest.mark.torch,
-    pytest.mark.timeout(600),
-    pytest.mark.xfail(run=False, reason=TEXT),
-]
+pytestmark = [pytest.mark.trainers, pytest.mark.torch, pytest.mark.timeout(600)]
 TRAINER = Trainer("speechbrain_brain.py", ("CKPT*/net.ckpt", "CKPT*/optimizer.ckpt"), needs=("speechbrain",))
 
 

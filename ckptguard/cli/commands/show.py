@@ -53,8 +53,12 @@ def command(ckpt: str, tensors: bool, shared: Shared) -> None:
 def print_shown(shown: Shown) -> None:
     """What is known of the checkpoint, its files, then what was found in it."""
     from ckptguard.decisions.known_good import order_words
+    from ckptguard.formats import UNSUMMED, tensor_suffix
 
     manifest, verdict = shown.manifest, shown.verdict
+    unsummed = shown.manifest.digest_origin == "observer" and sorted(
+        {f.format for f in manifest.files if f.format in UNSUMMED and (f.tensors or tensor_suffix(f.path))}
+    )
     facts(
         ("checkpoint", shown.target),
         ("id", shown.id),
@@ -66,6 +70,10 @@ def print_shown(shown: Shown) -> None:
         ("changed", "yes, since that verdict: ckptguard verify reads it again" if shown.changed else None),
         ("order", f"by {order_words(manifest.step)}"),
         ("counters", ", ".join(f"{c.kind} {c.value} ({c.source})" for c in manifest.counters)),
+        (
+            "own checksums",
+            f"none ({', '.join(unsummed)}): damage from before sealing cannot be told" if unsummed else None,
+        ),
         ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
         ("resumable", verdict and ", ".join(verdict.facts.resumable)),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),

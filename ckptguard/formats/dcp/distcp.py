@@ -22,6 +22,7 @@ from ckptguard.formats.dcp.chunks import chunk_name
 from ckptguard.formats.pickle.machine import BUDGET
 from ckptguard.formats.structure import Beside, ChunkPlace, Found, Problem, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.torch import zip_file
+from ckptguard.formats.torch.contents import ReadingBudget
 from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD, below
 from ckptguard.formats.zip.crc import crc32_function
 from ckptguard.formats.zip.directory import CRC_IN_ENTRY, CRC_IN_HEADER, HAS_DESCRIPTOR, find_tail, read_directory
@@ -63,7 +64,7 @@ class _Reading:
     """What has been found so far, range by range."""
 
     def __init__(self, count: int) -> None:
-        self.room = zip_file.ReadingBudget(BUDGET + count * _ROOM_EACH)
+        self.room = ReadingBudget(BUDGET + count * _ROOM_EACH)
         self.room.nodes += count * 100
         self.found = Found()
 
@@ -196,7 +197,7 @@ class _Kind(NamedTuple):
 class IdenticalHeaders:
     """Reads archives one after the other, within one room."""
 
-    def __init__(self, room: zip_file.ReadingBudget) -> None:
+    def __init__(self, room: ReadingBudget) -> None:
         self._room = room
         self._kinds: dict[tuple[int, bytes], _Kind] = {}
         self._crc32 = crc32_function()

@@ -19,7 +19,8 @@ from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.machine import MAX_STREAM, read_pickle
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import MAX_PROBLEMS, Found, Leaf, Problem, SpanPlace, Structure, TensorPlace, broken
-from ckptguard.formats.torch.state_tree import below, walk
+from ckptguard.formats.torch.contents import ReadingBudget, take
+from ckptguard.formats.torch.state_tree import below
 from ckptguard.formats.zip.archive import Record, read_archive, wrong_sum
 from ckptguard.formats.zip.crc import crc32_function, crc32_of_rest
 from ckptguard.storage.protocol import Reader
@@ -301,13 +302,11 @@ def _unpickled(name: str, blocks: Iterable[bytes]) -> Structure:
     except PickleProblem as error:
         problem = Problem(f"{name!r} cannot be read: {error}", tensor=name)
         return Structure(format="npy", problems=(problem,), globals=tuple(sorted(error.globals)))
-    found = walk(pickled.value)
-    problems = list(found.problems)
+    found = Found()
+    if take(pickled, ReadingBudget(), found):
+        found.problems.append(Problem(f"{name!r} refers to a storage outside", tensor=name))
     if pickled.end != len(data):
-        problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle of {name!r}", tensor=name))
-    if found.tensors:
-        problems.append(Problem(f"{name!r} refers to a storage outside", tensor=name))
-    leaves = tuple(structs.replace(leaf, name=below(name, leaf.name)) for leaf in found.leaves)
-    unread = tuple(below(name, inner) for inner in found.unread)
-    names = tuple(sorted(pickled.globals))
-    return Structure(format="npy", leaves=leaves, unread=unread, problems=tuple(problems), globals=names)
+        found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle of {name!r}", tensor=name))
+    found.leaves = [structs.replace(leaf, name=below(name, leaf.name)) for leaf in found.leaves]
+    found.unread, found.containers = [below(name, inner) for inner in found.unread], ()
+    return found.structure("npy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 
-from ckptguard.formats.pickle.inert_values import Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
 from ckptguard.formats.structure import ReadProblem
 
 MAX_LONG_BYTES = 4096
@@ -89,6 +89,11 @@ def _latin1(raw: bytes) -> str:
     return raw.decode("latin-1")
 
 
+def _bytearray(raw: bytes) -> Call:
+    """As every other protocol spells it."""
+    return Call(Global("builtins", "bytearray"), (raw,), kind=Kind.BYTES)
+
+
 def parse_int(text: bytes) -> int:
     """A decimal integer of bearable length."""
     if len(text) > 1000:
@@ -117,11 +122,12 @@ def _string(text: bytes) -> str:
 class Constants:
     """The stack and the stream. Each opcode is a method that gets the position behind its byte and returns the next."""
 
-    __slots__ = ("data", "stack", "wide")
+    __slots__ = ("data", "protocol", "stack", "wide")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.stack: list[object] = []
+        self.protocol = 0
         self.wide = 0
 
     none, true, false, empty_tuple = _constant(None), _constant(True), _constant(False), _constant(())
@@ -130,7 +136,7 @@ class Constants:
     text_int, text_long, text_float = _line_of(_flag_or_int), _line_of(_long), _line_of(float, "a float")
     text_unicode = _line_of(lambda text: text.decode("raw-unicode-escape"), "a text")
     text_string, text_persistent = _line_of(_string), _line_of(lambda text: PersistentId(_latin1(text)))
-    short_bytes, bytes4, bytes8 = _sized(1), _sized(4), _sized(8)
+    short_bytes, bytes4, bytes8, bytearray8 = _sized(1), _sized(4), _sized(8), _sized(8, _bytearray)
     long1, short_string, string4 = _sized(1, _signed), _sized(1, _latin1), _sized(4, _latin1)
 
     def take(self, p: int, length: int) -> bytes:
@@ -149,6 +155,7 @@ class Constants:
     def proto(self, p: int) -> int:
         if self.data[p] > 5:
             raise PickleProblem(f"pickle protocol {self.data[p]} is not known")
+        self.protocol = self.data[p]
         return p + 1
 
     def frame(self, p: int) -> int:

@@ -6,7 +6,24 @@ plain lists of what was put in, so that nothing from a file is ever hashed or co
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
+
+
+class Kind(enum.Enum):
+    """What comes of a call, and so what may be done to it."""
+
+    OBJECT = "an object of a class that nobody here knows"
+    TENSOR = "a tensor"
+    MAPPING = "a dict"
+    LIST = "a list"
+    SET = "a set"
+    FIXED = "a value that nothing can change"
+    BYTES = "a bytearray"
+    ARRAY = "an array"
+    HOOKS = "a tensor's hooks"
+    DTYPE = "an array's type"
 
 
 class _Inert(msgspec.Struct, eq=False):
@@ -19,6 +36,7 @@ class Global(_Inert, eq=False):
     module: str
     name: str
     dotted: str = ""
+    row: object = None  # what is known of calls of it
 
     def __post_init__(self) -> None:
         self.dotted = f"{self.module}.{self.name}"
@@ -40,6 +58,7 @@ class SetOf(_Inert, eq=False):
     """A set or frozenset."""
 
     items: list[object]
+    frozen: bool = False
 
 
 class PersistentId(_Inert, eq=False):
@@ -57,6 +76,7 @@ class Call(_Inert, eq=False):
     state: object = None
     flat: list[object] | None = None
     items: list[object] | None = None
+    kind: Kind = Kind.OBJECT
 
     def calls(self, *dotted: str) -> bool:
         """Whether the thing called is one of these globals."""

@@ -10,8 +10,10 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ckptguard.formats.pickle.constants import UINT32, UINT64, Constants, PickleProblem, parse_int
-from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.constants import UINT64, PickleProblem
+from ckptguard.formats.pickle.containers import Containers
+from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId
+from ckptguard.formats.pickle.known_calls import doubtful_name, row_of, what_comes, what_is_set
 
 MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
 BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
@@ -21,7 +23,7 @@ _STOP = 0x2E
 _FRAME = 0x95
 
 # Which method each opcode is; the other bytes are none.
-# 81 is NEWOBJ, the same as REDUCE to us; 82 to 84 are EXT1, EXT2 and EXT4; 97 and 98 NEXT_BUFFER and READONLY_BUFFER.
+# 82 to 84 are EXT1, EXT2 and EXT4; 97 and 98 NEXT_BUFFER and READONLY_BUFFER.
 _TABLE = """
     ( mark           0 pop            1 drop_mark      2 duplicate      F text_float     I text_int
     J binint         K binint1        L text_long      M binint2        N none           P text_persistent
@@ -30,10 +32,10 @@ _TABLE = """
     e appends        g text_get       h binget         i text_instance  j long_binget    l list_of_mark
     ] empty_list     o object_of_mark p text_put       q binput         r long_binput    s set_item
     t tuple_of_mark  ) empty_tuple    u set_items      G binfloat       B bytes4         C short_bytes
-    80 proto         81 reduce        82 refused       83 refused       84 refused       85 tuple1
+    80 proto         81 new_object       82 refused       83 refused       84 refused       85 tuple1
     86 tuple2        87 tuple3        88 true          89 false         8A long1         8B long4
-    8C short_unicode 8D unicode8      8E bytes8        8F empty_set     90 appends       91 frozen_set
-    92 new_object_ex 93 stack_global  94 memoize       95 frame         96 bytes8        97 refused
+    8C short_unicode 8D unicode8      8E bytes8        8F empty_set     90 add_items       91 frozen_set
+    92 new_object_ex 93 stack_global  94 memoize       95 frame         96 bytearray8       97 refused
     98 refused
 """
 _WORDS = _TABLE.split()
@@ -59,13 +61,16 @@ COSTS: tuple[int, ...] = tuple(
 
 class Pickled(NamedTuple):
     """One pickle: its value, the dotted names and persistent ids it mentions, and where the next byte is. `cost` is
-    what it took of the budget."""
+    what it took of the budget. `doubts`: why loading it may fail, or yield other numbers than these. `dropped`: what
+    was made and left out of the value, or is another part of it."""
 
     value: object
     globals: frozenset[str]
     end: int
     persistent: tuple[PersistentId, ...] = ()
     cost: int = 0
+    doubts: tuple[str, ...] = ()
+    dropped: tuple[object, ...] = ()
 
 
 def read_pickle(data: bytes, start: int = 0, *, budget: int = BUDGET) -> Pickled:
@@ -91,13 +96,14 @@ def run_machine(machine: Machine, start: int, budget: int) -> Pickled:
         raise problem from error
     finally:
         machine.steps.clear()  # they refer back to the machine, which would keep everything until a collection
-    return Pickled(machine.value, frozenset(machine.names), end, tuple(machine.persistents), cost)
+    found = machine.value, frozenset(machine.names), end, tuple(machine.persistents), cost
+    return Pickled(*found, tuple(machine.doubts), tuple(machine.dropped))
 
 
-class Machine(Constants):
-    """Marks, memo and names; see `Constants` for how opcodes are methods."""
+class Machine(Containers):
+    """Names and calls; see `Constants` for how opcodes are methods."""
 
-    __slots__ = ("costs", "known", "marks", "memo", "names", "persistents", "position", "returned", "steps", "value")
+    __slots__ = ("costs", "known", "names", "persistents", "position", "returned", "steps", "value")
 
     def __init__(self, data: bytes, start: int) -> None:
         super().__init__(data)
@@ -110,8 +116,6 @@ class Machine(Constants):
         self.costs: tuple[int, ...] = COSTS
         self.returned = 0  # of the budget: what a kind of machine does not keep after all
         self.position = start
-        self.marks: list[list[object]] = []
-        self.memo: dict[int, object] = {}
 
     def run(self, position: int, budget: int) -> tuple[int, int]:
         """Execute until STOP; the position behind it, and what it cost."""
@@ -151,153 +155,11 @@ class Machine(Constants):
             raise PickleProblem("the pickle ends early", ends_early=True)
         return end
 
-    def pop_mark(self) -> list[object]:
-        items = self.stack
-        self.stack = self.marks.pop()
-        return items
-
-    def pop_pairs(self) -> list[object]:
-        items = self.pop_mark()
-        if len(items) % 2:
-            raise PickleProblem("a dict has a key without a value")
-        return items
-
     def unknown(self, p: int) -> int:
         raise PickleProblem(f"byte {p - 1} is no opcode (0x{self.data[p - 1]:02x})")
 
     def refused(self, p: int) -> int:
         raise PickleProblem("the pickle uses the extension registry or out-of-band buffers, which are never followed")
-
-    # -- containers
-
-    def mark(self, p: int) -> int:
-        self.marks.append(self.stack)
-        self.stack = []
-        return p
-
-    def tuple1(self, p: int) -> int:
-        self.stack[-1] = (self.stack[-1],)
-        return p
-
-    def tuple2(self, p: int) -> int:
-        last = self.stack.pop()
-        self.stack[-1] = (self.stack[-1], last)
-        return p
-
-    def tuple3(self, p: int) -> int:
-        last, middle = self.stack.pop(), self.stack.pop()
-        self.stack[-1] = (self.stack[-1], middle, last)
-        return p
-
-    def tuple_of_mark(self, p: int) -> int:
-        items = self.pop_mark()
-        self.stack.append(tuple(items))
-        return p
-
-    def list_of_mark(self, p: int) -> int:
-        items = self.pop_mark()
-        self.stack.append(Sequence(items))
-        return p
-
-    def dict_of_mark(self, p: int) -> int:
-        items = self.pop_pairs()
-        self.stack.append(Mapping(items))
-        return p
-
-    def frozen_set(self, p: int) -> int:
-        items = self.pop_mark()
-        self.stack.append(SetOf(items))
-        return p
-
-    def append(self, p: int) -> int:
-        self.extend([self.stack.pop()])
-        return p
-
-    def appends(self, p: int) -> int:
-        self.extend(self.pop_mark())
-        return p
-
-    def extend(self, values: list[object]) -> None:
-        target = self.stack[-1]
-        if type(target) is Sequence or type(target) is SetOf:
-            target.items += values
-        elif type(target) is Call:
-            if target.items is None:
-                target.items = []
-            target.items += values
-        else:
-            raise PickleProblem("something is appended to what is no list")
-
-    def set_item(self, p: int) -> int:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.put([key, value])
-        return p
-
-    def set_items(self, p: int) -> int:
-        self.put(self.pop_pairs())
-        return p
-
-    def put(self, flat: list[object]) -> None:
-        target = self.stack[-1]
-        if type(target) is Mapping:
-            target.flat += flat
-        elif type(target) is Call:
-            if target.flat is None:
-                target.flat = []
-            target.flat += flat
-        else:
-            raise PickleProblem("something is set in what is no dict")
-
-    def pop(self, p: int) -> int:
-        if self.stack:
-            self.stack.pop()
-        else:
-            self.pop_mark()
-        return p
-
-    def drop_mark(self, p: int) -> int:
-        self.pop_mark()
-        return p
-
-    def duplicate(self, p: int) -> int:
-        self.stack.append(self.stack[-1])
-        return p
-
-    # -- memo
-
-    def binput(self, p: int) -> int:
-        self.memo[self.data[p]] = self.stack[-1]
-        return p + 1
-
-    def long_binput(self, p: int) -> int:
-        self.memo[UINT32(self.data, p)[0]] = self.stack[-1]
-        return p + 4
-
-    def memoize(self, p: int) -> int:
-        self.memo[len(self.memo)] = self.stack[-1]
-        return p
-
-    def text_put(self, p: int) -> int:
-        text, p = self.line(p)
-        self.memo[_memo_index(text)] = self.stack[-1]
-        return p
-
-    def binget(self, p: int) -> int:
-        return self.recall(self.data[p], p + 1)
-
-    def long_binget(self, p: int) -> int:
-        return self.recall(UINT32(self.data, p)[0], p + 4)
-
-    def text_get(self, p: int) -> int:
-        text, p = self.line(p)
-        return self.recall(_memo_index(text), p)
-
-    def recall(self, index: int, p: int) -> int:
-        try:
-            self.stack.append(self.memo[index])
-        except KeyError as error:
-            raise PickleProblem(f"memo {index} was never set") from error
-        return p
 
     # -- names and what would be called
 
@@ -328,47 +190,59 @@ class Machine(Constants):
                 raise PickleProblem("a global's name is absurdly long")
             found = self.known[module, name] = Global(module, name)
             self.names.add(found.dotted.encode("utf-8", "backslashreplace").decode("utf-8"))
+            found.row = row_of(module, name)
+            self.doubt(doubtful_name(module, name, self.protocol))
         return found
 
     def reduce(self, p: int) -> int:
         args = self.stack.pop()
-        self.stack[-1] = Call(self.stack[-1], args)
+        self.stack[-1] = self.call(self.stack[-1], args)
+        return p
+
+    def call(self, func: object, args: object, *, new: bool = False) -> Call:
+        made = Call(func, args)
+        self.doubt(what_comes(made, new=new))
+        return made
+
+    def new_object(self, p: int) -> int:
+        args = self.stack.pop()
+        self.stack[-1] = self.call(self.stack[-1], args, new=True)
         return p
 
     def new_object_ex(self, p: int) -> int:
         kwargs, args = self.stack.pop(), self.stack.pop()
-        self.stack[-1] = Call(self.stack[-1], args, kwargs)
+        made = self.stack[-1] = self.call(self.stack[-1], args, new=True)
+        made.kwargs = kwargs
         return p
 
     def build(self, p: int) -> int:
         state = self.stack.pop()
         target = self.stack[-1]
         if type(target) is Call:
-            # A second state would replace what the first one set only in part: keep both.
-            target.state = state if target.state is None else (target.state, state)
-        elif type(target) is not Global:
+            if target.state is None:
+                target.state = state
+                self.doubt(what_is_set(target, state))
+            else:  # a second state would replace what the first one set only in part: keep both
+                target.state = (target.state, state)
+                self.doubt("it sets the state of one object twice")
+        elif type(target) is Global:
+            self.doubt(f"it changes {target.dotted} itself")
+        else:
             raise PickleProblem("state is set on what is no object")
         return p
 
     def text_instance(self, p: int) -> int:
         named, p = self.text_name(p)
         args = self.pop_mark()
-        self.stack.append(Call(named, tuple(args)))
+        self.stack.append(self.call(named, tuple(args)))
         return p
 
     def object_of_mark(self, p: int) -> int:
         items = self.pop_mark()
-        self.stack.append(Call(items[0], tuple(items[1:])))
+        self.stack.append(self.call(items[0], tuple(items[1:])))
         return p
 
     def persistent(self, p: int) -> int:
         reference = self.stack[-1] = PersistentId(self.stack[-1])
         self.persistents.append(reference)
         return p
-
-
-def _memo_index(text: bytes) -> int:
-    index = parse_int(text)
-    if not 0 <= index < 2**32:
-        raise PickleProblem(f"memo index {index} cannot be")
-    return index

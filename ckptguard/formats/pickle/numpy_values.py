@@ -15,17 +15,20 @@ _DTYPE = "numpy.dtype"
 _CODES = {"f8": "d", "f4": "f", "c16": "d", "c8": "f", "f2": "e", "c4": "e"}
 _FLOATS = {"f8": "float64", "f4": "float32", "c16": "complex128", "c8": "complex64", "f2": "float16"}
 _INTEGERS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
+_BYTES = ("_codecs.encode", "builtins.bytearray", "__builtin__.bytearray", "torch.storage._load_from_bytes")
+_MOST_WRAPPERS = 4
 _WITHOUT_FLOATS = ("S", "U", "a", "M", "m", "i", "u", "b", "?")
 
 
 class NumpyContent(NamedTuple):
     """What is in an array or scalar: `numbers` to look at, `items` that are values of their own. `unread`: it may hold
-    floats, in a form that we do not read."""
+    floats, in a form that we do not read. `raw`: bytes, which may be a file."""
 
     numbers: Iterable[float | int] = ()
     items: tuple[object, ...] = ()
     unread: bool = False
     of_array: bool = False
+    raw: bytes = b""
 
 
 _UNREAD = NumpyContent(unread=True)
@@ -65,12 +68,12 @@ def hides_floats(parts: object) -> bool:
 
 
 def _without_floats(dtype: object) -> bool:
-    if _element(dtype)[0].startswith(_WITHOUT_FLOATS):
-        return True
-    # A void type without fields is bytes that nobody calls numbers.
     state = dtype.state if type(dtype) is Call else None
     plain = type(state) is tuple and len(state) > 4 and state[2] is None and state[4] is None
-    return plain and _element(dtype)[0].startswith("V")
+    if state is not None and not plain:
+        return False
+    # A void type without fields is bytes that nobody calls numbers.
+    return _element(dtype)[0].startswith((*_WITHOUT_FLOATS, "V") if plain else _WITHOUT_FLOATS)
 
 
 def _other(dtype: object, data: object) -> NumpyContent:
@@ -78,7 +81,7 @@ def _other(dtype: object, data: object) -> NumpyContent:
     if _element(dtype)[0].startswith("O"):
         return NumpyContent(items=tuple(data.items) if type(data) is Sequence else (data,))
     if _without_floats(dtype) or _is_empty(data):
-        return NumpyContent()
+        return NumpyContent(raw=_raw(data))
     return _UNREAD
 
 
@@ -101,6 +104,8 @@ def _element(dtype: object) -> tuple[str, str]:
     kind = args[0] if type(args) is tuple and args and type(args[0]) is str else ""
     order = state[1] if type(state) is tuple and len(state) > 1 and state[1] in ("<", ">") else "<"
     if kind[:1] in ("<", ">"):
+        if state is not None and kind[0] != order:
+            return "", "<"
         kind, order = kind[1:], kind[0]
     return kind, str(order)
 
@@ -113,11 +118,15 @@ def _is_empty(data: object) -> bool:
 
 
 def _raw(value: object) -> bytes:
-    """Bytes as they are, or as pickle protocol 2 spells them: a latin-1 text to be encoded."""
-    if type(value) is Call and type(value.args) is tuple and value.args:
-        if value.calls("_codecs.encode") and type(value.args[0]) is str:
-            return value.args[0].encode("latin-1", "replace")
-        if value.calls("builtins.bytearray"):
-            return _raw(value.args[0])
-        return b""
-    return value if type(value) is bytes else b""
+    return raw_bytes(value) or b""
+
+
+def raw_bytes(value: object) -> bytes | None:
+    """Bytes as they are, or as pickle protocol 2 spells them: a latin-1 text to be encoded. None for anything else."""
+    for _ in range(_MOST_WRAPPERS):
+        if type(value) is not Call or type(value.args) is not tuple or not value.args or not value.calls(*_BYTES):
+            break
+        value = value.args[0]
+        if type(value) is str:
+            return value.encode("latin-1", "replace")
+    return value if type(value) is bytes else None

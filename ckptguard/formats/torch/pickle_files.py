@@ -7,57 +7,84 @@ from __future__ import annotations
 
 import math
 
-from msgspec import structs
-
 from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.inert_values import Sequence
-from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, Pickled, read_pickle
-from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, SpanPlace, Structure, broken
-from ckptguard.formats.torch.rebuild_calls import StorageSpan, TensorProblem, as_storage, place_tensors
-from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_NODES, MAX_UNREAD, walk
+from ckptguard.formats.pickle.inert_values import Call, Mapping, Sequence
+from ckptguard.formats.pickle.machine import MAX_STREAM, Machine, Pickled, read_pickle, run_machine
+from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure, broken
+from ckptguard.formats.torch.contents import LOADS_BYTES, ReadingBudget, take
+from ckptguard.formats.torch.placing import StorageSpan, place_tensors
+from ckptguard.formats.torch.rebuild_calls import TensorProblem, as_storage
+from ckptguard.formats.torch.state_tree import MAX_LEAVES, MAX_UNREAD
 from ckptguard.storage.protocol import Reader
 
 NAME = "pickle"
 _LEGACY = "torch_legacy"
 _FIRST_READ = 1 << 20
 _MAX_PICKLES = 10_000
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+_PARTS = 6  # of a reference to a storage
+
+
+class _LoadingMachine(Machine):
+    """A machine that remembers which bytes torch's own loader would be called with."""
+
+    __slots__ = ("loads",)
+
+    def __init__(self, data: bytes, start: int) -> None:
+        super().__init__(data, start)
+        self.loads: list[Call] = []
+
+    def reduce(self, p: int) -> int:
+        p = super().reduce(p)
+        return self.called(p)
+
+    def text_instance(self, p: int) -> int:
+        return self.called(super().text_instance(p))
+
+    def object_of_mark(self, p: int) -> int:
+        return self.called(super().object_of_mark(p))
+
+    def new_object_ex(self, p: int) -> int:
+        return self.called(super().new_object_ex(p))
+
+    def called(self, p: int) -> int:
+        last = self.stack[-1]
+        if type(last) is Call and last.calls(LOADS_BYTES):
+            self.loads.append(last)
+        return p
 
 
 def read(reader: Reader, path: str) -> Structure:
     """The numbers and names in a file of one or more pickles."""
+    return read_within(reader, ReadingBudget())
+
+
+def read_within(reader: Source, room: ReadingBudget) -> Structure:
+    """Like `read`, for one of several files."""
     size = reader.entry.size
     if size > MAX_STREAM:
         return broken(NAME, f"a pickle of {size} bytes is more than we would read")
     data = reader.read(0, size)
     found = Found()
-    budget, room = BUDGET, MAX_NODES  # for all of them together
     position = count = 0
     while (position < size or not count) and count < _MAX_PICKLES:
+        machine = _LoadingMachine(data, position)
         try:
-            pickled = read_pickle(data, position, budget=budget)
+            pickled = run_machine(machine, position, room.budget)
         except PickleProblem as error:
             found.names |= error.globals
             what = f"after {position} bytes: " if count else ""
             found.problems.append(Problem(f"{what}{error}"))
             found.truncated = error.ends_early
             break
-        tree = walk(pickled.value, room)
-        found.names |= pickled.globals
-        prefix = f"{count}." if count else ""
-        room_for_finite = max(0, MAX_LEAVES // 2 - len(found.leaves))
-        for leaf in tree.leaves:
-            if math.isfinite(leaf.value):
-                room_for_finite -= 1
-            if not math.isfinite(leaf.value) or room_for_finite >= 0:
-                found.leaves.append(structs.replace(leaf, name=prefix + leaf.name))
-        found.unread += [prefix + name for name in tree.unread]
-        found.containers = found.containers if count else tree.containers
-        budget -= pickled.cost
-        room -= tree.visited
-        found.problems += tree.problems
-        for name, _ in tree.tensors[:100]:
+        tensors = take(pickled, room, found, f"{count}." if count else "", machine.loads)
+        if len(found.leaves) > MAX_LEAVES:  # of so many only those that are not finite say anything
+            found.leaves = [leaf for leaf in found.leaves if not math.isfinite(leaf.value)]
+        for name, _ in tensors[:100]:
             found.problems.append(Problem(f"tensor {name!r} refers to a storage outside the pickle", tensor=name))
+        if pickled.persistent and not tensors:
+            found.problems.append(Problem("it refers to something outside the pickle"))
         position, count = pickled.end, count + 1
     if position < size and not found.problems:
         found.problems.append(Problem(f"there are more than {_MAX_PICKLES} pickles"))
@@ -69,53 +96,66 @@ def read(reader: Reader, path: str) -> Structure:
 
 def read_legacy(reader: Reader, path: str) -> Structure:
     """The structure of a legacy file; storages are spans, without a CRC, for the format has none."""
+    return read_legacy_within(reader, ReadingBudget())
+
+
+def read_legacy_within(reader: Source, room: ReadingBudget) -> Structure:
+    """Like `read_legacy`, for one of several files."""
     length = _FIRST_READ
     while True:
         # The pickles come first and are small beside the storages, but how long they are nobody says.
         length = min(length, reader.entry.size, MAX_STREAM)
-        pickles = _pickles(reader.read(0, length))
+        pickles = _pickles(reader.read(0, length), room.budget)
         more = isinstance(pickles, PickleProblem) and pickles.ends_early
         if not more or length in (reader.entry.size, MAX_STREAM):
             break
         length *= 8
     if isinstance(pickles, PickleProblem):
         return broken(_LEGACY, str(pickles), truncated=pickles.ends_early, names=pickles.globals)
-    state, keys = pickles[3:]
-    found, tree = Found(), walk(state.value)
+    magic, protocol, system, state, keys = pickles
+    found = Found()
+    if magic.value != _MAGIC or protocol.value != _PROTOCOL or type(system.value) is not Mapping:
+        found.problems.append(Problem("it does not begin as torch's legacy files do"))
+    tensors = take(state, room, found)
     stored = _storages(reader, state, keys, found)
-    found.problems += tree.problems
     # Whatever byte order the system record states: storages were always written in little-endian order.
-    found.tensors = place_tensors(tree.tensors, stored, "little", found.problems)
+    found.tensors = place_tensors(tensors, state.persistent, stored, "little", found.problems)
     del found.problems[MAX_PROBLEMS:]
     found.names.update(*(p.globals for p in pickles))
-    found.leaves, found.containers, found.unread = list(tree.leaves), tree.containers, list(tree.unread)
     return found.structure(_LEGACY)
 
 
-def _pickles(data: bytes) -> list[Pickled] | PickleProblem:
+def _pickles(data: bytes, budget: int) -> list[Pickled] | PickleProblem:
     """Magic number, protocol version, system, state and the storages' keys; or why they cannot be read."""
     pickles: list[Pickled] = []
     try:
         for _ in range(5):
-            pickles.append(read_pickle(data, pickles[-1].end if pickles else 0))
+            pickles.append(read_pickle(data, pickles[-1].end if pickles else 0, budget=budget))
     except PickleProblem as error:
         error.globals = error.globals.union(*(p.globals for p in pickles))
         return error
     return pickles
 
 
-def _storages(reader: Reader, state: Pickled, keys: Pickled, found: Found) -> dict[str, StorageSpan]:
+def _storages(reader: Source, state: Pickled, keys: Pickled, found: Found) -> dict[str, StorageSpan]:
     """The storages by their keys."""
-    items = {}  # key -> (bytes of one element, bytes in all)
+    items: dict[str, tuple[int, int]] = {}  # key -> (bytes of one element, bytes in all)
     for reference in state.persistent:
         if type(reference.value) is tuple and reference.value[:1] == ("module",):
             continue  # a module's class, with its source
         try:
             storage, dtype = as_storage(reference)
+            wrong = (
+                None
+                if type(reference.value) is tuple and len(reference.value) == _PARTS
+                else "it is not described as one"
+            )
         except TensorProblem as error:
-            found.problems.append(Problem(f"a storage: {error}"))
+            wrong = str(error)
+        if wrong is not None:
+            found.problems.append(Problem(f"a storage: {wrong}"))
             continue
-        items[storage.key] = (DTYPES[dtype].size, storage.length)
+        items.setdefault(storage.key, (DTYPES[dtype].size, storage.length))  # the first one makes it
     stored: dict[str, StorageSpan] = {}
     position, size = keys.end, reader.entry.size
     for key in keys.value.items if type(keys.value) is Sequence else []:

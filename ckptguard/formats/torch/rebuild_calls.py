@@ -5,12 +5,13 @@ Some tensors are made of others: sparse, nested, quantised, distributed ones, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES
-from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId
-from ckptguard.formats.structure import Problem, TensorPlace
+from ckptguard.formats.pickle.arguments import shape_of
+from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId, Sequence
 
 _QUANTISED = "torch._utils._rebuild_qtensor"
 _VIEWS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2", _QUANTISED)
@@ -22,6 +23,8 @@ _FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_fro
 _WITH_STATE = frozenset((_PARAMETERS[1], *_FROM_TYPE))
 _TENSORS_THEMSELVES = frozenset((*_VIEWS, _TYPED_VIEW, _META))
 _TENSORS = frozenset((*_VIEWS, _TYPED_VIEW, _META, *_PARAMETERS))
+_GRADIENT_AT = {**dict.fromkeys((_VIEWS[1], _TYPED_VIEW), 4), _QUANTISED: 5, **dict.fromkeys(_PARAMETERS, 1)}
+_WHOLE = ("int", "uint", "bool", "qint", "quint")
 _SPARSE = ("torch._utils._rebuild_sparse_tensor", "torch._utils._rebuild_sparse_csr_tensor")
 _NESTED = "torch._utils._rebuild_nested_tensor"
 _WRAPPER = "torch._utils._rebuild_wrapper_subclass"
@@ -61,13 +64,6 @@ class TensorRef(NamedTuple):
     strides: tuple[int, ...] = ()
 
 
-class StorageSpan(NamedTuple):
-    """A storage that the file holds: its span (None: it is empty) and its length in bytes."""
-
-    span: int | None
-    length: int
-
-
 class TensorProblem(ValueError):
     """A description that cannot be true; the message says why. `sizes`: expected and found, where these are at odds."""
 
@@ -97,6 +93,28 @@ def is_untyped(value: Described) -> bool:
     return type(kind) is Global and kind.name == "UntypedStorage"
 
 
+def packed_storage(value: Described) -> tuple[Call, str] | None:
+    """The file in memory that a plain pickle has in place of a tensor's storage, if it has; and the dtype, where the
+    storage itself states none."""
+    call = _unwrap(value) if type(value) is Call else None
+    args = call.args if call is not None else None
+    first = args[0] if type(args) is tuple and args else None
+    if call is None or type(first) is not Call or not first.calls("torch.storage._load_from_bytes"):
+        return None
+    typed = call.calls(_TYPED_VIEW) and type(args) is tuple and len(args) > 6
+    return first, _dtype_of(args[6]) if typed and type(args[6]) is Global else ""  # type: ignore[index]
+
+
+def is_whole_tensor(value: object) -> bool:
+    """Whether it is a tensor of whole numbers, and nothing besides."""
+    if type(value) is not Call or not value.calls(*_VIEWS[:2]) or value.state is not None or value.flat:
+        return False
+    try:
+        return DTYPES[as_tensor(value).dtype].float is None
+    except TensorProblem:
+        return False
+
+
 def tensor_attributes(call: Call) -> list[object]:
     """What is set on a tensor besides its elements: the states of its wrappers."""
     if call.state is None and type(call.func) is Global and call.func.dotted in _TENSORS_THEMSELVES:
@@ -119,7 +137,23 @@ def as_tensor(value: Described) -> TensorRef:
         first, count = whole.first // size, whole.room // size
         return TensorRef(kind, (count,), whole, first, first + count) if count else TensorRef(kind, (0,), None, 0, 0)
     assert type(value) is Call
-    call = _unwrap(value)
+    ref = _viewed(_unwrap(value))
+    if ref.dtype.startswith(_WHOLE) and any(_needs_gradient(layer) for layer in _layers(value)):
+        raise TensorProblem("it requires a gradient, which whole numbers cannot have")
+    return ref
+
+
+def _needs_gradient(layer: Call) -> bool:
+    at = _GRADIENT_AT.get(layer.func.dotted) if type(layer.func) is Global else None
+    return at is not None and type(layer.args) is tuple and layer.args[at : at + 1] == (True,)
+
+
+def is_meta(value: Described) -> bool:
+    """Whether it is a tensor that was saved without its elements."""
+    return type(value) is Call and _unwrap(value).calls(_META)
+
+
+def _viewed(call: Call) -> TensorRef:
     args = call.args
     if type(args) is not tuple or type(call.func) is not Global:
         raise TensorProblem("it has no arguments")
@@ -128,12 +162,18 @@ def as_tensor(value: Described) -> TensorRef:
     if call.func.dotted == _META:
         if len(args) < 2:
             raise TensorProblem("it has too few arguments")
-        return TensorRef(_dtype_of(args[0]), _sizes(args[1]), None, 0, 0)
+        shape = _sizes(args[1])
+        _check_count(shape)
+        return TensorRef(_dtype_of(args[0]), shape, None, 0, 0)
     typed = call.func.dotted == _TYPED_VIEW
     if len(args) < (7 if typed else 4):
         raise TensorProblem("it has too few arguments")
     storage, storage_dtype = as_storage(args[0])
     dtype = _dtype_of(args[6]) if typed else storage_dtype
+    if call.func.dotted == _QUANTISED and not dtype.startswith("q"):
+        raise TensorProblem("it is quantised, but its storage is not")
+    if call.func.dotted == _QUANTISED and not _is_scaled(args[4:5], _sizes(args[2])):
+        raise TensorProblem("its scales do not fit its shape")
     return _view(dtype, storage, args[1], _sizes(args[2]), _sizes(args[3]))
 
 
@@ -211,6 +251,7 @@ def _view(
         raise TensorProblem("its offset or strides are impossible")
     if 0 in shape:
         return TensorRef(dtype, shape, None, 0, 0)
+    _check_count(shape)
     stop = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
     known = DTYPES.get(dtype)
     if known is None:
@@ -222,6 +263,20 @@ def _view(
     first = storage.first // known.size
     strides = () if _is_row_major(shape, stride) else stride
     return TensorRef(dtype, shape, storage, first + offset, first + stop, strides)
+
+
+def _is_scaled(stated: tuple[object, ...], shape: tuple[int, ...]) -> bool:
+    """Whether there is a scale, or one for each index of an axis."""
+    if not stated or type(stated[0]) is not tuple or len(stated[0]) != 4:
+        return True
+    _, *parts, axis = stated[0]
+    lengths = [(len(p.items),) if type(p) is Sequence else shape_of(p) for p in parts]
+    return type(axis) is int and 0 <= axis < len(shape) and lengths == [(shape[axis],)] * 2
+
+
+def _check_count(shape: tuple[int, ...]) -> None:
+    if len(shape) > 1 and math.prod(shape) >= _LIMIT:
+        raise TensorProblem("it has more elements than can be counted")
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
@@ -286,32 +341,3 @@ def _parts(dotted: str, args: tuple[object, ...]) -> tuple[tuple[str, object], .
             return tuple(zip((*names, "values"), data, strict=False))
         return tuple(zip(("indices", "values"), data, strict=False))
     return None
-
-
-def place_tensors(
-    found: Iterable[tuple[str, Described]], stored: Mapping[str, StorageSpan], byte_order: str, problems: list[Problem]
-) -> list[TensorPlace]:
-    """The tensors whose elements are where they should be; for each of the others a problem that names it."""
-    placed = []
-    for name, call in found:
-        try:
-            ref = as_tensor(call)
-            span = None if ref.storage is None else _span_of(ref.storage, stored)
-        except TensorProblem as error:
-            expected, length = error.sizes
-            message = f"tensor {name!r}: {error}"
-            problems.append(Problem(message, tensor=name, expected=expected, found=length))
-            continue
-        placed.append(TensorPlace(name, ref.dtype, ref.shape, span, ref.start, ref.stop, "", byte_order, ref.strides))
-    return placed
-
-
-def _span_of(storage: StorageRef, stored: Mapping[str, StorageSpan]) -> int | None:
-    found = stored.get(storage.key)
-    if found is None:
-        raise TensorProblem("its storage is not in the file")
-    if found.length != storage.length:
-        problem = TensorProblem("its storage has another size than the pickle says")
-        problem.sizes = (str(storage.length), str(found.length))
-        raise problem
-    return found.span

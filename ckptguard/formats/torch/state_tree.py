@@ -7,18 +7,22 @@ so often that they would unfold without end.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, cast
 
-from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content
-from ckptguard.formats.strict_json import printable
+from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.machine import Pickled
+from ckptguard.formats.pickle.numpy_values import hides_floats, is_numpy, numpy_content, raw_bytes
 from ckptguard.formats.structure import Leaf, Problem
+from ckptguard.formats.suffixes import may_begin_file
+from ckptguard.formats.torch.names import CONTAINERS, WITHOUT_FLOATS, attributes, of_state, ordered_pairs, pairs_of
 from ckptguard.formats.torch.rebuild_calls import (
     Described,
     as_composite,
     is_tensor,
     is_untyped,
+    is_whole_tensor,
+    packed_storage,
     quantiser,
     tensor_attributes,
 )
@@ -31,25 +35,34 @@ MAX_UNREAD = 100
 _MAX_FINITE_LEAVES = 10_000  # the rest of the room is for those that are not finite
 _MAX_ALIKE = 1000  # not finite, of one kind, in one subtree, under one key: more of them say nothing new
 _LONG_SERIES = 64  # a longer list of plain numbers is data, of which only what is not finite matters
+_SHORTEST = 2  # bytes that a float can have, but for those of a single byte
+_MAX_SILENT = 1_000_000  # parts of what holds no numbers
 _MAX_VISITS = 8
 _MAX_FLAT_VISITS = 1000  # of what holds nothing that could unfold further
-_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+_HEAD = 16  # bytes of a file, which tell what it is
 _WITHOUT_NUMBERS = (
     "torch.Size",
     "torch.device",
-    "_codecs.encode",
     "torch.Generator",
     "torch.distributed.tensor._dtensor_spec.DTensorSpec",
     "torch.distributed._tensor.placement_types.DTensorSpec",
     "torch.distributed.device_mesh.DeviceMesh",
     "torch.distributed._tensor.device_mesh.DeviceMesh",
 )
-_ELEMENTS = "_local_tensor"  # where a distributed tensor keeps its elements
+
+
+class FileValue(NamedTuple):
+    """Bytes that may be a file, as the value that stands for them. `dtype`: of what its one storage holds, where only
+    its tensor states that."""
+
+    name: str
+    value: object
+    dtype: str = ""
 
 
 class TreeContents(NamedTuple):
     """What a tree holds: tensors as what rebuilds them, in the order of the file. `containers` and `unread` are those
-    of a Structure; `visited` is how many values were looked at."""
+    of a Structure; `visited` is how many values were looked at. `files` are bytes that may be files of their own."""
 
     tensors: list[tuple[str, Described]]
     leaves: tuple[Leaf, ...]
@@ -57,16 +70,25 @@ class TreeContents(NamedTuple):
     containers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     visited: int = 0
+    files: tuple[FileValue, ...] = ()
 
 
-def walk(root: object, room: int = MAX_NODES) -> TreeContents:
+def walk(pickled: Pickled, room: int = MAX_NODES) -> TreeContents:
     """Everything that a pickle's value holds, by name. A value that stands alone is called "value"."""
-    return _Walk().run(root, room)
+    walking = _Walk()
+    found = walking.run(pickled.value, room)
+    doubts = dict.fromkeys(pickled.doubts)
+    if pickled.dropped and not walking.saw(pickled.dropped):
+        doubts["it makes a value and leaves it out"] = None
+    return found._replace(problems=(*found.problems, *(Problem(message, doubt=True) for message in doubts)))
 
 
 def below(name: str, inner: str) -> str:
     """The full name of what is called `inner` within the value of this name."""
     return name if inner == "value" else f"{name}.{inner}"
+
+
+_Entered = tuple[object, Iterator[tuple[str, object]], int]
 
 
 class _Walk:
@@ -76,17 +98,24 @@ class _Walk:
         self.problems: dict[str, Problem] = {}
         self.alike: dict[tuple[str, str, bool, bool], int] = {}
         self.visits: dict[int, int] = {}
+        self.plain: set[int] = set()  # what was looked into and holds nothing that matters under another name, too
+        self.met = 0  # how many things that do
         self.unread: dict[str, None] = {}
+        self.files: dict[int, FileValue] = {}
+        self.silent: set[int] = set()  # that `is_silent` has looked at
 
     def run(self, root: object, most: int) -> TreeContents:
-        # Containers, each with its children that are still to be looked at; the innermost is the last.
-        waiting: list[tuple[object, Iterator[tuple[str, object]]]] = [(None, iter((("", root),)))]
+        # Containers, each with its children that are still to be looked at, and what was met before it; the innermost
+        # is the last.
+        waiting: list[_Entered] = [(None, iter((("", root),)), 0)]
         room = most
         while waiting and room and len(self.tensors) <= MAX_TENSORS:
             name, value = next(waiting[-1][1], _END)
             kind = type(value)
             if value is _END[1]:
-                waiting.pop()
+                container, _, met = waiting.pop()
+                if met == self.met:
+                    self.plain.add(id(container))
                 continue
             room -= 1
             if kind is float or kind is int or kind is bool:
@@ -94,47 +123,62 @@ class _Walk:
             elif (kind is Call or kind is PersistentId) and is_tensor(value):  # type: ignore[arg-type]
                 attributes = self.tensor(name or "value", value)  # type: ignore[arg-type]
                 if attributes and self.enter(name, value, waiting):
-                    waiting.append((value, iter(attributes)))
-            elif kind is bytes and _is_file(value):
-                self.not_read(name)
-            elif kind in _CONTAINERS and self.enter(name, value, waiting):
-                waiting.append((value, self.children(name, value)))
+                    waiting.append((value, iter(attributes), self.met))
+            elif kind is bytes:
+                self.file(name, value, raw_bytes(value))
+            elif kind in CONTAINERS and self.enter(name, value, waiting):
+                waiting.append((value, self.children(name, value), self.met))
         if waiting:
             self.problem("it holds more values than we would read")
         leaves, problems = tuple(self.leaves), tuple(self.problems.values())
-        return TreeContents(self.tensors, leaves, problems, _containers(root), tuple(self.unread), most - room)
+        unread, files = tuple(self.unread), tuple(self.files.values())
+        return TreeContents(self.tensors, leaves, problems, _containers(root), unread, most - room, files)
+
+    def saw(self, values: Iterable[object]) -> bool:
+        """Whether all of these are parts of what was walked."""
+        tensors = {id(value) for _, value in self.tensors}
+        return all(value == () or id(value) in self.visits or id(value) in tensors for value in values)
 
     def tensor(self, name: str, value: Described) -> list[tuple[str, object]]:
         """Note a tensor; what is set on it besides its elements."""
-        self.tensors.append((name, value))
+        self.met += 1
+        packed = packed_storage(value)
+        if packed is not None:
+            self.file(name, packed[0], raw_bytes(packed[0]), packed[1])
+        else:
+            self.tensors.append((name, value))
         if is_untyped(value):
             self.not_read(name)
         if type(value) is not Call:
             return []
-        parts = [pair for state in tensor_attributes(value) for pair in _of_state(name, f"{name}.", state)]
+        parts = [pair for state in tensor_attributes(value) for pair in of_state(name, f"{name}.", state)]
         # What a quantised tensor's integers are multiplied with: numbers here, or tensors.
         for part, of_all in zip(("scale", "zero_point"), quantiser(value) or (), strict=False):
             if type(of_all) is float and not math.isfinite(of_all):
                 self.number(f"{name}.{part}", of_all, of_array=True)
-            elif type(of_all) in _CONTAINERS:
+            elif type(of_all) in CONTAINERS:
                 parts.append((f"{name}.{part}s", of_all))
         return parts
 
-    def enter(self, name: str, value: object, waiting: list[tuple[object, Iterator[tuple[str, object]]]]) -> bool:
+    def enter(self, name: str, value: object, waiting: list[_Entered]) -> bool:
         """Whether to look into a container: not into itself, not for ever deeper, not again and again."""
         visits = self.visits[id(value)] = self.visits.get(id(value), 0) + 1
         if visits > _MAX_VISITS and (visits > _MAX_FLAT_VISITS or not _is_flat(value)):
-            self.not_read(name)
+            if id(value) not in self.plain:  # else it is a part that many share, such as a module's activation
+                self.not_read(name)
             return False
         if len(waiting) > MAX_DEPTH:
             self.problem(f"it is nested deeper than {MAX_DEPTH} levels")
             return False
-        return visits == 1 or all(value is not above for above, _ in waiting)
+        if visits == 1 or all(value is not above for above, *_ in waiting):
+            return True
+        self.met += 1  # whoever refers to what is around it holds all of that
+        return False
 
     def children(self, name: str, value: object) -> Iterator[tuple[str, object]]:
         prefix = f"{name}." if name else ""
         if type(value) is Mapping:
-            yield from _pairs(prefix, value.flat)
+            yield from pairs_of(prefix, value.flat)
         elif type(value) is Sequence or type(value) is SetOf:
             yield from self.series(prefix, value.items)
         elif type(value) is tuple:
@@ -149,6 +193,7 @@ class _Walk:
             content = numpy_content(call)
             for number in content.numbers:
                 self.number(name, number, of_array=content.of_array)
+            self.file(name, content.raw, content.raw)
             if content.unread:
                 self.not_read(name)
             yield from self.series(prefix, content.items)
@@ -158,35 +203,65 @@ class _Walk:
             for part, value in composite.parts:
                 yield (prefix + part if part else name), value
             for state in composite.states:
-                yield from _of_state(name, prefix, state)
+                yield from of_state(name, prefix, state)
             return
-        if _is_file(call):
-            self.not_read(name)
-        if call.calls(*_WITHOUT_NUMBERS):
+        raw = raw_bytes(call)
+        if raw is not None:
+            self.file(name, call, raw)
             return
-        if hides_floats(call.args) or hides_floats(call.state) or _is_packed(call):
+        if call.calls(*_WITHOUT_NUMBERS) and self.is_silent(call):
+            return
+        if hides_floats(call.args) or hides_floats(call.state) or _is_packed(call) or _takes_storage(call):
             self.not_read(name)
-        pairs = _ordered_pairs(call)
+        pairs = ordered_pairs(call)
         if pairs is not None:
-            yield from _pairs(prefix, pairs)
+            yield from pairs_of(prefix, pairs)
         elif type(call.args) is tuple:
             yield from self.series(prefix, call.args)
         if call.kwargs is not None:
             yield prefix + "kwargs", call.kwargs
         if call.flat is not None:
-            yield from _pairs(prefix, call.flat)
+            yield from pairs_of(prefix, call.flat)
         if call.items is not None:
             yield from self.series(prefix, call.items)
         states = call.state if type(call.state) is tuple else (call.state,)
         for state in states:
             if type(state) is not Mapping:
                 yield prefix + "state", state
-            elif not call.calls("collections.OrderedDict"):  # there it is only a state dict's own version numbers
-                yield from _attributes(name, prefix, state)
+            elif not (
+                call.calls("collections.OrderedDict") and self.is_silent(state)
+            ):  # a state dict's version numbers
+                yield from attributes(name, prefix, state)
+
+    def is_silent(self, value: object) -> bool:
+        """Whether there are only texts and whole numbers in it, however deep."""
+        waiting, seen = [value], set[int]()
+        for _ in range(_MAX_SILENT):
+            if not waiting:
+                self.silent |= seen
+                return True
+            part = waiting.pop()
+            kind = type(part)
+            if kind in WITHOUT_FLOATS or id(part) in self.silent or id(part) in seen:
+                continue
+            if kind is Mapping:
+                waiting += part.flat  # type: ignore[attr-defined]
+            elif kind is Sequence or kind is SetOf:
+                waiting += part.items  # type: ignore[attr-defined]
+            elif kind is tuple:
+                waiting += cast("tuple[object, ...]", part)
+            elif kind is not Call or part.kind in _WITH_ELEMENTS:  # type: ignore[attr-defined]
+                if not is_whole_tensor(part):
+                    return False
+            else:
+                call = cast("Call", part)
+                waiting += (call.args, call.kwargs, call.state, *(call.flat or ()), *(call.items or ()))
+            seen.add(id(part))
+        return False
 
     def series(self, prefix: str, items: list[object] | tuple[object, ...]) -> Iterator[tuple[str, object]]:
-        """Children by index; of a long list of plain numbers only what is not finite."""
-        if len(items) > _LONG_SERIES and not any(type(i) in _CONTAINERS for i in items):
+        """Children by index; of a long list of plain values only what is not finite."""
+        if len(items) > _LONG_SERIES and _HOLDERS.isdisjoint(map(type, items)):
             for index, item in enumerate(items):
                 if type(item) is float and not math.isfinite(item):
                     yield f"{prefix}{index}", item
@@ -202,6 +277,7 @@ class _Walk:
             if len(self.leaves) < _MAX_FINITE_LEAVES:
                 self.leaves.append(Leaf(name or "value", value, of_array))
             return
+        self.met += 1
         kind = (name.partition(".")[0], name.rpartition(".")[2], math.isnan(value), of_array)
         if kind[1].isdigit():
             kind = (kind[0], "0", *kind[2:])
@@ -213,16 +289,26 @@ class _Walk:
             self.alike[kind] = known + 1
             self.leaves.append(Leaf(name or "value", value, of_array))
 
+    def file(self, name: str, value: object, raw: bytes | None, dtype: str = "") -> None:
+        if raw is not None and may_begin_file(raw[:_HEAD]):
+            self.met += 1
+            self.files.setdefault(id(value), FileValue(name or "value", value, dtype))
+        elif type(value) is Call and value.calls("torch.storage._load_from_bytes"):
+            self.not_read(name)
+
     def not_read(self, name: str) -> None:
+        self.met += 1
         if len(self.unread) < MAX_UNREAD:
             self.unread[name or "value"] = None
 
     def problem(self, message: str) -> None:
+        self.met += 1
         self.problems.setdefault(message, Problem(message))
 
 
-_CONTAINERS = frozenset((Mapping, Sequence, SetOf, Call, tuple))
-_SILENT = frozenset((str, bytes, type(None), Global))
+_HOLDERS = CONTAINERS | {PersistentId, bytes}
+_SILENT = frozenset((str, type(None), Global))
+_WITH_ELEMENTS = (Kind.TENSOR, Kind.ARRAY, Kind.DTYPE)
 _END: tuple[str, object] = ("", object())
 
 
@@ -232,11 +318,11 @@ def _containers(root: object) -> tuple[str, ...]:
     if type(root) is Mapping:
         pairs = root.flat
     elif type(root) is Call and not is_tensor(root) and not is_numpy(root):
-        pairs = [*(_ordered_pairs(root) or ()), *(root.flat or ())]
+        pairs = [*(ordered_pairs(root) or ()), *(root.flat or ())]
     return tuple(
         name
-        for name, value in _pairs("", pairs or [])
-        if type(value) in _CONTAINERS and not (type(value) is Call and _is_one_tensor(value))
+        for name, value in pairs_of("", pairs or [])
+        if type(value) in CONTAINERS and not (type(value) is Call and _is_one_tensor(value))
     )
 
 
@@ -247,83 +333,23 @@ def _is_one_tensor(call: Call) -> bool:
 def _is_flat(value: object) -> bool:
     """A series or mapping of values that hold nothing further."""
     if type(value) is Mapping:
-        return not any(type(v) in _CONTAINERS for v in value.flat)
+        return not any(type(v) in CONTAINERS for v in value.flat)
     items = value.items if type(value) is Sequence or type(value) is SetOf else value
-    return isinstance(items, list | tuple) and not any(type(i) in _CONTAINERS for i in items)
+    return isinstance(items, list | tuple) and not any(type(i) in CONTAINERS for i in items)
 
 
 def _is_packed(call: Call) -> bool:
     """Whether it would make floats out of bytes in a way of its own."""
-    if call.calls("torch.storage._load_from_bytes"):
-        return True
-    args = call.args if type(call.args) is tuple else ()
-    return call.calls("array._array_reconstructor") and len(args) > 1 and args[1] in ("f", "d")
-
-
-def _is_file(value: object) -> bool:
-    """Whether bytes, in either spelling, are a torch archive, or a pickle of protocol 2 or later."""
-    if type(value) is Call and value.calls("_codecs.encode") and type(value.args) is tuple and value.args:
-        text = value.args[0]
-        value = (text[:4] + text[-1:]).encode("latin-1", "replace") if type(text) is str else None
-    if type(value) is not bytes or len(value) < 4:
+    args, func = call.args if type(call.args) is tuple else (), call.func
+    if type(func) is not Global or func.row is not None or func.module == "datetime":
         return False
-    return value.startswith(b"PK\3\4") or (value[0] == 0x80 and 2 <= value[1] <= 5 and value[-1:] == b".")
+    if func.dotted == "array._array_reconstructor" and len(args) > 1:
+        return args[1] in ("f", "d")
+    return any(
+        (type(a) is bytes and len(a) >= _SHORTEST) or (type(a) is Call and a.calls("_codecs.encode")) for a in args
+    )
 
 
-def _pairs(prefix: str, pairs: list[object]) -> Iterator[tuple[str, object]]:
-    flat = iter(pairs)
-    for index, (key, value) in enumerate(zip(flat, flat, strict=False)):
-        if type(key) is str and len(key) <= 500 and key.isascii():
-            yield prefix + key, value
-        else:
-            yield prefix + _key_text(key, index), value
-            if type(key) is Call:
-                yield f"{prefix}key{index}", key
-
-
-def _of_state(name: str, prefix: str, state: object) -> Iterator[tuple[str, object]]:
-    """What is set on a tensor: attributes by name, and the elements of a distributed one under its own."""
-    for part in state if type(state) is tuple else (state,):
-        if type(part) is not Mapping:
-            yield prefix + "state", part
-            continue
-        for key, value in _pairs(prefix, part.flat):
-            if type(value) is not bool:  # a mark, such as of a parameter
-                yield (name if key == prefix + _ELEMENTS else key), value
-
-
-def _attributes(name: str, prefix: str, state: Mapping) -> Iterator[tuple[str, object]]:
-    """An object's attributes; a torch module's own tables are left out of the names of what they hold."""
-    flat = iter(state.flat)
-    for index, (key, value) in enumerate(zip(flat, flat, strict=False)):
-        yield (name if key in _MODULE_PARTS else prefix + _key_text(key, index)), value
-
-
-def _key_text(key: object, index: int) -> str:
-    if isinstance(key, str):
-        return printable(key, 500) if len(key) <= 500 else f"{printable(key, 200)}#{index}"
-    if key is None or isinstance(key, float) or (isinstance(key, int) and key.bit_length() <= 64):
-        return str(key)
-    if isinstance(key, bytes):
-        return printable(repr(key[:100]))
-    if isinstance(key, Global):
-        return printable(key.dotted)
-    if isinstance(key, tuple) and len(key) <= 8 and not any(type(k) in _CONTAINERS for k in key):
-        return f"({', '.join(_key_text(k, index) for k in key)})"
-    return f"?{index}"
-
-
-def _ordered_pairs(call: Call) -> list[object] | None:
-    """Keys and values of ``OrderedDict([[key, value], ...])``, the way that Python 2 wrote it."""
-    args = call.args
-    if not call.calls("collections.OrderedDict", "builtins.dict") or type(args) is not tuple or len(args) != 1:
-        return None
-    if type(args[0]) is not Sequence:
-        return None
-    flat: list[object] = []
-    for pair in args[0].items:
-        parts = pair.items if type(pair) is Sequence else pair
-        if not isinstance(parts, list | tuple) or len(parts) != 2:
-            return None
-        flat += parts
-    return flat
+def _takes_storage(call: Call) -> bool:
+    """Whether nobody knows what it would make of a storage."""
+    return type(call.args) is tuple and any(type(part) is PersistentId for part in call.args)

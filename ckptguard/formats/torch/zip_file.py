@@ -1,4 +1,4 @@
-"""What torch.save writes: a zip archive of one pickle and the storages that it refers to."""
+"""What torch.save and torch.jit.save write: a zip archive of a pickle and the storages that it refers to."""
 
 from __future__ import annotations
 
@@ -9,30 +9,25 @@ import msgspec
 from blake3 import blake3
 
 from ckptguard.formats.pickle.constants import PickleProblem
-from ckptguard.formats.pickle.machine import BUDGET, MAX_STREAM, read_pickle
-from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure, broken
-from ckptguard.formats.torch.rebuild_calls import Described, StorageSpan, place_tensors
-from ckptguard.formats.torch.state_tree import MAX_NODES, walk
+from ckptguard.formats.pickle.inert_values import PersistentId
+from ckptguard.formats.pickle.machine import MAX_STREAM, read_pickle
+from ckptguard.formats.structure import MAX_PROBLEMS, Found, Problem, Source, SpanPlace, Structure
+from ckptguard.formats.torch.contents import ReadingBudget, take
+from ckptguard.formats.torch.placing import StorageSpan, place_tensors
+from ckptguard.formats.torch.rebuild_calls import Described
 from ckptguard.formats.zip.archive import Archive, Record, read_archive, wrong_sum
 from ckptguard.storage.protocol import Reader
 
 NAME = "torch_zip"
-_DATA = "data/"
+_DATA, _CONSTANTS = "data/", "constants/"
 _ROOM_EACH = 1700
+_PARTS = 5  # of a reference to a storage
+_Tensors = tuple[list[tuple[str, Described]], tuple[PersistentId, ...]]
 _MOST_ROOM = 500_000
 _SHORT = 1000  # bytes
 # What torch parses before it looks at the pickle. Of formats it knows ten, and overlooks what follows the number.
 _STATED = {"version": rb"(?s:\s*\+?0*(?:[1-9]|10)(?!\d).*)", ".storage_alignment": rb"\s*[-+]?\d+\s*"}
 _TEXT = ".data/serialization_id"
-
-
-class ReadingBudget(msgspec.Struct):
-    """What reading pickles may still cost, over all archives that are read with it; `each` more for each storage that
-    is really there, because tensors of their own storages take about as much."""
-
-    budget: int = BUDGET
-    each: int = 0
-    nodes: int = MAX_NODES
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -50,18 +45,17 @@ def read_within(reader: Source, room: ReadingBudget) -> Structure:
 
 
 def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
-    if "constants.pkl" in archive.records:  # torch.save writes no such record
-        found = Found()
-        _read_state(reader, archive, room, found)
-        return broken(NAME, "a TorchScript archive is not supported", names=frozenset(found.names))
     found = Found(problems=list(archive.problems), truncated=archive.truncated)
-    stored: dict[str, StorageSpan] = {}
+    # torch.jit.save writes a second pickle, whose storages lie in a folder of their own.
+    folders = {_DATA: "data.pkl"} | ({_CONSTANTS: "constants.pkl"} if "constants.pkl" in archive.records else {})
+    stored: dict[str, dict[str, StorageSpan]] = {folder: {} for folder in folders}
     others: list[Record] = []
     for name, record in archive.records.items():  # in the order of the file
-        is_storage = name.startswith(_DATA)
-        if is_storage:
-            stored[name.removeprefix(_DATA)] = StorageSpan(len(found.spans) if record.size else None, record.size)
-        if is_storage and record.size:
+        folder, slash, key = name.partition("/")
+        own = stored.get(folder + slash)
+        if own is not None:
+            own[key] = StorageSpan(len(found.spans) if record.size else None, record.size)
+        if own is not None and record.size:
             found.spans.append(SpanPlace(record.offset, record.size, record.crc32))
         else:
             others.append(record)
@@ -70,37 +64,36 @@ def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
     # Records beside the storages are checked here; the storages' bytes are checked as they are scanned.
     found.problems += [problem for record in others for problem in wrong_sum(reader, record, record.name)]
     byte_order = _byte_order(reader, archive, found.problems)
-    tensors = _read_state(reader, archive, room, found)
-    found.tensors = place_tensors(tensors, stored, byte_order, found.problems)
+    for folder, pickle in folders.items():
+        tensors, references = _read_state(reader, archive, pickle, room, found)
+        if any(type(r.value) is not tuple or len(r.value) != _PARTS for r in references):
+            found.problems.append(Problem("a reference is none to a storage of an archive"))
+        found.tensors += place_tensors(tensors, references, stored[folder], byte_order, found.problems)
     return found.structure(NAME, MAX_PROBLEMS)
 
 
-def _read_state(reader: Source, archive: Archive, room: ReadingBudget, found: Found) -> list[tuple[str, Described]]:
-    """Note what data.pkl holds, but for the tensors, which are returned."""
-    record = archive.records.get("data.pkl")
+def _read_state(reader: Source, archive: Archive, name: str, room: ReadingBudget, found: Found) -> _Tensors:
+    """Note what a pickle of the archive holds, but for the tensors and the references, which are returned."""
+    record = archive.records.get(name)
     if record is None:
         if archive.records or not archive.problems:
-            found.problems.append(Problem("the archive holds no data.pkl: it is no torch archive"))
-        return []
+            found.problems.append(Problem(f"the archive holds no {name}: it is no torch archive"))
+        return [], ()
     if record.size > MAX_STREAM:
-        found.problems.append(Problem(f"data.pkl has {record.size} bytes, which is more than we would read"))
-        return []
+        found.problems.append(Problem(f"{name} has {record.size} bytes, which is more than we would read"))
+        return [], ()
     data = reader.read(record.offset, record.size)
     try:
         pickled = read_pickle(data, budget=room.budget)
     except PickleProblem as error:
-        found.problems.append(Problem(f"data.pkl cannot be read: {error}"))
+        found.problems.append(Problem(f"{name} cannot be read: {error}"))
         found.names |= error.globals
-        return []
+        return [], ()
     if pickled.end != len(data):
-        found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle in data.pkl"))
-    tree = walk(pickled.value, room.nodes)
-    room.budget -= pickled.cost
-    room.nodes -= tree.visited
-    found.problems += tree.problems
-    found.names |= pickled.globals
-    found.leaves, found.containers, found.unread = list(tree.leaves), tree.containers, list(tree.unread)
-    return tree.tensors
+        found.problems.append(Problem(f"{len(data) - pickled.end} bytes follow the pickle in {name}"))
+    prefix = "" if name == "data.pkl" else "constants."
+    tensors = take(pickled, room, found, prefix)
+    return [(prefix + inner, value) for inner, value in tensors], pickled.persistent
 
 
 def _byte_order(reader: Source, archive: Archive, problems: list[Problem]) -> str:

@@ -7,11 +7,12 @@ directory. Here each of these is a problem. Nothing is unpacked.
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import NamedTuple
 
 from ckptguard.formats.strict_json import printable
 from ckptguard.formats.structure import Problem, Source, shortened
-from ckptguard.formats.zip.crc import crc32_of
+from ckptguard.formats.zip.crc import crc32_function, crc32_of
 from ckptguard.formats.zip.directory import (
     DEFLATED,
     HAS_DESCRIPTOR,
@@ -28,6 +29,7 @@ _LOCAL_SIGNATURE = 0x04034B50
 _DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
 _READ_AHEAD = 160  # a local header with torch's padding, nearly always
 _MAX_PROBLEMS = 100
+_LARGEST_DEFLATED = 64 << 20
 _BLOCK, _NEAR = 1 << 16, 1 << 12
 
 
@@ -53,7 +55,7 @@ class Archive(NamedTuple):
 
 def read_archive(reader: Source, *, of_numpy: bool = False) -> Archive:
     """The archive's records; whatever is wrong is among the problems, and such records are left out. torch's archives
-    have one root folder and no compression; numpy's (`of_numpy`) have no root and may be deflated."""
+    have one root folder, and compress nothing but code; numpy's (`of_numpy`) have no root and may be deflated."""
     tail = find_tail(reader)
     if tail.problem is not None:
         return Archive("", {}, (Problem(tail.problem),), tail.truncated)
@@ -130,11 +132,26 @@ def _place_records(reader: Source, tail: Tail, entries: list[DirectoryEntry], pr
 
 def wrong_sum(reader: Source, record: Record, name: str, tensor: str | None = None) -> tuple[Problem, ...]:
     """That the record's bytes have another CRC-32 than the archive states, if so."""
-    found = crc32_of(reader, record.offset, record.packed)
+    found = _inflated_crc32(reader, record) if record.deflated else crc32_of(reader, record.offset, record.packed)
+    if found is None:
+        return (Problem(f"record {name!r} cannot be unpacked", tensor=tensor),)
     if found == record.crc32:
         return ()
     message = f"record {name!r} has a wrong CRC-32"
     return (Problem(message, tensor=tensor, expected=f"{record.crc32:08x}", found=f"{found:08x}"),)
+
+
+def _inflated_crc32(reader: Source, record: Record) -> int | None:
+    """The CRC-32 of what a record becomes; None if it does not become what the archive says, or is too large."""
+    if max(record.packed, record.size) > _LARGEST_DEFLATED:
+        return None
+    unpacking = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        text = unpacking.decompress(reader.read(record.offset, record.packed), record.size + 1)
+    except zlib.error:
+        return None
+    whole = unpacking.eof and not unpacking.unused_data and len(text) == record.size
+    return crc32_function()(text, 0) if whole else None
 
 
 class _ReadAhead:

@@ -115,7 +115,7 @@ def _without_end(reader: Source, size: int) -> Tail:
 
 def read_directory(reader: Source, tail: Tail, problems: list[Problem], *, of_numpy: bool) -> list[DirectoryEntry]:
     """The directory's entries that make sense; the others are problems. `of_numpy`: records may be deflated, and names
-    are keys of a dict, of which only equal ones make trouble."""
+    are keys of a dict, of which only equal ones make trouble. torch.jit.save deflates nothing but code."""
     raw = reader.read(tail.directory_offset, tail.directory_size)
     entries: list[DirectoryEntry] = []
     position = 0
@@ -151,7 +151,7 @@ def _entry(fields: tuple[int, ...], raw_name: bytes, extra: bytes, place: int, o
         return f"it needs version {version & 0xFF} of the format"
     if flags & ~_KNOWN_FLAGS:
         return f"flags 0x{flags:04x} are refused"
-    if method not in (STORED, DEFLATED) or (method == DEFLATED and not of_numpy):
+    if method not in (STORED, DEFLATED) or (method == DEFLATED and not of_numpy and b"/code/" not in raw_name):
         return "it is compressed in a way that is not read"
     sizes = _with_zip64((size, packed, offset), extra)
     if sizes is None:

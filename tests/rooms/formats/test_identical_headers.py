@@ -11,8 +11,10 @@ import torch
 from support.memory_reader import MemoryReader
 
 from ckptguard.formats.dcp.distcp import IdenticalHeaders, Subranges
+from ckptguard.formats.pickle.machine import BUDGET
 from ckptguard.formats.structure import Structure
 from ckptguard.formats.torch import zip_file
+from ckptguard.formats.torch.contents import ReadingBudget
 
 
 def torch_archive(value: object) -> bytes:
@@ -31,7 +33,7 @@ def plain_archive(value: object) -> bytes:
     return stream.getvalue()
 
 
-def read_alike(first: bytes, others: list[bytes], room: zip_file.ReadingBudget) -> list[Structure]:
+def read_alike(first: bytes, others: list[bytes], room: ReadingBudget) -> list[Structure]:
     """The others, each read after the first."""
     alike = IdenticalHeaders(room)
     whole = b"".join((first, *others))
@@ -45,7 +47,7 @@ def read_alike(first: bytes, others: list[bytes], room: zip_file.ReadingBudget) 
 
 def read_in_full(raw: bytes) -> Structure:
     """One by itself."""
-    return zip_file.read_within(MemoryReader("x.pt", raw), zip_file.ReadingBudget(zip_file.BUDGET * 10))
+    return zip_file.read_within(MemoryReader("x.pt", raw), ReadingBudget(BUDGET * 10))
 
 
 def damaged(raw: bytes) -> Iterator[bytes]:
@@ -68,7 +70,7 @@ VALUES = {
 def test_reads_what_differs_only_in_elements(write, what):
     """The second archive is read as if it were alone, and takes as much of the room."""
     first, second = (write(value) for value in VALUES[what])
-    room, alone = zip_file.ReadingBudget(), zip_file.ReadingBudget()
+    room, alone = ReadingBudget(), ReadingBudget()
     (found,) = read_alike(first, [second], room)
     assert found == read_in_full(second)
     assert not found.problems
@@ -82,7 +84,7 @@ def test_sees_every_damage(write):
     """Whatever byte changes, the answer is that of a full reading."""
     first, second = (write(value) for value in VALUES["a tensor"])
     cases = list(damaged(second))
-    room = zip_file.ReadingBudget(zip_file.BUDGET * 10)
+    room = ReadingBudget(BUDGET * 10)
     for raw, found in zip(cases, read_alike(first, cases, room), strict=True):
         assert found == read_in_full(raw)
 
@@ -90,10 +92,10 @@ def test_sees_every_damage(write):
 def test_reads_no_more_than_the_room_allows():
     """Being alike saves time, not room."""
     raw = torch_archive(torch.arange(8.0))
-    alone = zip_file.ReadingBudget()
+    alone = ReadingBudget()
     zip_file.read_within(MemoryReader("x.pt", raw), alone)
-    cost = zip_file.BUDGET - alone.budget
-    found = read_alike(raw, [raw] * 4, zip_file.ReadingBudget(3 * cost + cost // 2))
+    cost = BUDGET - alone.budget
+    found = read_alike(raw, [raw] * 4, ReadingBudget(3 * cost + cost // 2))
     assert [bool(s.problems) for s in found] == [False, False, True, True]
     assert "more values than we would read" in found[-1].problems[0].message
 
@@ -102,5 +104,5 @@ def test_other_shapes_are_others():
     """Archives of one length, of tensors that only their pickles tell apart."""
     tensors = [torch.zeros(shape) for shape in ((4, 8), (8, 4), (32,), (2, 16), (4, 8))]
     archives = [torch_archive(t) for t in tensors]
-    found = read_alike(archives[0], archives[1:], zip_file.ReadingBudget())
+    found = read_alike(archives[0], archives[1:], ReadingBudget())
     assert [s.tensors[0].shape for s in found] == [tuple(t.shape) for t in tensors[1:]]

@@ -181,18 +181,16 @@ def test_a_bin_file_of_another_kind_is_opaque(tmp_path: Path) -> None:
         assert (structure.format, structure.problems) == ("opaque", ())
         assert "unrecognised" in structure.metadata
         assert structure_of(tmp_path, name, b"").truncated
-    for name in ("pytorch_model-00001-of-00002.bin", "adapter_model.bin", "optimizer.bin", "ema.bin", "net-5.pt"):
+    for name in (
+        "pytorch_model-00001-of-00002.bin",
+        "adapter_model.bin",
+        "optimizer.bin",
+        "ema.bin",
+        "net-5.safetensors",
+    ):
         assert structure_of(tmp_path, name, data).problems
     damaged = b"\0" + torch_bytes({"w": torch.ones(2)})[1:]
     assert structure_of(tmp_path, "net-5.bin", damaged).problems
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_torchscript_archive_is_one_problem(tmp_path: Path) -> None:
-    """A scripted model is refused in one sentence."""
-    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "s.pt"))
-    [problem] = structure_of(tmp_path, "net.pt", (tmp_path / "s.pt").read_bytes()).problems
-    assert "TorchScript" in problem.message
 
 
 def test_verdicts_on_what_roles_and_forms_hid(tmp_path: Path) -> None:

@@ -1,0 +1,242 @@
+"""What the arguments of a known call may be. Each function says whether a value, which nothing has made yet, is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
+
+Part = Callable[[object], bool]
+
+_MOST_PARTS = 10_000  # of a key
+_MAX_DIMENSIONS = 64
+_UNHASHABLE = (Kind.MAPPING, Kind.LIST, Kind.SET, Kind.ARRAY, Kind.BYTES, Kind.HOOKS)
+_DEVICES = (
+    "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone"
+    " npu mlu musa"
+)
+DEVICES = frozenset(_DEVICES.split())
+_SPARSE = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+LAYOUTS = frozenset(("strided", *_SPARSE, "_mkldnn", "jagged"))
+_OF_TENSORS = (
+    "H T _backward_hooks _base _cdata _grad _grad_fn _has_symbolic_sizes_strides _post_accumulate_grad_hooks"
+    " _python_dispatch _version data device dtype grad grad_dtype grad_fn imag is_cpu is_cuda is_ipu is_leaf is_maia"
+    " is_meta is_mkldnn is_mps is_mtia is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu itemsize"
+    " layout mH mT name nbytes ndim output_nr real requires_grad retains_grad shape volatile"
+)
+_OF_TENSORS_ALONE = frozenset(_OF_TENSORS.split())
+
+
+def is_hashable(key: object) -> bool:
+    """Whether it can be a key. A nest of tuples that takes for ever to hash cannot."""
+    waiting, room = [key], _MOST_PARTS
+    while waiting:
+        value = waiting.pop()
+        room -= 1
+        if type(value) is tuple:
+            waiting += value
+        elif type(value) is Call:
+            if value.kind in _UNHASHABLE:
+                return False
+        elif type(value) is Sequence or type(value) is Mapping or (type(value) is SetOf and not value.frozen):
+            return False
+        if room < len(waiting):
+            return False
+    return True
+
+
+def anything(part: object) -> bool:
+    """Whatever it is."""
+    return True
+
+
+def of_type(*kinds: type) -> Part:
+    """Something of one of these types."""
+    return lambda part: type(part) in kinds
+
+
+def call_of(*kinds: Kind) -> Part:
+    """What comes of a call, of one of these kinds."""
+    return lambda part: type(part) is Call and part.kind in kinds
+
+
+def sizes(part: object) -> bool:
+    """A shape, or strides."""
+    if type(part) is Call:
+        return part.calls("torch.Size")
+    return type(part) is tuple and len(part) <= _MAX_DIMENSIONS and all(type(n) is int for n in part)
+
+
+def integers(part: object) -> bool:
+    """A tuple or list of integers."""
+    items = part.items if type(part) is Sequence else part
+    return isinstance(items, list | tuple) and all(type(n) is int for n in items)
+
+
+def hooks(part: object) -> bool:
+    """None, or an OrderedDict that nothing was put into, nor will be."""
+    if part is None:
+        return True
+    if type(part) is not Call or not part.calls("collections.OrderedDict"):
+        return False
+    nothing = part.args == () or (
+        type(part.args) is tuple and all(type(a) is Sequence and not a.items for a in part.args)
+    )
+    if not nothing or part.flat or part.state is not None:
+        return False
+    part.kind = Kind.HOOKS
+    return True
+
+
+def marks(part: object) -> bool:
+    """The conjugate and negative bits of a tensor."""
+    if part is None:
+        return True
+    if type(part) is not Mapping:
+        return False
+    pairs = zip(part.flat[::2], part.flat[1::2], strict=False)
+    return all(type(k) is str and k in ("conj", "neg") and type(v) is bool for k, v in pairs)
+
+
+def pairs(part: object) -> bool:
+    """What a dict can be made of."""
+    if type(part) is Mapping:
+        return True
+    if type(part) is Call:
+        return part.kind is Kind.MAPPING
+    items = part.items if type(part) is Sequence else part
+    if not isinstance(items, list | tuple):
+        return False
+    pairs = [pair.items if type(pair) is Sequence else pair for pair in items]
+    return all(isinstance(p, list | tuple) and len(p) == 2 and is_hashable(p[0]) for p in pairs)
+
+
+def items(part: object) -> bool:
+    """What a list can be made of."""
+    return type(part) in (Sequence, SetOf, tuple) or (type(part) is Call and part.kind in (Kind.LIST, Kind.SET))
+
+
+def elements(part: object) -> bool:
+    """What a set can be made of."""
+    items = part.items if type(part) in (Sequence, SetOf) else part  # type: ignore[attr-defined]
+    return isinstance(items, list | tuple) and all(map(is_hashable, items))
+
+
+def is_device(part: object) -> bool:
+    """Whether it names a device, as torch writes it."""
+    if type(part) is Call:
+        return part.calls("torch.device")
+    if type(part) is not str:
+        return False
+    word, colon, index = part.partition(":")
+    return word in DEVICES and (not colon or (index.isdecimal() and len(index) < 4))
+
+
+def layout_name(part: object) -> bool:
+    """The name of one of torch's layouts."""
+    return type(part) is str and part.removeprefix("torch.") in LAYOUTS and part.startswith("torch.")
+
+
+def layout(part: object) -> bool:
+    """One of torch's layouts."""
+    return type(part) is Call and part.calls("torch.serialization._get_layout")
+
+
+def sparse_parts(part: object) -> bool:
+    """Indices and values, the whole shape, and perhaps whether each index is there once."""
+    if type(part) is not tuple or not 3 <= len(part) <= 4:
+        return False
+    own, whole = (part[:2], part[2]) if len(part) == 3 or not tensor(part[2]) else (part[:3], part[3])
+    shapes = [shape_of(one) for one in own]
+    if None in shapes or not sizes(whole) or any(type(mark) not in (bool, type(None)) for mark in part[len(own) + 1 :]):
+        return False
+    *_, indices, values = cast("list[tuple[int, ...]]", shapes)
+    if len(own) == 2:
+        dimensions = len(sizes_of(whole))
+        return len(indices) == 2 and values[:1] == indices[1:] and indices[0] + len(values) - 1 == dimensions
+    return len(cast("tuple[int, ...]", shapes[0])) == len(indices) > 0 and values[: len(indices)] == indices
+
+
+def shape_of(part: object) -> tuple[int, ...] | None:
+    """The shape of a plain tensor."""
+    if type(part) is not Call or part.kind is not Kind.TENSOR or type(part.args) is not tuple or not part.args:
+        return None
+    if part.calls("torch._utils._rebuild_parameter"):
+        return shape_of(part.args[0])
+    if len(part.args) < 4 or type(part.args[0]) is not PersistentId or not sizes(part.args[2]):
+        return None
+    return sizes_of(part.args[2])
+
+
+def sizes_of(part: object) -> tuple[int, ...]:
+    """The numbers of what `sizes` takes."""
+    stated = part.args[0] if type(part) is Call and type(part.args) is tuple and part.args else part
+    numbers = stated.items if type(stated) is Sequence else stated
+    return tuple(numbers) if isinstance(numbers, list | tuple) else ()
+
+
+def quantiser(part: object) -> bool:
+    """Scheme, scale and zero point; or scheme, scales, zero points and axis."""
+    if type(part) is not tuple or not part or type(part[0]) is not Global or part[0].module != "torch":
+        return False
+    scheme, rest = part[0].name, part[1:]
+    if scheme == "per_tensor_affine":
+        return len(rest) == 2 and type(rest[0]) is float and type(rest[1]) is int
+    parts = len(rest) == 3 and all(type(p) is Sequence or tensor(p) for p in rest[:2]) and type(rest[2]) is int
+    return parts and scheme in ("per_channel_affine", "per_channel_affine_float_qparams")
+
+
+def size_arguments(part: object) -> bool:
+    """What a torch.Size can be made of."""
+    return integers(part) or sizes(part)
+
+
+def codec(part: object) -> bool:
+    """The one encoding that stands for bytes as they are."""
+    return type(part) is str and part in ("latin1", "latin-1")
+
+
+def latin(part: object) -> bool:
+    """A text that stands for bytes."""
+    return type(part) is str and (part.isascii() or max(part) <= "\xff")
+
+
+def nowhere(part: object) -> bool:
+    """The shape that numpy writes for an array whose elements follow."""
+    return part == (0,)
+
+
+def attributes(part: object) -> bool:
+    """What may be set on a tensor: not what it is made of, or what nobody can set."""
+    if part is None:
+        return True
+    if type(part) is tuple:
+        return len(part) == 2 and all(type(p) is not tuple and attributes(p) for p in part)
+    if type(part) is Call:
+        return part.kind in (Kind.OBJECT, Kind.MAPPING) and not part.args
+    keys = part.flat[::2] if type(part) is Mapping else [None]
+    return all(type(k) is str and k not in _OF_TENSORS_ALONE and not k.startswith("__") for k in keys)
+
+
+def bytes_like(part: object) -> bool:
+    """Bytes, in any protocol's spelling."""
+    return type(part) is bytes or (type(part) is Call and part.kind in (Kind.BYTES, Kind.FIXED))
+
+
+def torch_dtype(part: object) -> bool:
+    """A name in torch."""
+    return type(part) is Global and part.module == "torch"
+
+
+def factory(part: object) -> bool:
+    """What makes the missing values of a defaultdict."""
+    return part is None or type(part) is Global or (type(part) is Call and part.kind is Kind.OBJECT)
+
+
+text, flag, integer, a_tuple = of_type(str), of_type(bool), of_type(int), of_type(tuple)
+number, a_global, storage = of_type(int, float), of_type(Global), of_type(PersistentId)
+tensor, array, dtype = call_of(Kind.TENSOR), call_of(Kind.ARRAY), call_of(Kind.DTYPE)
+
+# Nothing else will do where these are wanted.
+SURE = (storage, integer, sizes, flag, a_tuple, tensor, pairs, size_arguments)

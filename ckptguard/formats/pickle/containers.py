@@ -1,0 +1,207 @@
+"""The pickle opcodes that make containers and put values into them, and those of the memo.
+
+Each is carried out only on what Python would do it to. On all else loading fails, or what it does is in doubt.
+"""
+
+from __future__ import annotations
+
+from ckptguard.formats.pickle.constants import UINT32, Constants, PickleProblem, parse_int
+from ckptguard.formats.pickle.inert_values import Call, Kind, Mapping, PersistentId, Sequence, SetOf
+from ckptguard.formats.pickle.known_calls import check_keys
+
+_MAX_DOUBTS = 100
+_MADE = frozenset((Call, Mapping, PersistentId, Sequence, SetOf, tuple))
+_TAKE_ITEMS = (Kind.OBJECT, Kind.MAPPING, Kind.TENSOR, Kind.ARRAY, Kind.HOOKS)
+
+
+class Containers(Constants):
+    """Marks and memo; see `Constants` for how opcodes are methods."""
+
+    __slots__ = ("doubts", "dropped", "marks", "memo")
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.doubts: dict[str, None] = {}
+        self.dropped: list[object] = []
+        self.marks: list[list[object]] = []
+        self.memo: dict[int, object] = {}
+
+    def doubt(self, why: str | None) -> None:
+        if why is not None and len(self.doubts) < _MAX_DOUBTS:
+            self.doubts[why] = None
+
+    def pop_mark(self) -> list[object]:
+        items = self.stack
+        self.stack = self.marks.pop()
+        return items
+
+    def pop_pairs(self) -> list[object]:
+        items = self.pop_mark()
+        if len(items) % 2:
+            raise PickleProblem("a dict has a key without a value")
+        return items
+
+    def mark(self, p: int) -> int:
+        self.marks.append(self.stack)
+        self.stack = []
+        return p
+
+    def tuple1(self, p: int) -> int:
+        self.stack[-1] = (self.stack[-1],)
+        return p
+
+    def tuple2(self, p: int) -> int:
+        last = self.stack.pop()
+        self.stack[-1] = (self.stack[-1], last)
+        return p
+
+    def tuple3(self, p: int) -> int:
+        last, middle = self.stack.pop(), self.stack.pop()
+        self.stack[-1] = (self.stack[-1], middle, last)
+        return p
+
+    def tuple_of_mark(self, p: int) -> int:
+        items = self.pop_mark()
+        self.stack.append(tuple(items))
+        return p
+
+    def list_of_mark(self, p: int) -> int:
+        items = self.pop_mark()
+        self.stack.append(Sequence(items))
+        return p
+
+    def dict_of_mark(self, p: int) -> int:
+        items = self.pop_pairs()
+        check_keys(items[::2])
+        self.stack.append(Mapping(items))
+        return p
+
+    def frozen_set(self, p: int) -> int:
+        items = self.pop_mark()
+        check_keys(items)
+        self.stack.append(SetOf(items, frozen=True))
+        return p
+
+    def append(self, p: int) -> int:
+        self.extend([self.stack.pop()])
+        return p
+
+    def appends(self, p: int) -> int:
+        self.extend(self.pop_mark())
+        return p
+
+    def extend(self, values: list[object]) -> None:
+        target = self.stack[-1]
+        if type(target) is Sequence:
+            target.items += values
+        elif type(target) is Call and target.kind in (Kind.OBJECT, Kind.LIST):
+            self.put_in(target, values)
+        else:
+            raise PickleProblem("something is appended to what is no list")
+
+    def put_in(self, target: Call, values: list[object]) -> None:
+        if target.items is None:
+            target.items = values
+        else:
+            target.items += values
+
+    def add_items(self, p: int) -> int:
+        values, target = self.pop_mark(), self.stack[-1]
+        if type(target) is SetOf and not target.frozen:
+            check_keys(values)
+            target.items += values
+        elif type(target) is Call and target.kind in (Kind.OBJECT, Kind.SET):
+            self.put_in(target, values)
+        else:
+            raise PickleProblem("something is added to what is no set")
+        return p
+
+    def set_item(self, p: int) -> int:
+        value, key = self.stack.pop(), self.stack.pop()
+        self.put([key, value])
+        return p
+
+    def set_items(self, p: int) -> int:
+        self.put(self.pop_pairs())
+        return p
+
+    def put(self, flat: list[object]) -> None:
+        target = self.stack[-1]
+        if type(target) is Mapping:
+            check_keys(flat[::2])
+            target.flat += flat
+        elif type(target) is Call and target.kind in _TAKE_ITEMS:
+            if target.kind is Kind.MAPPING:
+                check_keys(flat[::2])
+            elif target.kind is not Kind.OBJECT:
+                self.doubt(f"it sets elements of {target.kind.value}")
+            if target.flat is None:
+                target.flat = flat
+            else:
+                target.flat += flat
+        else:
+            raise PickleProblem("something is set in what is no dict")
+
+    def pop(self, p: int) -> int:
+        if self.stack:
+            self.drop(self.stack.pop())
+        else:
+            self.pop_mark()
+        return p
+
+    def drop_mark(self, p: int) -> int:
+        for value in self.pop_mark():
+            self.drop(value)
+        return p
+
+    def drop(self, value: object) -> None:
+        if type(value) in _MADE:
+            self.dropped.append(value)
+
+    def duplicate(self, p: int) -> int:
+        self.doubt("it uses an opcode that nothing writes (DUP)")
+        self.stack.append(self.stack[-1])
+        return p
+
+    # -- memo
+
+    def binput(self, p: int) -> int:
+        self.memo[self.data[p]] = self.stack[-1]
+        return p + 1
+
+    def long_binput(self, p: int) -> int:
+        self.memo[UINT32(self.data, p)[0]] = self.stack[-1]
+        return p + 4
+
+    def memoize(self, p: int) -> int:
+        self.memo[len(self.memo)] = self.stack[-1]
+        return p
+
+    def text_put(self, p: int) -> int:
+        text, p = self.line(p)
+        self.memo[_memo_index(text)] = self.stack[-1]
+        return p
+
+    def binget(self, p: int) -> int:
+        return self.recall(self.data[p], p + 1)
+
+    def long_binget(self, p: int) -> int:
+        return self.recall(UINT32(self.data, p)[0], p + 4)
+
+    def text_get(self, p: int) -> int:
+        text, p = self.line(p)
+        return self.recall(_memo_index(text), p)
+
+    def recall(self, index: int, p: int) -> int:
+        try:
+            self.stack.append(self.memo[index])
+        except KeyError as error:
+            raise PickleProblem(f"memo {index} was never set") from error
+        return p
+
+
+def _memo_index(text: bytes) -> int:
+    index = parse_int(text)
+    if not 0 <= index < 2**32:
+        raise PickleProblem(f"memo index {index} cannot be")
+    return index

@@ -1,0 +1,291 @@
+"""What the pickles of checkpoints name and call, with which arguments, and what comes of it: one table.
+
+What is not in it, of modules that it lists, was written by no version of torch, numpy or Python that we know. Loading
+that may fail, or yield other numbers than those that the file shows: the pickle is in doubt.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Iterable
+from typing import NamedTuple, cast
+
+from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
+from ckptguard.formats.pickle import arguments as may_be
+from ckptguard.formats.pickle.constants import PickleProblem
+from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence
+
+
+class Row(NamedTuple):
+    """What comes of a call, which arguments it takes, and how many of them it needs. `made`: by a class, which NEWOBJ
+    may name too. `doubt`: why nobody can tell what comes of it."""
+
+    kind: Kind
+    parts: tuple[may_be.Part, ...] = ()
+    least: int = 0
+    made: bool = False
+    doubt: str = ""
+
+
+_ATOMS = frozenset((str, bytes, int, float, bool, type(None), Global))
+
+
+def what_comes(call: Call, *, new: bool) -> str | None:
+    """Set what comes of a call; the doubt about it, if there is one. `new`: by NEWOBJ. PickleProblem where it cannot
+    but fail."""
+    func, args = call.func, call.args
+    if type(func) is not Global:
+        if type(func) is PersistentId and type(func.value) is tuple and func.value[:1] == ("module",):
+            return None  # a module's class, as old files refer to it
+        if type(func) is not Call or func.kind is not Kind.OBJECT:
+            raise PickleProblem("the pickle calls what cannot be called")
+        return None
+    row = func.row
+    if type(row) is not Row:
+        if func.module == "torch" and func.name in _TORCH_VALUES:
+            raise PickleProblem(f"the pickle calls {func.dotted}, which cannot be called")
+        if func.module in _CALLED_BY_NAME:
+            return f"it calls {func.dotted}: what comes of that is not known"
+        return _of_text(func, args)
+    call.kind = row.kind
+    if row.doubt:
+        return row.doubt
+    if new:
+        if not row.made:
+            raise PickleProblem(f"the pickle makes an object of {func.dotted}, which is no class")
+        if row.kind in (Kind.MAPPING, Kind.LIST, Kind.SET):
+            return None  # only the class's `__new__` sees the arguments, and ignores them
+    doubt = _arguments(func.dotted, row, args) or _of_numpy(func.name, args)
+    if doubt is None and func.dotted in _FROM_TYPE:
+        inner, _, inner_args, _ = cast("tuple[Global, object, tuple[object, ...], object]", args)
+        return None if inner.row is None else _arguments(inner.dotted, cast("Row", inner.row), inner_args)
+    return doubt
+
+
+def _arguments(dotted: str, row: Row, args: object) -> str | None:
+    if type(args) is not tuple:
+        return f"it calls {dotted} without a tuple of arguments"
+    if len(args) < row.least:
+        raise PickleProblem(f"the pickle calls {dotted} with {len(args)} of at least {row.least} arguments")
+    if len(args) > len(row.parts):
+        return f"it calls {dotted} with {len(args)} arguments: what comes of that is not known"
+    for part, is_right in zip(args, row.parts, strict=False):
+        if not is_right(part):
+            if type(part) in _ATOMS and part and is_right in may_be.SURE:
+                raise PickleProblem(f"the pickle calls {dotted} with what it cannot take")
+            return f"it calls {dotted} with arguments that are not known"
+    return None
+
+
+def what_is_set(call: Call, state: object) -> str | None:
+    """The doubt about a state that is set on what this call makes."""
+    kind, args = call.kind, call.args
+    if kind is Kind.OBJECT or state is None:
+        return None
+    if kind in (Kind.MAPPING, Kind.LIST, Kind.SET):
+        is_right = type(state) is Mapping or (type(state) is tuple and len(state) == 2)
+    elif kind is Kind.ARRAY:
+        is_right = type(state) is tuple and len(state) == 5 and _fills(*state[1:3], state[4])
+    elif kind is Kind.DTYPE:
+        is_right = type(state) is tuple and 5 <= len(state) <= 9 and state[1] in ("<", ">", "|", "=")
+    else:  # as the first versions of torch wrote tensors and parameters
+        parts: tuple[may_be.Part, ...] = _OLD_VIEW if args == () else (may_be.flag, may_be.flag, may_be.hooks)
+        old = call.calls("torch.nn.parameter.Parameter") if args else kind is Kind.TENSOR
+        is_right = old and type(state) is tuple and len(state) == len(parts)
+        is_right = is_right and all(right(part) for right, part in zip(parts, state, strict=True))  # type: ignore[call-overload]
+    return None if is_right else f"it sets the state of {kind.value} in a way that is not known"
+
+
+def _of_numpy(name: str, args: object) -> str | None:
+    """The doubt about bytes that are not as many as numpy wants."""
+    if name == "scalar" and type(args) is tuple and len(args) == 2:
+        is_right = _fills((), *args)
+    elif name == "_frombuffer" and type(args) is tuple:
+        is_right = _fills(args[2], args[1], args[0])
+    else:
+        return None
+    return None if is_right else "a number or array of numpy has not the bytes that it needs"
+
+
+def _fills(shape: object, dtype: object, data: object) -> bool:
+    """Whether so many bytes, or objects, make an array of this shape."""
+    shape = tuple(shape.items) if type(shape) is Sequence else shape
+    stated = dtype.args[0] if type(dtype) is Call and type(dtype.args) is tuple and dtype.args else None
+    if type(stated) is not str or not may_be.integers(shape):
+        return False
+    kind = stated.lstrip("<>|=")
+    count = math.prod(cast("tuple[int, ...]", shape))
+    if kind.startswith("O"):
+        return shape == () or (type(data) is Sequence and len(data.items) == count)
+    if type(data) is Call and type(data.args) is tuple:
+        data = data.args[0] if data.args else b""
+    size = int(kind[1:]) * (4 if kind[0] == "U" else 1) if kind[1:].isdecimal() and len(kind) < 10 else None
+    return type(data) in (bytes, str) and (size is None or len(data) == size * count)  # type: ignore[arg-type]
+
+
+def _of_text(func: Global, args: object) -> str | None:
+    """Whether a number that is not finite could come of a text."""
+    for part in args if type(args) is tuple else ():
+        if type(part) is str and len(part) < 100:
+            try:
+                number = float(part)
+            except ValueError:
+                continue
+            if not math.isfinite(number):
+                return f"it calls {func.dotted} with a text that may become {number}"
+    return None
+
+
+def doubtful_name(module: str, name: str, protocol: int) -> str | None:
+    """The doubt about what a pickle names, if there is one."""
+    if module in _PYTHON_2 and protocol >= 3:
+        return f"it names {module}.{name}, which is known to Python 2 only"
+    known = _NAMES.get(_PYTHON_2.get(module, module))
+    if known is None or name.partition(".")[0] in known:
+        return None
+    return f"it names {module}.{name}, which is not known to exist"
+
+
+def row_of(module: str, name: str) -> Row | None:
+    """The row of what is named so."""
+    return _ROWS.get(f"{_PYTHON_2.get(module, module)}.{name}")
+
+
+def check_keys(keys: Iterable[object]) -> None:
+    """PickleProblem if one of them can be no key of a dict, and no element of a set."""
+    for key in keys:
+        if type(key) is not str and not may_be.is_hashable(key):
+            raise PickleProblem("a key of a dict, or an element of a set, is of a kind that can be none")
+
+
+def _inner(part: object) -> bool:
+    """What a tensor subclass is made by: a function that makes tensors, or one of a library's own."""
+    if type(part) is not Global:
+        return False
+    return part.row.kind is Kind.TENSOR if type(part.row) is Row else part.module not in _CALLED_BY_NAME
+
+
+_SCHEMES = ("tensor_affine", "tensor_symmetric", "channel_affine", "channel_symmetric", "channel_affine_float_qparams")
+_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format", "legacy_contiguous_format")
+_ALIASES = ("double", "half", "float", "long", "short", "int", "cfloat", "cdouble", "chalf", "bit")
+_NUMBERS = ("Double", "Float", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+_TORCH_VALUES = frozenset((*DTYPES, *may_be.LAYOUTS, *(f"per_{s}" for s in _SCHEMES), *_FORMATS, *_ALIASES))
+_STORAGES = frozenset((*STORAGE_DTYPES, "TypedStorage", "_TypedStorage", "_UntypedStorage"))
+_TENSOR_CLASSES = frozenset(f"{kind}Tensor" for kind in ("", *_NUMBERS))
+_TORCH_CLASSES = ("Size", "device", "dtype", "layout", "memory_format", "qscheme", "Generator", "finfo", "iinfo")
+_PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+_MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
+_NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
+
+_FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
+_OLD_VIEW = (may_be.storage, may_be.integer, may_be.sizes, may_be.sizes)
+_VIEW = (may_be.anything,) * 4  # these are compared with the storage when the tensor is placed
+_FLAG_AND_HOOKS = (may_be.flag, may_be.hooks)
+_UNDER_TORCH: dict[str, Row] = {
+    "torch._utils._rebuild_tensor": Row(Kind.TENSOR, _VIEW, 4),
+    "torch._utils._rebuild_tensor_v2": Row(Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.marks), 6),
+    "torch._utils._rebuild_tensor_v3": Row(
+        Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.torch_dtype, may_be.marks), 7
+    ),
+    "torch._utils._rebuild_qtensor": Row(Kind.TENSOR, (*_VIEW, may_be.quantiser, *_FLAG_AND_HOOKS), 7),
+    "torch._utils._rebuild_parameter": Row(Kind.TENSOR, (may_be.tensor, *_FLAG_AND_HOOKS), 3),
+    "torch._utils._rebuild_parameter_with_state": Row(
+        Kind.TENSOR, (may_be.tensor, *_FLAG_AND_HOOKS, may_be.attributes), 4
+    ),
+    "torch._utils._rebuild_meta_tensor_no_storage": Row(
+        Kind.TENSOR, (may_be.torch_dtype, may_be.sizes, may_be.sizes, may_be.flag), 4
+    ),
+    "torch._utils._rebuild_sparse_tensor": Row(Kind.TENSOR, (may_be.layout, may_be.sparse_parts), 2),
+    "torch._utils._rebuild_sparse_csr_tensor": Row(Kind.TENSOR, (may_be.layout, may_be.sparse_parts), 2),
+    "torch._utils._rebuild_nested_tensor": Row(Kind.TENSOR, (may_be.tensor,) * 4, 4),
+    "torch._utils._rebuild_wrapper_subclass": Row(
+        Kind.TENSOR,
+        (may_be.a_global, *(may_be.anything,) * 7),
+        8,
+        doubt="it makes a tensor of other tensors, but not those",
+    ),
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": Row(
+        Kind.TENSOR, (may_be.tensor, may_be.torch_dtype, may_be.is_device, may_be.flag), 4
+    ),
+    **{
+        f"torch._utils.{name}": Row(Kind.TENSOR, (may_be.array, may_be.torch_dtype, may_be.is_device, may_be.flag), 4)
+        for name in ("_rebuild_device_tensor_from_numpy", "_rebuild_xla_tensor")
+    },
+    **{name: Row(Kind.TENSOR, (_inner, may_be.a_global, may_be.a_tuple, may_be.attributes), 4) for name in _FROM_TYPE},
+    **{
+        f"torch.{where}{name}": Row(Kind.TENSOR, made=True)
+        for where in ("", "cuda.", "sparse.", "cuda.sparse.")
+        for name in _TENSOR_CLASSES
+    },
+    "torch.nn.parameter.Parameter": Row(Kind.TENSOR, (may_be.tensor, may_be.flag), made=True),
+    "torch.nn.parameter.UninitializedParameter": Row(Kind.OBJECT, (may_be.anything,) * 3, made=True),
+    "torch.nn.parameter.UninitializedBuffer": Row(Kind.OBJECT, (may_be.anything,) * 3, made=True),
+    "torch.storage._load_from_bytes": Row(Kind.OBJECT, (may_be.bytes_like,), 1),
+    "torch.serialization._get_layout": Row(Kind.FIXED, (may_be.layout_name,), 1),
+    "torch.Size": Row(Kind.FIXED, (may_be.size_arguments,), made=True),
+    "torch.device": Row(Kind.FIXED, (may_be.is_device, may_be.integer), 1, made=True),
+    "torch.Generator": Row(Kind.OBJECT, (may_be.anything,), made=True),
+}
+_ROWS: dict[str, Row] = {
+    **_UNDER_TORCH,
+    "collections.OrderedDict": Row(Kind.MAPPING, (may_be.pairs,), made=True),
+    "collections.Counter": Row(Kind.MAPPING, (may_be.pairs,), made=True),
+    "collections.defaultdict": Row(Kind.MAPPING, (may_be.factory, may_be.pairs), made=True),
+    "collections.deque": Row(Kind.LIST, (may_be.items, may_be.of_type(int, type(None))), made=True),
+    "builtins.dict": Row(Kind.MAPPING, (may_be.pairs,), made=True),
+    "builtins.list": Row(Kind.LIST, (may_be.items,), made=True),
+    "builtins.set": Row(Kind.SET, (may_be.elements,), made=True),
+    "builtins.frozenset": Row(Kind.FIXED, (may_be.elements,), made=True),
+    "builtins.tuple": Row(Kind.FIXED, (may_be.items,), made=True),
+    "builtins.bytes": Row(Kind.FIXED, (lambda part: may_be.bytes_like(part) or part == "", may_be.codec)),
+    "builtins.bytearray": Row(
+        Kind.BYTES, (lambda part: may_be.bytes_like(part) or may_be.latin(part) or may_be.integers(part), may_be.codec)
+    ),
+    "builtins.complex": Row(Kind.FIXED, (may_be.number, may_be.number)),
+    "builtins.float": Row(Kind.FIXED, (may_be.number,)),
+    "builtins.int": Row(Kind.FIXED, (may_be.integer,)),
+    "builtins.long": Row(Kind.FIXED, (may_be.integer,)),
+    "builtins.str": Row(Kind.FIXED, (may_be.text,)),
+    "builtins.slice": Row(Kind.FIXED, (may_be.anything,) * 3, 3),
+    "builtins.range": Row(Kind.FIXED, (may_be.integer,) * 3, 1),
+    "builtins.object": Row(Kind.OBJECT, made=True),
+    "builtins.type": Row(Kind.OBJECT, (may_be.of_type(type(None)),), 1),
+    "argparse.Namespace": Row(Kind.OBJECT, made=True),
+    "types.SimpleNamespace": Row(Kind.OBJECT, made=True),
+    "_codecs.encode": Row(Kind.FIXED, (may_be.latin, may_be.codec), 1),
+    "numpy.dtype": Row(Kind.DTYPE, (may_be.text, may_be.of_type(bool, int), may_be.of_type(bool, int)), 1),
+    **{f"{m}.scalar": Row(Kind.FIXED, (may_be.dtype, may_be.anything), 1) for m in _MULTIARRAY},
+    **{
+        f"{m}._reconstruct": Row(Kind.ARRAY, (may_be.a_global, may_be.nowhere, may_be.bytes_like), 3)
+        for m in _MULTIARRAY
+    },
+    **{
+        f"{m}._frombuffer": Row(Kind.ARRAY, (may_be.bytes_like, may_be.dtype, may_be.integers, may_be.text), 4)
+        for m in _NUMERIC
+    },
+}
+_SCALARS = (
+    "bool_ byte ubyte short ushort intc uintc int_ uint long ulong longlong ulonglong intp uintp half single double"
+    " longdouble csingle cdouble clongdouble str_ bytes_ void object_ generic number integer signedinteger inexact"
+    " unsignedinteger floating complexfloating flexible character float_ complex_ unicode_ string_"
+    " datetime64 timedelta64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 float96 float128"
+    " complex64 complex128 complex192 complex256"
+)
+# Of these modules a file calls what is in the table, or nothing that we would know.
+_CALLED_BY_NAME = frozenset(
+    ("torch", "torch._utils", "torch._tensor", "torch.storage", "torch.serialization", "numpy", *_MULTIARRAY, *_NUMERIC)
+) | {"_codecs", "torch.nn.parameter", "builtins", "__builtin__", "collections"}
+_NAMES: dict[str, frozenset[str]] = {
+    "torch": frozenset((*_TORCH_VALUES, *_STORAGES, *_TENSOR_CLASSES, *_TORCH_CLASSES)),
+    "torch._utils": frozenset(name.rpartition(".")[2] for name in _UNDER_TORCH if name.startswith("torch._utils.")),
+    "torch._tensor": frozenset(("_rebuild_from_type_v2", "_rebuild_from_type", "Tensor")),
+    "torch.storage": frozenset((*_STORAGES, "_load_from_bytes")),
+    "torch.serialization": frozenset(("_get_layout",)),
+    "collections": frozenset(("OrderedDict", "Counter", "defaultdict", "deque", "UserDict", "UserList", "UserString")),
+    "builtins": frozenset(dir(builtins)) | {"long", "unicode", "basestring", "xrange"},
+    "numpy": frozenset(("ndarray", "dtype", "matrix", "recarray", "record", "bool", *_SCALARS.split())),
+    **{module: frozenset(("_reconstruct", "scalar")) for module in _MULTIARRAY},
+    **{module: frozenset(("_frombuffer",)) for module in _NUMERIC},
+    "_codecs": frozenset(("encode", "decode")),
+}

@@ -1,0 +1,48 @@
+"""Files that tensors of bytes hold, such as the pickled state of a layer (`_extra_state`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.formats.structure import Found, Structure, TensorPlace, holds_bytes
+from ckptguard.formats.suffixes import may_begin_file
+from ckptguard.formats.torch.contents import ReadingBudget, take_file
+from ckptguard.scan.byte_pass import HEAD
+from ckptguard.storage.protocol import Reader
+
+_LARGEST = 64 << 20
+_OF_A_LAYER = "_extra_state"  # as torch calls what a layer saves in a way of its own
+
+
+def open_nested(reader: Reader, structure: Structure, heads: dict[int, bytes]) -> Structure:
+    """The structure with the numbers and names in such files. What is none is only bytes, unless a layer saved it;
+    what only looks like one is not read, and said to be so. `heads` are the first bytes of spans, by number."""
+    found, room = Found(), ReadingBudget()
+    opened: set[str] = set()
+    for tensor in structure.tensors:
+        if tensor.span not in heads or not holds_bytes(tensor) or tensor.start == tensor.stop:
+            continue
+        before = len(found.unread)
+        raw = _bytes_of(reader, structure, tensor, heads[tensor.span])
+        if raw is not None and take_file(found, tensor.name, raw, room):
+            opened.add(tensor.name)
+        elif tensor.name.endswith(_OF_A_LAYER) and len(found.unread) == before:
+            found.unread.append(tensor.name)
+    if not (found.leaves or found.names or found.unread or opened):
+        return structure
+    unread = (*(name for name in structure.unread if name not in opened), *found.unread)
+    return msgspec.structs.replace(
+        structure,
+        leaves=(*structure.leaves, *found.leaves),
+        unread=tuple(dict.fromkeys(unread)),
+        globals=tuple(sorted({*structure.globals, *found.names})),
+    )
+
+
+def _bytes_of(reader: Reader, structure: Structure, tensor: TensorPlace, head: bytes) -> bytes | None:
+    """All bytes of a tensor that begins as a file does; None for any other."""
+    assert tensor.span is not None
+    begin, size = structure.spans[tensor.span].offset + tensor.start, tensor.stop - tensor.start
+    if tensor.start or len(head) < min(size, HEAD):
+        head = reader.read(begin, min(size, HEAD))
+    return reader.read(begin, min(size, _LARGEST)) if may_begin_file(head[:size]) else None

@@ -123,7 +123,7 @@ class TorchLoader:
         self._process.stdin.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            line = self._process.stdout.readline() if selector.select(SECONDS * 3) else ""
+            line = self._process.stdout.readline() if selector.select(SECONDS) else ""
         if not line:
             self._end()
             return Loaded(loads=False, finite=True, why="it died, or took too long")

@@ -139,6 +139,9 @@ class Containers(Constants):
                 target.flat = flat
             else:
                 target.flat += flat
+        elif type(target) is Sequence:
+            self.doubt("it sets elements of a list")
+            target.items += flat
         else:
             raise PickleProblem("something is set in what is no dict")
 

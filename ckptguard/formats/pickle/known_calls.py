@@ -56,7 +56,7 @@ def what_comes(call: Call, *, new: bool) -> str | None:
             raise PickleProblem(f"the pickle makes an object of {func.dotted}, which is no class")
         if row.kind in (Kind.MAPPING, Kind.LIST, Kind.SET):
             return None  # only the class's `__new__` sees the arguments, and ignores them
-    doubt = _arguments(func.dotted, row, args) or _of_numpy(func.name, args)
+    doubt = _arguments(func.dotted, row, args) or _of_numpy(func.name, args) or _of_device(func.name, args)
     if doubt is None and func.dotted in _FROM_TYPE:
         inner, _, inner_args, _ = cast("tuple[Global, object, tuple[object, ...], object]", args)
         return None if inner.row is None else _arguments(inner.dotted, cast("Row", inner.row), inner_args)
@@ -106,6 +106,26 @@ def _of_numpy(name: str, args: object) -> str | None:
     else:
         return None
     return None if is_right else "a number or array of numpy has not the bytes that it needs"
+
+
+def _of_device(name: str, args: object) -> str | None:
+    """The doubt about numbers that are converted to another type as they are loaded."""
+    if not name.startswith("_rebuild_device_tensor") or type(args) is not tuple:
+        return None
+    data, dtype, _, gradient = args
+    assert type(dtype) is Global
+    stated = _storage_kind(data)
+    is_whole = dtype.name.startswith(("int", "uint", "bool"))
+    if dtype.name in _WIDE or STORAGE_DTYPES.get(stated) == dtype.name or (is_whole and not gradient):
+        return None
+    return f"it converts numbers to {dtype.dotted}: whether they stay finite is not known"
+
+
+def _storage_kind(tensor: object) -> str:
+    """The class of the storage of a plain tensor; "" if it is none."""
+    first = tensor.args[0] if type(tensor) is Call and type(tensor.args) is tuple and tensor.args else None
+    parts = first.value if type(first) is PersistentId else None
+    return parts[1].name if type(parts) is tuple and len(parts) > 1 and type(parts[1]) is Global else ""
 
 
 def _fills(shape: object, dtype: object, data: object) -> bool:
@@ -172,6 +192,7 @@ _ALIASES = ("double", "half", "float", "long", "short", "int", "cfloat", "cdoubl
 _NUMBERS = ("Double", "Float", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
 _TORCH_VALUES = frozenset((*DTYPES, *may_be.LAYOUTS, *(f"per_{s}" for s in _SCHEMES), *_FORMATS, *_ALIASES))
 _STORAGES = frozenset((*STORAGE_DTYPES, "TypedStorage", "_TypedStorage", "_UntypedStorage"))
+_WIDE = ("float32", "float64", "bfloat16", "complex64", "complex128")  # that the usual numbers all fit into
 _TENSOR_CLASSES = frozenset(f"{kind}Tensor" for kind in ("", *_NUMBERS))
 _TORCH_CLASSES = ("Size", "device", "dtype", "layout", "memory_format", "qscheme", "Generator", "finfo", "iinfo")
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
@@ -250,6 +271,7 @@ _ROWS: dict[str, Row] = {
     "builtins.slice": Row(Kind.FIXED, (may_be.anything,) * 3, 3),
     "builtins.range": Row(Kind.FIXED, (may_be.integer,) * 3, 1),
     "builtins.object": Row(Kind.OBJECT, made=True),
+    "builtins.getattr": Row(Kind.OBJECT, (may_be.anything, may_be.text), 2),
     "builtins.type": Row(Kind.OBJECT, (may_be.of_type(type(None)),), 1),
     "argparse.Namespace": Row(Kind.OBJECT, made=True),
     "types.SimpleNamespace": Row(Kind.OBJECT, made=True),

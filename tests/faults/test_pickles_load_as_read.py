@@ -1,0 +1,219 @@
+"""A torch archive that is read without a problem loads, and no number in what it yields was overlooked.
+
+torch.load itself says so, in a process of its own. Pickles are put together from right and wrong pieces.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, seed, settings
+from support.format_files import scan_of
+from support.opcode_pickles import (
+    HOOKS,
+    NAN,
+    archive_of,
+    is_of_known_code,
+    many,
+    named,
+    number,
+    pickles,
+    sized,
+    storage,
+    text,
+    view,
+)
+from support.torch_loader import TorchLoader
+
+from ckptguard.scan import ScannedFile
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome, Severity
+from ckptguard.verify.selection import Selection
+from ckptguard.verify.target import verify_target
+
+EXAMPLES = 20_000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 80
+BAD, DOUBT, SEEN, NAMED = "bad", "doubt", "seen", "named"
+_NAN = number(NAN)
+_TENSOR = "torch._utils._rebuild_tensor_v2"
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[TorchLoader]:
+    """The real loader."""
+    with TorchLoader() as one:
+        yield one
+
+
+def numbers_seen(file: ScannedFile) -> bool:
+    """Whether a number that is not finite was found."""
+    leaves = any(not math.isfinite(leaf.value) for leaf in file.structure.leaves)
+    return leaves or any(n is not None and n.nan + n.posinf + n.neginf > 0 for n in file.numbers)
+
+
+def what_was_read(file: ScannedFile) -> str:
+    """The heaviest thing that is said of a file; "" if nothing is."""
+    if file.structure.is_broken:
+        return BAD
+    if file.structure.problems:
+        return DOUBT
+    if file.structure.unread:
+        return NAMED
+    return SEEN if numbers_seen(file) else ""
+
+
+def tensor(*arguments: bytes) -> bytes:
+    """A plain tensor's call, with such arguments in place of the last ones."""
+    usual = [storage("0"), number(0), sized([2]), sized([1]), b"\x89", HOOKS]
+    return named(_TENSOR) + many([*usual[: 6 - len(arguments)], *arguments]) + b"R"
+
+
+def of_kind(kind: str, size: int) -> bytes:
+    """A tensor of storage 5, which is said to be of this kind."""
+    view_of = [storage("5", kind), number(0), sized([size]), sized([1]), b"\x89", HOOKS]
+    return named(_TENSOR) + many(view_of) + b"R"
+
+
+def array(*states: bytes) -> bytes:
+    """An array of numpy with such states."""
+    made = named("numpy.core.multiarray._reconstruct") + many([named("numpy.ndarray"), sized([0]), b"C\x01b"]) + b"R"
+    return made + b"".join(state + b"b" for state in states)
+
+
+def state_of(raw: bytes, count: int) -> bytes:
+    """The state of an array of float32."""
+    order = [number(3), text("<"), b"N", b"N", b"N", number(-1), number(-1), number(0)]
+    dtype = named("numpy.dtype") + many([text("f4"), b"\x89", b"\x88"]) + b"R" + many(order) + b"b"
+    return many([number(1), sized([count]), dtype, b"\x89", b"C" + bytes([len(raw)]) + raw])
+
+
+FLOATS = struct.pack("<2f", 1, 2)
+SPOILT = struct.pack("<2f", 1, NAN)
+CASES: dict[str, tuple[bytes, str]] = {
+    "an element set in a tensor": (view() + number(0) + _NAN + b"s", DOUBT),
+    "elements set in a tensor": (view() + b"(" + number(0) + _NAN + b"u", DOUBT),
+    "an element set in a list": (b"]K\x01a" + number(0) + _NAN + b"s", DOUBT),
+    "an element set in a text": (text("a") + number(0) + _NAN + b"s", BAD),
+    "appended to a tensor": (view() + _NAN + b"a", BAD),
+    "appended to a dict": (HOOKS + _NAN + b"a", BAD),
+    "added to a list": (b"](" + _NAN + b"\x90", BAD),
+    "a tensor made of numbers": (named("torch.Tensor") + b"](" + _NAN + _NAN + b"e\x85R", DOUBT),
+    "a tensor made by name": (named("torch.tensor") + b"](" + _NAN + b"e\x85R", DOUBT),
+    "an attribute of a dict": (HOOKS + b"}" + text("x") + view("2") + b"sb", SEEN),
+    "in _metadata": (HOOKS + b"}" + text("_metadata") + b"}" + text("y") + view("2") + b"ssb", SEEN),
+    "a version": (HOOKS + b"}" + text("_metadata") + HOOKS + text("") + b"}" + text("version") + _NAN + b"sssb", SEEN),
+    "in a tensor's hooks": (
+        b"(" + HOOKS + b"q\x01" + tensor(b"h\x01") + b"h\x01" + text("h") + view("2") + b"st",
+        DOUBT,
+    ),
+    "a key": (b"}" + _NAN + b"K\x01s", SEEN),
+    "in a key": (b"}" + _NAN + b"\x85K\x01s", SEEN),
+    "a number made of a text": (named("__builtin__.float") + text("nan") + b"\x85R", DOUBT),
+    "any object made of a text": (named("decimal.Decimal") + text("NaN") + b"\x85R", DOUBT),
+    "numbers out of bytes": (named("struct.unpack") + text("<2f") + b"C\x08" + SPOILT + b"\x86R", NAMED),
+    "an array out of bytes": (named("numpy.frombuffer") + b"C\x08" + SPOILT + text("<f4") + b"\x86R", DOUBT),
+    "bytes of another encoding": (named("_codecs.encode") + text("x") + text("utf-16") + b"\x86R", DOUBT),
+    "too few arguments": (named(_TENSOR) + many([storage("0"), number(0), sized([2]), sized([1])]) + b"R", BAD),
+    "too many arguments": (tensor()[:-2] + b"NNtR", DOUBT),
+    "a text called": (text("a") + b")R", BAD),
+    "a tensor called": (view() + b")R", BAD),
+    "a type called": (named("torch.float32") + b")R", BAD),
+    "a function made an object of": (tensor()[:-1] + b"\x81", BAD),
+    "a list as a key": (b"}]K\x01s", BAD),
+    "a list in a set": (b"\x8f(]\x90", BAD),
+    "a bytearray as a key": (b"\x80\x05}\x96" + struct.pack("<Q", 1) + b"aK\x01s", BAD),
+    "an unknown type": (named("torch.float99"), DOUBT),
+    "an unknown class": (named("torch.FooTensor"), DOUBT),
+    "an unknown function": (named("torch._utils._rebuild_nothing_at_all") + b")R", DOUBT),
+    "a dict of a number": (named("collections.OrderedDict") + b"K\x05\x85R", BAD),
+    "a size of a text": (named("torch.Size") + text("x") + b"\x85R", BAD),
+    "an unknown encoding": (named("_codecs.encode") + text("x") + text("nope") + b"\x86R", DOUBT),
+    "an unknown device": (tensor(storage("0", device="cqu"), number(0), sized([2]), sized([1]), b"\x89", HOOKS), DOUBT),
+    "a meta storage": (tensor(storage("2", device="meta"), number(0), sized([2]), sized([1]), b"\x89", HOOKS), DOUBT),
+    "a meta tensor": (
+        named("torch._utils._rebuild_meta_tensor_no_storage")
+        + many([named("torch.float32"), sized([2]), sized([1]), b"\x89"])
+        + b"R",
+        DOUBT,
+    ),
+    "whole numbers with a gradient": (tensor(storage("1"), number(0), sized([2]), sized([1]), b"\x88", HOOKS), BAD),
+    "more elements than can be counted": (tensor(sized([2**30] * 3), sized([0] * 3), b"\x89", HOOKS), BAD),
+    "a missing storage of no elements": (tensor(storage("9"), number(0), sized([0]), sized([1]), b"\x89", HOOKS), BAD),
+    "one storage of two kinds": (many([of_kind("DoubleStorage", 0), of_kind("LongStorage", 2)]), DOUBT),
+    "a reference with more parts": (b"(" + storage("0")[1:-2] + b"NtQ", BAD),
+    "a reference to a number": (b"K\x01Q", BAD),
+    "an array of fewer bytes": (array(state_of(FLOATS, 3)), DOUBT),
+    "an array set twice": (array(state_of(SPOILT, 2), state_of(FLOATS, 2)), DOUBT),
+    "a spoilt array": (array(state_of(SPOILT, 2)), SEEN),
+    "a class changed": (named("collections.OrderedDict") + b"}" + text("x") + _NAN + b"sb", DOUBT),
+    "a value left out": (view(size=50) + b"0K\x01", DOUBT),
+    "a nest of pairs": (b"K\x01" + b"q\x01h\x01\x86" * 40, NAMED),
+    "a nest of doubles": (b"K\x01" + b"2\x86" * 40, DOUBT),
+}  # fmt: skip
+CLEAN: dict[str, bytes] = {
+    "a tensor": view(),
+    "an array": array(state_of(FLOATS, 2)),
+    "a dict": HOOKS + b"(" + text("a") + view() + b"u}" + text("_metadata") + HOOKS + text("") + b"}ssb",
+    "a list that holds itself": b"]q\x01h\x01a",
+}
+
+
+def pickled(body: bytes) -> bytes:
+    """The whole pickle."""
+    return (body if body[:1] == b"\x80" else b"\x80\x02" + body) + b"."
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_is_not_understood_is_not_good(tmp_path: Path, loader: TorchLoader, kind: str) -> None:
+    """What cannot load is a problem, what nobody can tell is a doubt, and what is not finite is seen."""
+    body, expected = CASES[kind]
+    file = scan_of(tmp_path, "f.pt", archive_of(pickled(body))).files[0]
+    assert what_was_read(file) == expected, file.structure
+    loaded = loader.load(tmp_path / "f.pt")
+    assert expected != BAD or not loaded.loads, loaded
+    assert expected != SEEN or (loaded.loads and not loaded.finite), loaded
+
+
+@pytest.mark.parametrize("kind", CLEAN)
+def test_what_is_clean_raises_nothing(tmp_path: Path, loader: TorchLoader, kind: str) -> None:
+    """Pickles as they are written load, and nothing is said of them."""
+    file = scan_of(tmp_path, "f.pt", archive_of(pickled(CLEAN[kind]))).files[0]
+    assert what_was_read(file) == "", file.structure
+    assert loader.load(tmp_path / "f.pt").loads
+
+
+def test_a_key_that_takes_for_ever_to_hash(tmp_path: Path) -> None:
+    """Python would hash each of its 2**60 parts."""
+    body = b"}K\x01" + b"q\x01h\x01\x86" * 60 + b"K\x01s"
+    assert what_was_read(scan_of(tmp_path, "f.pt", archive_of(pickled(body))).files[0]) == BAD
+
+
+def test_a_doubt_is_suspect(tmp_path: Path) -> None:
+    """Nobody can tell: neither GOOD nor BAD."""
+    (tmp_path / "net-1.pt").write_bytes(archive_of(pickled(b"}" + text("w") + CASES["a meta tensor"][0] + b"s")))
+    [checked] = verify_target(str(tmp_path), Settings(settle=0), Selection(wait=0, record=False)).checkpoints
+    assert checked.outcome is Outcome.SUSPECT
+    [said] = [f for f in checked.findings if f.severity is Severity.SICKNESS]
+    assert (said.check, said.tensor) == ("structure", "w")
+
+
+def test_pickles_load_as_they_are_read(tmp_path: Path, loader: TorchLoader) -> None:
+    """Of nothing that torch.load refuses, or that yields NaN, it is said that all is well."""
+
+    @seed(12)
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(pickle=pickles())
+    @example(pickle=b"\x80\x02" + view("2") + b".")
+    def check(pickle: bytes) -> None:
+        file = scan_of(tmp_path, "f.pt", archive_of(pickle)).files[0]
+        said = what_was_read(file)
+        if said in ("", SEEN) and is_of_known_code(file.structure.globals):
+            loaded = loader.load(tmp_path / "f.pt")
+            assert loaded.loads, loaded
+            assert loaded.finite or said == SEEN, loaded
+
+    check()

@@ -75,7 +75,10 @@ def take(
 def _take_value(found: Found, prefix: str, file: FileValue, room: ReadingBudget) -> bool:
     name, raw = prefix + file.name, raw_bytes(file.value)
     known = raw is not None and take_file(found, name, raw, room, file.dtype)
-    if not known and type(file.value) is Call and file.value.calls(LOADS_BYTES):
+    if type(file.value) is not Call or not file.value.calls(LOADS_BYTES):
+        return known
+    known = known and raw is not None and raw.startswith((ZIP_MAGIC, LEGACY_MAGIC))
+    if not known:
         _not_read(found, name)
     return known
 
@@ -126,9 +129,9 @@ def _structure_of(raw: bytes, room: ReadingBudget) -> Structure | None:
     text = raw.rstrip(b"\0") if marked else raw  # a tensor of bytes may be filled up
     if not text.endswith(b".") or (not marked and len(raw) > _LARGEST_UNMARKED):
         return None
+    if room.budget <= 0:
+        return broken("pickle", "there is more of this than we would read")
     structure = pickle_files.read_within(InMemory(text), room)
-    if structure.problems:
-        room.budget -= len(raw)
     return structure if marked or not structure.problems else None
 
 

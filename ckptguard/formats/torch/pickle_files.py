@@ -22,6 +22,7 @@ NAME = "pickle"
 _LEGACY = "torch_legacy"
 _FIRST_READ = 1 << 20
 _MAX_PICKLES = 10_000
+_AN_OPCODE = 32  # of the budget, at least
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _PARTS = 6  # of a reference to a storage
 
@@ -73,6 +74,7 @@ def read_within(reader: Source, room: ReadingBudget) -> Structure:
         try:
             pickled = run_machine(machine, position, room.budget)
         except PickleProblem as error:
+            room.budget -= _AN_OPCODE * (machine.position - position)
             found.names |= error.globals
             what = f"after {position} bytes: " if count else ""
             found.problems.append(Problem(f"{what}{error}"))

@@ -46,13 +46,12 @@ def flips(raw: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def test_what_torch_refuses_has_a_problem(tmp_path: Path) -> None:
-    """Every single bit flip that leaves the names as they are, against torch itself."""
+    """Every single bit flip, against torch itself."""
     raw = torch_bytes(STATE, _use_new_zipfile_serialization=False)
-    names = read_structure(MemoryReader("a.pt", raw), "a.pt").globals
     passed = []
     for place, flipped in flips(raw):
         found = read_structure(MemoryReader("a.pt", flipped), "a.pt")
-        if not found.problems and not found.unread and found.globals == names:
+        if not found.problems and not found.unread:
             passed.append(place)
     assert len(passed) > 500
     (tmp_path / "a.pt").write_bytes(raw)

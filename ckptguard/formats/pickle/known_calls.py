@@ -130,14 +130,14 @@ def _storage_kind(tensor: object) -> str:
 
 
 def _is_array_state(_: object, shape: object, dtype: object, fortran: object, data: object) -> bool:
-    return type(fortran) is bool and _fills(shape, dtype, data)
+    return type(fortran) is bool and type(shape) is tuple and _fills(shape, dtype, data)
 
 
 def _fills(shape: object, dtype: object, data: object) -> bool:
     """Whether so many bytes, or objects, make an array of this shape."""
     shape = tuple(shape.items) if type(shape) is Sequence else shape
     stated = dtype.args[0] if type(dtype) is Call and type(dtype.args) is tuple and dtype.args else None
-    if type(stated) is not str or not may_be.integers(shape):
+    if not may_be.dtype(dtype) or type(stated) is not str or not may_be.integers(shape):
         return False
     kind = stated.lstrip("<>|=")
     count = math.prod(cast("tuple[int, ...]", shape)) if all(n >= 0 for n in cast("tuple[int, ...]", shape)) else -1

@@ -81,8 +81,13 @@ def is_type_state(args: object, state: object) -> bool:
     if (version, len(state)) not in ((3, 8), (4, 9)) or type(order) is not str or order not in ("<", ">", "|", "="):
         return False
     kind, digits = name.lstrip("<>|=")[0], name.lstrip("<>|=")[1:]
+    further = state[8] if len(state) > 8 else None
+    unit = further[1] if type(further) is tuple and len(further) == 2 else None
+    if len(state) > 8 and (len(unit) != 4 if type(unit) is tuple else kind in "mM" or type(further) is not Mapping):
+        return False
     if kind == "V":
         is_right = all(type(n) is int and 0 <= n < 2**31 for n in sizes) and str(sizes[0]) == digits
+        is_right = is_right and not sizes[2] & 7  # of numbers alone
         named = type(names) is tuple and type(fields) is Mapping and len(fields.flat) == 2 * len(names) > 0
         within = type(inner) is tuple and len(inner) == 2 and type(inner[0]) is Call
         return is_right and (fields is None if names is None else named and inner is None) and (inner is None or within)

@@ -175,7 +175,10 @@ def claims_of(path: Path, file: ScannedFile) -> dict[str, set[tuple[str, tuple[i
         if tensor.byte_order == "big" and size > 1:
             half = size // 2 if tensor.dtype.startswith("complex") else size
             raw = np.ascontiguousarray(raw).view(np.uint8).reshape(-1, half)[:, ::-1]
-        digest = hashlib.sha256(np.ascontiguousarray(raw).tobytes()).hexdigest()
+        elements = np.ascontiguousarray(raw).tobytes()
+        if tensor.dtype == "bool":
+            elements = bytes(map(bool, elements))  # any other byte than 0 is true, and copied as 1
+        digest = hashlib.sha256(elements).hexdigest()
         claims.setdefault(tensor.name, set()).add((tensor.dtype, tensor.shape, digest))
     return claims
 

@@ -81,9 +81,17 @@ def _non_finite(
         message += "; bit for bit as in the reference"
     elif is_mask(tensor, numbers, learnt):
         message += "; it looks like a mask"
+    elif _is_open_bound(tensor.name, numbers):
+        message += "; it is an open bound"
     else:
         severity = Severity.ERROR
     return _finding(severity, message, tensor.file, tensor.name, count)
+
+
+def _is_open_bound(name: str, numbers: Numbers) -> bool:
+    """Whether all of it is infinite and its name says so: constraints of Gaussian processes have such buffers."""
+    infinite = {"upper_bound": numbers.posinf, "lower_bound": numbers.neginf}
+    return infinite.get(name.rpartition(".")[2], 0) == numbers.count
 
 
 def _unchanged_spans(evidence: Evidence) -> set[tuple[str, str]]:
@@ -101,8 +109,8 @@ def _unchanged_spans(evidence: Evidence) -> set[tuple[str, str]]:
 
 
 def _degenerate(evidence: Evidence) -> Iterator[Finding]:
-    """Files of zeros pass every digest: a model whose float matrices are all zero is bad."""
-    matrices = [(t, n) for t, n in evidence.weights() if len(t.shape) >= 2 and n.count]
+    """Files of zeros pass every digest: a model whose float matrices are all zero is bad. One number is no matrix."""
+    matrices = [(t, n) for t, n in evidence.weights() if len(t.shape) >= 2 and n.count > 1]
     if matrices and all(n.zero for _, n in matrices):
         message = f"all {len(matrices)} float matrices of the model are zero"
         yield _finding(Severity.ERROR, message, matrices[0][0].file, matrices[0][0].name)

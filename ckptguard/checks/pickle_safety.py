@@ -46,6 +46,7 @@ _ALLOWED = (
     r"|accelerate\.(?:state\.(?:PartialState|AcceleratorState)|utils\.dataclasses\.(?:DistributedType|DynamoBackend|SageMakerDistributedType))"
     r"|deepspeed\.runtime\.zero\.config\.ZeroStageEnum|deepspeed\.runtime\.fp16\.loss_scaler\.(?:Dynamic)?LossScaler"
     r"|deepspeed\.utils\.tensor_fragment\.fragment_address"
+    r"|torchao\.(?:\w+\.)*(?:\w+Tensor|\w+Kwargs|Per(?:Row|Tensor|Group|Axis|Token|Block)|MappingType|ZeroPointDomain)"
     r"|megatron\.core\.(?:transformer\.)?enums\.\w+"
     r"|(?:lightning(?:\.fabric|_fabric)|(?:pytorch_lightning|lightning\.pytorch))\.utilities\.(?:data|parsing)\.AttributeDict"
     r"|omegaconf\.(?:dictconfig\.DictConfig|listconfig\.ListConfig|base\.(?:Metadata|ContainerMetadata)|nodes\.\w+Node)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import tempfile
 import warnings
 from pathlib import Path
@@ -13,55 +14,16 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, event, given, reject, seed, settings
 from hypothesis import strategies as st
 from support.runs import QUICK, save_file
+from support.torch_values import COMPLEX, FLOATS, SMALL_FLOATS, WHOLE, Poison, names, nests, tensors
 
 from ckptguard.values.verdict import Outcome, Severity
 from ckptguard.verify.selection import Selection
 from ckptguard.verify.target import verify_target
 
 EXAMPLES = 2000 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 60
-
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-COMPLEX = (torch.complex64, torch.complex128)
-WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
-
-names = (
-    st.lists(
-        st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=12), min_size=1, max_size=4
-    )
-    .map(".".join)
-    .filter(lambda name: name != "__metadata__")
-)  # safetensors keeps it for itself
-shapes = st.lists(st.integers(0, 5), max_size=4).map(tuple)
-
-
-@st.composite
-def tensors(draw, kinds):
-    """A finite tensor: ordinary values, extremes of its dtype, subnormals, negative zeros; sometimes a view."""
-    dtype = draw(st.sampled_from(kinds))
-    shape = draw(shapes)
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    if dtype in WHOLE:
-        tensor = torch.randint(0, 2, shape, generator=generator).to(dtype)
-    elif dtype in COMPLEX:
-        tensor = torch.view_as_complex(torch.randn(*shape, 2, generator=generator).contiguous()).to(dtype)
-    else:
-        tensor = torch.randn(shape, generator=generator).clamp(-3, 3).add(0.01).to(dtype)
-        extreme = draw(st.sampled_from(("none", "max", "tiny", "negative zero")))
-        if extreme != "none" and tensor.numel() > 2 and dtype in FLOATS:
-            info = torch.finfo(dtype)
-            tensor.view(-1)[0] = {"max": info.max, "tiny": info.tiny / 2, "negative zero": -0.0}[extreme]
-    view = draw(st.sampled_from(("none", "transposed", "narrowed", "expanded")))
-    if view == "transposed" and tensor.ndim > 1:
-        tensor = tensor.transpose(0, 1)
-    elif view == "narrowed" and tensor.ndim and tensor.shape[0] > 1:
-        tensor = tensor[1:]
-    elif view == "expanded" and tensor.ndim == 0:
-        tensor = tensor.expand(3)
-    return tensor
 
 
 def states(*kinds):
@@ -135,3 +97,42 @@ def test_random_clean_states_raise_no_alarm(kind):
         assert (report.outcome, len(report.checkpoints), heavy) == (Outcome.GOOD, 1, []), report
 
     check()
+
+
+@pytest.mark.campaign
+@pytest.mark.filterwarnings("ignore")  # torch's, about tensors that are rare
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "legacy"])
+def test_nests_raise_no_alarm_and_hide_no_nan(archive):
+    """What `torch.save` writes and `weights_only` reads is never BAD; any float of it that becomes NaN is found."""
+
+    @seed(11)
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(nest=nests(), which=st.integers(0, 2**20))
+    def check(nest, which):
+        state = {"model": {"w": torch.eye(2)}, "rest": nest}
+        report = saved_and_judged(state, archive=archive)
+        heavy = [f for c in report.checkpoints for f in c.findings if f.severity is Severity.ERROR]
+        assert (report.outcome, heavy) == (Outcome.GOOD, []), report
+        count = Poison(-1)
+        count(nest)
+        if count.floats:
+            state["rest"] = Poison(which % count.floats)(nest)
+            report = saved_and_judged(state, archive=archive)
+            assert any(f.check == "finite" for c in report.checkpoints for f in c.findings), (state, report)
+
+    check()
+
+
+def saved_and_judged(state, *, archive):
+    """The report on what torch wrote; a state that torch refuses itself is none."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder, "net-3.pt")
+        try:
+            torch.save(state, path, _use_new_zipfile_serialization=archive)
+            torch.load(path, weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, TypeError, NotImplementedError, OverflowError) as error:
+            event(type(error).__name__)
+            reject()
+        return verify_target(str(path), QUICK, Selection(wait=0, record=False))

@@ -194,6 +194,11 @@ def latin(part: object) -> bool:
     return type(part) is str and (part.isascii() or max(part) <= "\xff")
 
 
+def array_class(part: object) -> bool:
+    """numpy's arrays, or a kind of them."""
+    return type(part) is Global and part.module == "numpy" and part.name in ("ndarray", "matrix", "recarray", "memmap")
+
+
 def nowhere(part: object) -> bool:
     """The shape that numpy writes for an array whose elements follow."""
     return part == (0,)

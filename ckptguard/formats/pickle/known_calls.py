@@ -15,6 +15,7 @@ from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
 from ckptguard.formats.pickle import arguments as may_be
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence
+from ckptguard.formats.pickle.numpy_values import is_placeholder, is_type, is_type_state
 
 
 class Row(NamedTuple):
@@ -81,9 +82,9 @@ def what_is_set(call: Call, state: object) -> str | None:
     if kind in (Kind.MAPPING, Kind.LIST, Kind.SET):
         is_right = type(state) is Mapping or (type(state) is tuple and len(state) == 2)
     elif kind is Kind.ARRAY:
-        is_right = type(state) is tuple and len(state) == 5 and _fills(*state[1:3], state[4])
+        is_right = type(state) is tuple and len(state) == 5 and state[0] == 1 and _is_array_state(*state)
     elif kind is Kind.DTYPE:
-        is_right = type(state) is tuple and 5 <= len(state) <= 9 and state[1] in ("<", ">", "|", "=")
+        is_right = is_type_state(args, state)
     else:  # as the first versions of torch wrote tensors and parameters
         parts: tuple[may_be.Part, ...] = _OLD_VIEW if args == () else (may_be.flag, may_be.flag, may_be.hooks)
         old = call.calls("torch.nn.parameter.Parameter") if args else kind is Kind.TENSOR
@@ -129,14 +130,18 @@ def _storage_kind(tensor: object) -> str:
     return parts[1].name if type(parts) is tuple and len(parts) > 1 and type(parts[1]) is Global else ""
 
 
+def _is_array_state(_: object, shape: object, dtype: object, fortran: object, data: object) -> bool:
+    return type(fortran) is bool and type(shape) is tuple and _fills(shape, dtype, data)
+
+
 def _fills(shape: object, dtype: object, data: object) -> bool:
     """Whether so many bytes, or objects, make an array of this shape."""
     shape = tuple(shape.items) if type(shape) is Sequence else shape
     stated = dtype.args[0] if type(dtype) is Call and type(dtype.args) is tuple and dtype.args else None
-    if type(stated) is not str or not may_be.integers(shape):
+    if not may_be.dtype(dtype) or type(stated) is not str or not may_be.integers(shape):
         return False
     kind = stated.lstrip("<>|=")
-    count = math.prod(cast("tuple[int, ...]", shape))
+    count = math.prod(cast("tuple[int, ...]", shape)) if all(n >= 0 for n in cast("tuple[int, ...]", shape)) else -1
     if kind.startswith("O"):
         return shape == () or (type(data) is Sequence and len(data.items) == count)
     if type(data) is Call and type(data.args) is tuple:
@@ -283,11 +288,11 @@ _ROWS: dict[str, Row] = {
     "builtins.type": Row(Kind.OBJECT, (may_be.of_type(type(None)),), 1),
     "argparse.Namespace": Row(Kind.OBJECT, made=True),
     "types.SimpleNamespace": Row(Kind.OBJECT, made=True),
-    "_codecs.encode": Row(Kind.FIXED, (may_be.latin, may_be.codec), 1),
-    "numpy.dtype": Row(Kind.DTYPE, (may_be.text, may_be.of_type(bool, int), may_be.of_type(bool, int)), 1),
+    "_codecs.encode": Row(Kind.FIXED, (may_be.latin, may_be.codec), 2),
+    "numpy.dtype": Row(Kind.DTYPE, (is_type, may_be.of_type(bool, int), may_be.of_type(bool, int)), 1),
     **{f"{m}.scalar": Row(Kind.FIXED, (may_be.dtype, None), 1, further=_of_scalar) for m in _MULTIARRAY},
     **{
-        f"{m}._reconstruct": Row(Kind.ARRAY, (may_be.a_global, may_be.nowhere, may_be.bytes_like), 3)
+        f"{m}._reconstruct": Row(Kind.ARRAY, (may_be.array_class, may_be.nowhere, is_placeholder), 3)
         for m in _MULTIARRAY
     },
     **{

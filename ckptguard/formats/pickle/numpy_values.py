@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from ckptguard.formats.nonfinite_bytes import SIZES, bad_number
-from ckptguard.formats.pickle.inert_values import Call, Global, Sequence
+from ckptguard.formats.pickle.inert_values import Call, Global, Mapping, Sequence
 
 _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _NAMES = ("_reconstruct", "scalar", "_frombuffer")
@@ -17,6 +18,8 @@ _FLOATS = {"f8": "float64", "f4": "float32", "c16": "complex128", "c8": "complex
 _INTEGERS = {"i8": "q", "i4": "i", "i2": "h", "i1": "b", "u8": "Q", "u4": "I", "u2": "H", "u1": "B", "b1": "?"}
 _BYTES = ("_codecs.encode", "builtins.bytearray", "__builtin__.bytearray", "torch.storage._load_from_bytes")
 _MOST_WRAPPERS = 4
+_TYPE = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|O[48]?|[SUVa]\d{1,9}|[mM]8)")
+_FLAGS = {"O": 63, "U": 8}  # of a type without fields: what numpy has to do with its elements
 _WITHOUT_FLOATS = ("S", "U", "a", "M", "m", "i", "u", "b", "?")
 
 
@@ -57,6 +60,39 @@ def numpy_content(call: Call) -> NumpyContent:
     if type(state) is tuple and len(state) >= 5:
         return _bad_element(state[2], state[4])
     return NumpyContent()
+
+
+def is_type(name: object) -> bool:
+    """Whether it is how a pickle calls a numpy type."""
+    return type(name) is str and _TYPE.fullmatch(name) is not None
+
+
+def is_placeholder(part: object) -> bool:
+    """Whether it is the element type that numpy writes for an array whose own type follows."""
+    return part == "b" or raw_bytes(part) == b"b"
+
+
+def is_type_state(args: object, state: object) -> bool:
+    """Whether numpy sets this state on the type that is made of these arguments."""
+    name = args[0] if type(args) is tuple and args else None
+    if type(state) is not tuple or len(state) < 8 or type(name) is not str or not is_type(name):
+        return False
+    version, order, inner, names, fields, *sizes = state[:8]
+    if (version, len(state)) not in ((3, 8), (4, 9)) or type(order) is not str or order not in ("<", ">", "|", "="):
+        return False
+    kind, digits = name.lstrip("<>|=")[0], name.lstrip("<>|=")[1:]
+    further = state[8] if len(state) > 8 else None
+    unit = further[1] if type(further) is tuple and len(further) == 2 else None
+    if len(state) > 8 and (len(unit) != 4 if type(unit) is tuple else kind in "mM" or type(further) is not Mapping):
+        return False
+    if kind == "V":
+        is_right = all(type(n) is int and 0 <= n < 2**31 for n in sizes) and str(sizes[0]) == digits
+        is_right = is_right and not sizes[2] & 7  # of numbers alone
+        named = type(names) is tuple and type(fields) is Mapping and len(fields.flat) == 2 * len(names) > 0
+        within = type(inner) is tuple and len(inner) == 2 and type(inner[0]) is Call
+        return is_right and (fields is None if names is None else named and inner is None) and (inner is None or within)
+    size = (int(digits) * (4 if kind == "U" else 1), 4 if kind == "U" else 1) if kind in "SUa" else (-1, -1)
+    return (inner, names, fields) == (None, None, None) and tuple(sizes) == (*size, _FLAGS.get(kind, 0))
 
 
 def hides_floats(parts: object) -> bool:

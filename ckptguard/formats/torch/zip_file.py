@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import msgspec
 from blake3 import blake3
 
@@ -21,6 +24,10 @@ _ROOM_EACH = 1700
 _PARTS = 5  # of a reference to a storage
 _Tensors = tuple[list[tuple[str, Described]], tuple[PersistentId, ...]]
 _MOST_ROOM = 500_000
+_SHORT = 1000  # bytes
+# What torch parses before it looks at the pickle. Of formats it knows ten, and overlooks what follows the number.
+_STATED = {"version": rb"(?s:\s*\+?0*(?:[1-9]|10)(?!\d).*)", ".storage_alignment": rb"\s*[-+]?\d+\s*"}
+_TEXT = ".data/serialization_id"
 
 
 def read(reader: Reader, path: str) -> Structure:
@@ -53,6 +60,7 @@ def _read(reader: Source, archive: Archive, room: ReadingBudget) -> Structure:
         else:
             others.append(record)
     room.budget += room.each * min(len(found.spans), _MOST_ROOM)
+    found.problems += _unfit_records(reader, archive)
     # Records beside the storages are checked here; the storages' bytes are checked as they are scanned.
     found.problems += [problem for record in others for problem in wrong_sum(reader, record, record.name)]
     byte_order = _byte_order(reader, archive, found.problems)
@@ -97,3 +105,25 @@ def _byte_order(reader: Source, archive: Archive, problems: list[Problem]) -> st
         problems.append(Problem("the byte order that the archive states is neither little nor big"))
         return "little"
     return stated.decode()
+
+
+def _unfit_records(reader: Source, archive: Archive) -> Iterator[Problem]:
+    """What keeps torch from opening the archive, whatever the pickle says."""
+    if "data.pkl" in archive.records and not {"version", ".data/version"} & archive.records.keys():
+        yield Problem("the archive holds no version: torch does not open it")
+    for name in (*_STATED, _TEXT):
+        record = archive.records.get(name)
+        if record is None:
+            continue
+        text = reader.read(record.offset, min(record.size, _SHORT))
+        fits = _is_utf8(text) if name == _TEXT else re.fullmatch(_STATED[name], text)
+        if not fits or record.size > _SHORT:
+            yield Problem(f"{name} of the archive is nothing that torch reads")
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -97,6 +97,17 @@ def test_a_model_of_zeros_is_bad_and_one_zero_matrix_is_not():
     assert heavy(evidence([("a", "model", (2, 2), zero), ("b", "model", (2, 2), FINE)])) == []
 
 
+def test_a_fresh_gaussian_process_is_good():
+    """Its constraints have open bounds, and a length scale of one number may be zero; a bound that is not open, or that
+    is NaN, is an error as everywhere."""
+    scale = ("kernel.raw_lengthscale", "model", (1, 1), Numbers(count=1, zero=True, constant=True))
+    upper, lower = "kernel.raw_lengthscale_constraint.upper_bound", "kernel.raw_lengthscale_constraint.lower_bound"
+    fine = [scale, (upper, "model", (), Numbers(count=1, posinf=1)), (lower, "model", (2,), Numbers(count=2, neginf=2))]
+    assert heavy(evidence(fine)) == []
+    for wrong in (Numbers(count=1, nan=1), Numbers(count=1, neginf=1), Numbers(count=2, posinf=1)):
+        assert heavy(evidence([scale, (upper, "model", (), wrong)])) == [("finite", upper)]
+
+
 def test_facts_name_the_constant_matrices():
     """What later checkpoints are compared with."""
     constant = Numbers(count=4, constant=True, largest=1.0)

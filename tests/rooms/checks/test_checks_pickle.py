@@ -36,6 +36,8 @@ lightning.fabric.utilities.data.AttributeDict lightning_fabric.utilities.data.At
 pytorch_lightning.utilities.parsing.AttributeDict omegaconf.dictconfig.DictConfig omegaconf.nodes.AnyNode
 megatron.core.enums.ModelType megatron.core.transformer.enums.AttnBackend torch.cuda.FloatStorage torch.FloatTensor
 torch.jit._pickle.build_intlist
+torchao.quantization.Int8Tensor torchao.quantization.granularity.PerRow
+torchao.quantization.quant_primitives.MappingType
 """
 
 OF_PROJECTS = """

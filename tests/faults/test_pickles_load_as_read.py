@@ -201,6 +201,8 @@ def test_a_doubt_is_suspect(tmp_path: Path) -> None:
     assert (said.check, said.tensor) == ("structure", "w")
 
 
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
 def test_pickles_load_as_they_are_read(tmp_path: Path, loader: TorchLoader) -> None:
     """Of nothing that torch.load refuses, or that yields NaN, it is said that all is well."""
 

@@ -46,11 +46,6 @@ def is_hashable(key: object) -> bool:
     return True
 
 
-def anything(part: object) -> bool:
-    """Whatever it is."""
-    return True
-
-
 def of_type(*kinds: type) -> Part:
     """Something of one of these types."""
     return lambda part: type(part) in kinds
@@ -78,12 +73,9 @@ def hooks(part: object) -> bool:
     """None, or an OrderedDict that nothing was put into, nor will be."""
     if part is None:
         return True
-    if type(part) is not Call or not part.calls("collections.OrderedDict"):
+    if type(part) is not Call or part.kind is not Kind.MAPPING or part.flat or part.state is not None:
         return False
-    nothing = part.args == () or (
-        type(part.args) is tuple and all(type(a) is Sequence and not a.items for a in part.args)
-    )
-    if not nothing or part.flat or part.state is not None:
+    if part.args != () and not all(type(a) is Sequence and not a.items for a in cast("tuple[object, ...]", part.args)):
         return False
     part.kind = Kind.HOOKS
     return True

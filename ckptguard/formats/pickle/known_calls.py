@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Iterable
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, cast
 
 from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
 from ckptguard.formats.pickle import arguments as may_be
@@ -18,20 +18,21 @@ from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, P
 
 
 class Row(NamedTuple):
-    """What comes of a call, which arguments it takes, and how many of them it needs. `made`: by a class, which NEWOBJ
-    may name too. `doubt`: why nobody can tell what comes of it."""
+    """What comes of a call, which arguments it takes (None: any), and how many of them it needs. `made`: by a class,
+    which NEWOBJ may name too. `further` finds a doubt about right arguments together."""
 
     kind: Kind
-    parts: tuple[may_be.Part, ...] = ()
+    parts: tuple[may_be.Part | None, ...] = ()
     least: int = 0
     made: bool = False
-    doubt: str = ""
+    free: int = 0  # how many of the first arguments may be anything
+    further: Callable[[tuple[Any, ...]], str | None] | None = None
 
 
 _ATOMS = frozenset((str, bytes, int, float, bool, type(None), Global))
 
 
-def what_comes(call: Call, *, new: bool) -> str | None:
+def what_comes(call: Call, *, new: bool = False) -> str | None:
     """Set what comes of a call; the doubt about it, if there is one. `new`: by NEWOBJ. PickleProblem where it cannot
     but fail."""
     func, args = call.func, call.args
@@ -49,18 +50,12 @@ def what_comes(call: Call, *, new: bool) -> str | None:
             return f"it calls {func.dotted}: what comes of that is not known"
         return _of_text(func, args)
     call.kind = row.kind
-    if row.doubt:
-        return row.doubt
     if new:
         if not row.made:
             raise PickleProblem(f"the pickle makes an object of {func.dotted}, which is no class")
         if row.kind in (Kind.MAPPING, Kind.LIST, Kind.SET):
             return None  # only the class's `__new__` sees the arguments, and ignores them
-    doubt = _arguments(func.dotted, row, args) or _of_numpy(func.name, args) or _of_device(func.name, args)
-    if doubt is None and func.dotted in _FROM_TYPE:
-        inner, _, inner_args, _ = cast("tuple[Global, object, tuple[object, ...], object]", args)
-        return None if inner.row is None else _arguments(inner.dotted, cast("Row", inner.row), inner_args)
-    return doubt
+    return None if args == () and not row.least else _arguments(func.dotted, row, args)
 
 
 def _arguments(dotted: str, row: Row, args: object) -> str | None:
@@ -70,12 +65,12 @@ def _arguments(dotted: str, row: Row, args: object) -> str | None:
         raise PickleProblem(f"the pickle calls {dotted} with {len(args)} of at least {row.least} arguments")
     if len(args) > len(row.parts):
         return f"it calls {dotted} with {len(args)} arguments: what comes of that is not known"
-    for part, is_right in zip(args, row.parts, strict=False):
-        if not is_right(part):
+    for part, is_right in zip(args[row.free :], row.parts[row.free :], strict=False):
+        if is_right is not None and not is_right(part):
             if type(part) in _ATOMS and part and is_right in may_be.SURE:
                 raise PickleProblem(f"the pickle calls {dotted} with what it cannot take")
             return f"it calls {dotted} with arguments that are not known"
-    return None
+    return None if row.further is None else row.further(args)
 
 
 def what_is_set(call: Call, state: object) -> str | None:
@@ -97,23 +92,29 @@ def what_is_set(call: Call, state: object) -> str | None:
     return None if is_right else f"it sets the state of {kind.value} in a way that is not known"
 
 
-def _of_numpy(name: str, args: object) -> str | None:
-    """The doubt about bytes that are not as many as numpy wants."""
-    if name == "scalar" and type(args) is tuple and len(args) == 2:
-        is_right = _fills((), *args)
-    elif name == "_frombuffer" and type(args) is tuple:
-        is_right = _fills(args[2], args[1], args[0])
-    else:
+def _of_scalar(args: tuple[Any, ...]) -> str | None:
+    return None if len(args) < 2 or _fills((), *args) else _NOT_FILLED
+
+
+def _of_buffer(args: tuple[Any, ...]) -> str | None:
+    return None if _fills(args[2], args[1], args[0]) else _NOT_FILLED
+
+
+def _of_inner(args: tuple[Any, ...]) -> str | None:
+    """The doubt about the call that a tensor subclass wraps."""
+    inner: Global = args[0]
+    if type(inner.row) is not Row or (inner.name == _WRAPPER and len(args[2]) == len(inner.row.parts)):
         return None
-    return None if is_right else "a number or array of numpy has not the bytes that it needs"
+    return _arguments(inner.dotted, inner.row, args[2])
 
 
-def _of_device(name: str, args: object) -> str | None:
+def _of_shell(args: tuple[Any, ...]) -> str:
+    return "it makes a tensor of other tensors, but not those"
+
+
+def _of_conversion(args: tuple[Any, ...]) -> str | None:
     """The doubt about numbers that are converted to another type as they are loaded."""
-    if not name.startswith("_rebuild_device_tensor") or type(args) is not tuple:
-        return None
     data, dtype, _, gradient = args
-    assert type(dtype) is Global
     stated = _storage_kind(data)
     is_whole = dtype.name.startswith(("int", "uint", "bool"))
     if dtype.name in _WIDE or STORAGE_DTYPES.get(stated) == dtype.name or (is_whole and not gradient):
@@ -199,13 +200,15 @@ _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 _MULTIARRAY = ("numpy.core.multiarray", "numpy._core.multiarray")
 _NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
 
+_WRAPPER = "_rebuild_wrapper_subclass"
+_NOT_FILLED = "a number or array of numpy has not the bytes that it needs"
 _FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type")
 _OLD_VIEW = (may_be.storage, may_be.integer, may_be.sizes, may_be.sizes)
-_VIEW = (may_be.anything,) * 4  # these are compared with the storage when the tensor is placed
+_VIEW = (None,) * 4  # these are compared with the storage when the tensor is placed
 _FLAG_AND_HOOKS = (may_be.flag, may_be.hooks)
 _UNDER_TORCH: dict[str, Row] = {
     "torch._utils._rebuild_tensor": Row(Kind.TENSOR, _VIEW, 4),
-    "torch._utils._rebuild_tensor_v2": Row(Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.marks), 6),
+    "torch._utils._rebuild_tensor_v2": Row(Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.marks), 6, free=4),
     "torch._utils._rebuild_tensor_v3": Row(
         Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.torch_dtype, may_be.marks), 7
     ),
@@ -222,31 +225,36 @@ _UNDER_TORCH: dict[str, Row] = {
     "torch._utils._rebuild_nested_tensor": Row(Kind.TENSOR, (may_be.tensor,) * 4, 4),
     "torch._utils._rebuild_wrapper_subclass": Row(
         Kind.TENSOR,
-        (may_be.a_global, *(may_be.anything,) * 7),
+        (may_be.a_global, *(None,) * 7),
         8,
-        doubt="it makes a tensor of other tensors, but not those",
+        further=_of_shell,
     ),
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": Row(
-        Kind.TENSOR, (may_be.tensor, may_be.torch_dtype, may_be.is_device, may_be.flag), 4
+        Kind.TENSOR, (may_be.tensor, may_be.torch_dtype, may_be.is_device, may_be.flag), 4, further=_of_conversion
     ),
     **{
-        f"torch._utils.{name}": Row(Kind.TENSOR, (may_be.array, may_be.torch_dtype, may_be.is_device, may_be.flag), 4)
+        f"torch._utils.{name}": Row(
+            Kind.TENSOR, (may_be.array, may_be.torch_dtype, may_be.is_device, may_be.flag), 4, further=_of_conversion
+        )
         for name in ("_rebuild_device_tensor_from_numpy", "_rebuild_xla_tensor")
     },
-    **{name: Row(Kind.TENSOR, (_inner, may_be.a_global, may_be.a_tuple, may_be.attributes), 4) for name in _FROM_TYPE},
+    **{
+        name: Row(Kind.TENSOR, (_inner, may_be.a_global, may_be.a_tuple, may_be.attributes), 4, further=_of_inner)
+        for name in _FROM_TYPE
+    },
     **{
         f"torch.{where}{name}": Row(Kind.TENSOR, made=True)
         for where in ("", "cuda.", "sparse.", "cuda.sparse.")
         for name in _TENSOR_CLASSES
     },
     "torch.nn.parameter.Parameter": Row(Kind.TENSOR, (may_be.tensor, may_be.flag), made=True),
-    "torch.nn.parameter.UninitializedParameter": Row(Kind.OBJECT, (may_be.anything,) * 3, made=True),
-    "torch.nn.parameter.UninitializedBuffer": Row(Kind.OBJECT, (may_be.anything,) * 3, made=True),
+    "torch.nn.parameter.UninitializedParameter": Row(Kind.OBJECT, (None,) * 3, made=True),
+    "torch.nn.parameter.UninitializedBuffer": Row(Kind.OBJECT, (None,) * 3, made=True),
     "torch.storage._load_from_bytes": Row(Kind.OBJECT, (may_be.bytes_like,), 1),
     "torch.serialization._get_layout": Row(Kind.FIXED, (may_be.layout_name,), 1),
     "torch.Size": Row(Kind.FIXED, (may_be.size_arguments,), made=True),
     "torch.device": Row(Kind.FIXED, (may_be.is_device, may_be.integer), 1, made=True),
-    "torch.Generator": Row(Kind.OBJECT, (may_be.anything,), made=True),
+    "torch.Generator": Row(Kind.OBJECT, (None,), made=True),
 }
 _ROWS: dict[str, Row] = {
     **_UNDER_TORCH,
@@ -268,22 +276,24 @@ _ROWS: dict[str, Row] = {
     "builtins.int": Row(Kind.FIXED, (may_be.integer,)),
     "builtins.long": Row(Kind.FIXED, (may_be.integer,)),
     "builtins.str": Row(Kind.FIXED, (may_be.text,)),
-    "builtins.slice": Row(Kind.FIXED, (may_be.anything,) * 3, 3),
+    "builtins.slice": Row(Kind.FIXED, (None,) * 3, 3),
     "builtins.range": Row(Kind.FIXED, (may_be.integer,) * 3, 1),
     "builtins.object": Row(Kind.OBJECT, made=True),
-    "builtins.getattr": Row(Kind.OBJECT, (may_be.anything, may_be.text), 2),
+    "builtins.getattr": Row(Kind.OBJECT, (None, may_be.text), 2),
     "builtins.type": Row(Kind.OBJECT, (may_be.of_type(type(None)),), 1),
     "argparse.Namespace": Row(Kind.OBJECT, made=True),
     "types.SimpleNamespace": Row(Kind.OBJECT, made=True),
     "_codecs.encode": Row(Kind.FIXED, (may_be.latin, may_be.codec), 1),
     "numpy.dtype": Row(Kind.DTYPE, (may_be.text, may_be.of_type(bool, int), may_be.of_type(bool, int)), 1),
-    **{f"{m}.scalar": Row(Kind.FIXED, (may_be.dtype, may_be.anything), 1) for m in _MULTIARRAY},
+    **{f"{m}.scalar": Row(Kind.FIXED, (may_be.dtype, None), 1, further=_of_scalar) for m in _MULTIARRAY},
     **{
         f"{m}._reconstruct": Row(Kind.ARRAY, (may_be.a_global, may_be.nowhere, may_be.bytes_like), 3)
         for m in _MULTIARRAY
     },
     **{
-        f"{m}._frombuffer": Row(Kind.ARRAY, (may_be.bytes_like, may_be.dtype, may_be.integers, may_be.text), 4)
+        f"{m}._frombuffer": Row(
+            Kind.ARRAY, (may_be.bytes_like, may_be.dtype, may_be.integers, may_be.text), 4, further=_of_buffer
+        )
         for m in _NUMERIC
     },
 }

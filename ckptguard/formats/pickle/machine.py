@@ -196,7 +196,10 @@ class Machine(Containers):
 
     def reduce(self, p: int) -> int:
         args = self.stack.pop()
-        self.stack[-1] = self.call(self.stack[-1], args)
+        made = self.stack[-1] = Call(self.stack[-1], args)
+        why = what_comes(made)
+        if why is not None:
+            self.doubt(why)
         return p
 
     def call(self, func: object, args: object, *, new: bool = False) -> Call:

@@ -56,13 +56,13 @@ def _of_references(
     devices: set[object] = set()
     for reference in references:
         parts = reference.value
-        if type(parts) is tuple and parts[:1] == ("module",):
-            continue  # of an old file: a module's class, with its source
         try:
             if type(parts) is not tuple or len(parts) < 5 or type(parts[1]) is not Global or type(parts[2]) is not str:
+                if type(parts) is tuple and parts[:1] == ("module",):
+                    continue  # of an old file: a module's class, with its source
                 as_storage(reference)
                 raise TensorProblem("it refers to no storage")
-            _, kind, key, device, count = parts[:5]
+            _, kind, key, device, count, *_ = parts
             if first.setdefault(key, (kind.name, count)) != (kind.name, count):
                 yield Problem(f"storage {printable(key, 200)!r} is said to be of two kinds", doubt=True)
             if device not in devices:

@@ -105,9 +105,14 @@ def packed_storage(value: Described) -> tuple[Call, str] | None:
     return first, _dtype_of(args[6]) if typed and type(args[6]) is Global else ""  # type: ignore[index]
 
 
+def is_plain(call: Call) -> bool:
+    """Whether it is a tensor of stored elements and nothing besides: what nearly all of them are."""
+    return call.state is None and type(call.func) is Global and call.func.dotted in _NEVER_QUANTISED
+
+
 def is_whole_tensor(value: object) -> bool:
     """Whether it is a tensor of whole numbers, and nothing besides."""
-    if type(value) is not Call or not value.calls(*_VIEWS[:2]) or value.state is not None or value.flat:
+    if type(value) is not Call or not is_plain(value) or value.flat:
         return False
     try:
         return DTYPES[as_tensor(value).dtype].float is None
@@ -251,8 +256,13 @@ def _view(
         raise TensorProblem("its offset or strides are impossible")
     if 0 in shape:
         return TensorRef(dtype, shape, None, 0, 0)
-    _check_count(shape)
-    stop = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    strides: tuple[int, ...] = ()
+    if _is_row_major(shape, stride):
+        stop = offset + math.prod(shape)
+    else:
+        _check_count(shape)
+        stop = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        strides = stride
     known = DTYPES.get(dtype)
     if known is None:
         return TensorRef(dtype, shape, storage, 0, 0)
@@ -261,7 +271,6 @@ def _view(
     if stop * known.size > storage.room:
         raise TensorProblem(f"it reaches to byte {stop * known.size} of a storage of {storage.room} bytes")
     first = storage.first // known.size
-    strides = () if _is_row_major(shape, stride) else stride
     return TensorRef(dtype, shape, storage, first + offset, first + stop, strides)
 
 
@@ -301,8 +310,9 @@ def _sizes(value: object) -> tuple[int, ...]:
         value = value.args[0]
     if type(value) is not tuple or len(value) > _MAX_DIMENSIONS:
         raise TensorProblem("its shape or strides cannot be told")
-    if any(type(number) is not int or not 0 <= number < _LIMIT for number in value):
-        raise TensorProblem("its shape or strides are impossible")
+    for number in value:
+        if type(number) is not int or not 0 <= number < _LIMIT:
+            raise TensorProblem("its shape or strides are impossible")
     return value
 
 

@@ -19,6 +19,7 @@ from ckptguard.formats.torch.names import CONTAINERS, WITHOUT_FLOATS, attributes
 from ckptguard.formats.torch.rebuild_calls import (
     Described,
     as_composite,
+    is_plain,
     is_tensor,
     is_untyped,
     is_whole_tensor,
@@ -147,9 +148,11 @@ class _Walk:
             self.file(name, packed[0], raw_bytes(packed[0]), packed[1])
         else:
             self.tensors.append((name, value))
-        if is_untyped(value):
-            self.not_read(name)
         if type(value) is not Call:
+            if is_untyped(value):
+                self.not_read(name)
+            return []
+        if is_plain(value):
             return []
         parts = [pair for state in tensor_attributes(value) for pair in of_state(name, f"{name}.", state)]
         # What a quantised tensor's integers are multiplied with: numbers here, or tensors.

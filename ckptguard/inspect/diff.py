@@ -12,7 +12,7 @@ from ckptguard.inspect.match_tensors import Matching, Prefix, match_tensors
 from ckptguard.inspect.tensor_table import Contents, HeldTensor, TensorSource, find_source, read_contents
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import Progress
-from ckptguard.scan.tensor_difference import Difference
+from ckptguard.scan.result import Difference
 from ckptguard.storage import Reader
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.incident import ChangedTensor, worded

@@ -10,7 +10,7 @@ from ckptguard.formats.dtypes import DTYPES
 from ckptguard.formats.structure import TensorPlace
 from ckptguard.scan.arrays import np
 from ckptguard.scan.decode import Decoder
-from ckptguard.scan.tensor_difference import Difference
+from ckptguard.scan.result import Difference
 from ckptguard.storage.protocol import Reader
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from ckptguard.cli.render import cell, columns
 if TYPE_CHECKING:
     from ckptguard.documents.build import Document
     from ckptguard.inspect.diff import Diff, DiffedCheckpoint, TensorChange
-    from ckptguard.scan.tensor_difference import Difference
+    from ckptguard.scan.result import Difference
 
 DEFAULT_TOP = 20
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)

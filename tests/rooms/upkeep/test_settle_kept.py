@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.kept_runs import guarded
+from support.records_on_disk import at
 from support.runs import QUICK, state_dict
 from support.views import look
 
@@ -60,7 +61,7 @@ def test_a_link_is_released_for_its_bytes_and_not_for_its_times(acts, name, ende
         content = path.read_bytes()
         reconcile(look(run, links), PassNotes())
         [id] = kept.list_kept(run)
-        copy = Path(folder, "_ckptguard", kept.read_kept(run, id).checkpoint_key)
+        copy = at(folder, f"_ckptguard/{kept.read_kept(run, id).checkpoint_key}")
         for number, act in enumerate([*acts, "rotate", "touch"]):
             if act == "pass":
                 reconcile(look(run, links), PassNotes())

@@ -96,13 +96,16 @@ def test_little_memory_is_no_verdict(sharded, megabytes, executor):
     assert said.strip()
 
 
-def test_numpy_starts_no_threads():
-    """Its library interrupts the process where they cannot be started."""
-    code = "import os, ckptguard.scan.numbers as _; print(len(os.listdir('/proc/self/task')), *os.environ)"
+@pytest.mark.parametrize(("before", "alone"), [("import ckptguard.cli.entry", True), ("pass", False)])
+def test_numpy_starts_no_threads_in_a_command(before, alone):
+    """Its library interrupts the process where they cannot be started. Whoever else uses numpy has them as ever."""
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("with one processor numpy starts none")
+    code = f"{before}; import os, ckptguard.scan.numbers as _; print(len(os.listdir('/proc/self/task')), *os.environ)"
     clean = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=clean)
     threads, *variables = done.stdout.split()
-    assert (threads, "OPENBLAS_NUM_THREADS" in variables) == ("1", False)
+    assert (threads == "1", "OPENBLAS_NUM_THREADS" in variables) == (alone, False)
 
 
 @pytest.mark.parametrize("before", range(3))

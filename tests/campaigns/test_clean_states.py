@@ -132,7 +132,14 @@ def saved_and_judged(state, *, archive):
         try:
             torch.save(state, path, _use_new_zipfile_serialization=archive)
             torch.load(path, weights_only=True)
-        except (RuntimeError, pickle.UnpicklingError, TypeError, NotImplementedError, OverflowError) as error:
+        except (
+            RuntimeError,
+            pickle.UnpicklingError,
+            TypeError,
+            AttributeError,
+            NotImplementedError,
+            OverflowError,
+        ) as error:
             event(type(error).__name__)
             reject()
         return verify_target(str(path), QUICK, Selection(wait=0, record=False))

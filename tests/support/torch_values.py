@@ -56,7 +56,7 @@ def _finite(width: int = 64) -> st.SearchStrategy[float]:
 @st.composite
 def odd_tensors(draw):
     """Parameters, tensors with attributes, sparse and nested ones, and two that share a storage."""
-    kind = draw(st.sampled_from(("parameter", "attribute", "coo", "csr", "nested", "shared", "quantised", "meta")))
+    kind = draw(st.sampled_from(("parameter", "attribute", "coo", "csr", "nested", "shared", "quantised")))
     matrix = torch.rand(2, 3, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) + 0.5
     if kind == "parameter":
         return torch.nn.Parameter(matrix, requires_grad=draw(st.booleans()))
@@ -71,8 +71,6 @@ def odd_tensors(draw):
         return torch.nested.nested_tensor([matrix[0], matrix[1, :2]])
     if kind == "quantised":
         return torch.quantize_per_tensor(matrix, 0.1, 3, torch.qint8)
-    if kind == "meta":
-        return torch.empty(2, 3, device="meta")
     return [matrix, matrix[1], matrix.t(), matrix]
 
 
@@ -178,7 +176,7 @@ class Poison:
 
 def _dense_parts(value: torch.Tensor) -> Iterator[torch.Tensor]:
     """Where its elements are stored."""
-    if value.device.type == "meta" or value.is_quantized:
+    if value.is_quantized:
         return
     if value.is_nested:
         yield value.values()

@@ -310,7 +310,10 @@ class _Pass:
         to go back to."""
         standings = self.view.history.standings(result.series).values()
         if result.outcome is Outcome.GOOD and sum(s.outcome is Outcome.GOOD for s in standings) == 1:
-            self.troubles += settle_kept(self.view, work=self.work, saved_over=self.saved_over)
+            try:
+                self.troubles += settle_kept(self.view, work=self.work, saved_over=self.saved_over)
+            except CouldNotTellError as error:
+                self.troubles.append(error.message)  # the end of the pass tries again
 
     def mend_and_prune(self) -> None:
         """Repair what can be repaired unasked, and remove what the settings do not keep."""

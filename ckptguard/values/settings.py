@@ -19,7 +19,7 @@ from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 _WEEK = 7 * 86400.0
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 # Variables with that prefix that are no settings: of the commands, and of those who develop ckptguard.
-_NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
+_NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "MUTANTS", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

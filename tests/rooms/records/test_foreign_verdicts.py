@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.records_on_disk import at
 from support.tiny_run import SERIES, TINY, content, cycle, name_of, poison, save
 from support.views import look
 
@@ -30,7 +31,7 @@ NONE = TINY.changed(keep="none")
 
 def ledger(root: Path) -> Path:
     """The folder of the one series' verdicts."""
-    return root / "_ckptguard" / "ledger" / SERIES
+    return at(root, f"_ckptguard/ledger/{SERIES}")
 
 
 def judged(root: Path, seeds: list[int], bad: set[int] = frozenset()) -> None:  # type: ignore[assignment]

@@ -88,13 +88,14 @@ def _words(group: Sequence[Finding], checkpoint: str) -> str:
     lead = f"{_first_of(about)}: " if about and not (len(group) == 1 and about[0] in message) else ""
     more = f" (and {len(group) - 1} more like it)" if len(about) < 2 < 1 + len(group) else ""
     named = bool(tensors and files) and not (len(files) == 1 and files[0] in (message, checkpoint))
-    where = f" ({_first_of(files, 'files')})" if named else ""
+    where = f" ({_first_of(files, 'file')})" if named else ""
     return f"{lead}{escape(message)}{more}{where}"
 
 
 def _first_of(names: Sequence[str], noun: str = "") -> str:
-    more = f" and {len(names) - 1} more {noun}".rstrip() if len(names) > 1 else ""
-    return escape(names[0]) + more
+    rest = len(names) - 1
+    noun = f" {noun}{'s' * (rest > 1)}" if noun else ""
+    return escape(names[0]) + (f" and {rest} more{noun}" if rest else "")
 
 
 def print_checked(checked: Checked, *, notices: bool = True) -> None:

@@ -72,13 +72,16 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
             if files is not None and not kept_matches(run, copy, files):
                 copy = None  # a hard link shares what was done to the original
         lies = checkpoint or sealed  # both tell path, layout and size
+        outcome, reason = (verdict.outcome, verdict.reason) if verdict else (Outcome.PENDING, "")
+        if verdict and verdict.place_damaged and verdict.content and checkpoint is None and copy is not None:
+            outcome, reason = verdict.content, ""  # the damage was to what lay in place, and is no more
         return CheckpointState(
             path=lies.path if lies else id.series,
             series=id.series,
             layout=lies.layout if lies else "",
             step=id.step,
             id=id,
-            outcome=verdict.outcome if verdict else Outcome.PENDING,
+            outcome=outcome,
             changed=checkpoint is not None and glance.has_changed(id, checkpoint.entries),
             in_place=checkpoint is not None,
             kept=copy is not None,
@@ -89,7 +92,7 @@ def states_by_glance(view: RunView, glance: Glance) -> tuple[CheckpointState, ..
             bytes=lies.bytes if lies else None,
             kept_bytes=own_bytes(run, copy) if copy else None,
             pins=tuple(pins.get(id, ())),
-            reason=verdict.reason if verdict else "",
+            reason=reason,
             counter=finest_counter(sealed.standpoint.counters) if sealed else None,
         )
 

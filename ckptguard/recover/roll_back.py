@@ -131,7 +131,7 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
             if wrong == chosen.id:
                 raise CouldNotTellError(f"{chosen.manifest.path} could not be put back: it reads otherwise than before")
             refused |= {wrong}
-        answer = chosen.answer
+        answer = replace(chosen.answer, path=run.usable(chosen.manifest.path))  # where it lies afterwards
         if not back.dry_run:
             view.forget()  # files were moved
             point_back(run, plan.pointed, scope.pointers)
@@ -186,8 +186,8 @@ def _wrong_names(view: RunView, back: GoBack, chosen: Candidate, work: Work) -> 
 def _not_given_back(view: RunView, plan: RollbackPlan, chosen: Candidate) -> NotGivenBackError:
     names = ", ".join(plan.refused)
     return NotGivenBackError(
-        f"{names} cannot be given back: nothing good is there that it could hold, not newer than {chosen.answer.path}."
-        " Nothing was moved",
+        f"{names} cannot be given back: nothing good is there that it could hold, not newer than"
+        f" {chosen.manifest.path}. Nothing was moved",
         hint=f"move {plan.refused[0]} away if training needs no such file, or go further back: ckptguard rollback"
         f" {view.run.url} --step N",
     )

@@ -17,7 +17,12 @@ def private_runtime_folder(environ: Mapping[str, str]) -> str:
         folder = os.path.join(tempfile.gettempdir(), f"ckptguard-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
+    require_private(folder)
+    return folder
+
+
+def require_private(folder: str) -> None:
+    """PermissionError if others than this user may change what lies in this folder, or it is none."""
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise PermissionError(f"{folder} is not a folder of this user alone")
-    return folder

@@ -124,7 +124,7 @@ def series_from_folder(folder: str) -> str:
 
 def is_safe_path(path: str) -> bool:
     """Whether a path read from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
-    if not path or "\0" in path or "://" in path or path.startswith(("/", "~")):
+    if not path or "\0" in path or "://" in path or path.startswith("/"):
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 

@@ -23,13 +23,14 @@ _JUDGED = Verification(resave=Resave.WAIT)
 
 def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bool = False) -> Candidate | None:
     """The best known-good checkpoint; None if there is none. What changed is verified, and its verdict recorded where
-    that can be; with `everything` all bytes of what is answered are read. CouldNotTellError if only such are left."""
+    that can be. A kept copy is read before it is answered: who opened it last by its path may have written through it.
+    With `everything` all bytes of what is answered are read. CouldNotTellError if only such are left."""
     read: set[CheckpointId] = set()  # just now, and right
 
     def attempt(candidate: Candidate) -> Candidate | str:
         if candidate.in_place and (candidate.changed or everything) and candidate.id not in read:
             wrong = _wrong_in_place(view, candidate, work, read)
-        elif everything and not candidate.in_place:
+        elif not candidate.in_place:
             wrong = wrong_in_copy(view, candidate, work)
         else:
             wrong = None

@@ -28,8 +28,8 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 def command(run: str, before_step: int | None, series: str | None, read: bool, shared: Shared) -> None:
     """Print the path of RUN's last known-good checkpoint, and nothing else.
 
-    One whose files changed since they were read is verified first. What RUN has lost is looked for in the settings'
-    replicas.
+    One whose files changed since they were read is verified first, and a kept copy is always read. What RUN has lost
+    is looked for in the settings' replicas.
     """
     from ckptguard.runs.find_known_good import Wanted, best_on_record, openable
 
@@ -39,7 +39,7 @@ def command(run: str, before_step: int | None, series: str | None, read: bool, s
         from ckptguard.records.run import open_run
 
         best = best_on_record(open_run(run, settings), wanted)
-        known_good = None if best.changed else best.answer
+        known_good = None if best.changed or best.answer.kept else best.answer
     if known_good is None:
         known_good = _read(run, settings, wanted, everything=read)
     known_good = openable(known_good)

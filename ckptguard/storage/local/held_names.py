@@ -69,7 +69,12 @@ def lying_as(folder: int, name: str, *, held: bool) -> str:
     if not held:
         return name
     spelled = held_name(name)
-    return name if not _is_there(folder, spelled) and _is_there(folder, name) else spelled
+    return name if _may_lie_bare(name) and not _is_there(folder, spelled) and _is_there(folder, name) else spelled
+
+
+def _may_lie_bare(name: str) -> bool:
+    """Whether a file that lies under this very name may be that of this name; else it is another one's, held."""
+    return own_name(name) == name or held_name(name) == name
 
 
 def lying_path(root: str, parts: Sequence[str]) -> str:
@@ -78,7 +83,8 @@ def lying_path(root: str, parts: Sequence[str]) -> str:
     parts, place = [*above, *parts], root
     for depth, name in enumerate(parts):
         held, place = os.path.join(place, held_name(name)), os.path.join(place, name)
-        if is_holding(root, parts[:depth]) and (os.path.lexists(held) or not os.path.lexists(place)):
+        bare = _may_lie_bare(name) and os.path.lexists(place) and not os.path.lexists(held)
+        if is_holding(root, parts[:depth]) and not bare:
             place = held
     return place
 

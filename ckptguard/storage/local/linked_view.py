@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 
 from ckptguard.storage.local.held_names import own_name
-from ckptguard.storage.runtime_folder import private_runtime_folder
+from ckptguard.storage.runtime_folder import private_runtime_folder, require_private
 from ckptguard.values.ids import RECORDS_FOLDER
 
 _ORIGIN = ".origin"  # leads to what is shown, and nowhere once that is gone
@@ -42,21 +42,33 @@ def _below(path: str) -> list[tuple[str, str]]:
 
 def _linked(above: str, said: str, path: str, files: Mapping[str, str]) -> str:
     os.makedirs(above, mode=0o700, exist_ok=True)
+    require_private(above)
     _forget_gone(above)
     place = os.path.join(above, "view-" + hashlib.sha256(os.fsencode(said)).hexdigest()[:16])
     name = own_name(path.rpartition("/")[2])
-    if not os.path.lexists(place):
+    links = {os.path.join(name, inside) if inside else name: file for inside, file in files.items()} | {_ORIGIN: path}
+    if _links_in(place) != links:  # none yet, or who opened it wrote, added or removed something there
         new = tempfile.mkdtemp(dir=above, prefix="new-")
-        for inside, file in files.items():
-            link = os.path.join(new, name, inside) if inside else os.path.join(new, name)
+        for inside, file in links.items():
+            link = os.path.join(new, inside)
             os.makedirs(os.path.dirname(link), exist_ok=True)
             os.symlink(file, link)
-        os.symlink(path, os.path.join(new, _ORIGIN))
+        shutil.rmtree(place, ignore_errors=True)
         try:
             os.rename(new, place)
         except OSError:  # another process was faster
             shutil.rmtree(new)
     return os.path.join(place, name)
+
+
+def _links_in(place: str) -> dict[str, str | None]:
+    """All that lies below a folder, and where each link leads; a file is none."""
+    found: dict[str, str | None] = {}
+    for folder, folders, names in os.walk(place):
+        for entry in (os.path.join(folder, name) for name in (*folders, *names)):
+            if os.path.islink(entry) or not os.path.isdir(entry):
+                found[os.path.relpath(entry, place)] = os.readlink(entry) if os.path.islink(entry) else None
+    return found
 
 
 def _forget_gone(above: str) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
 from support.tiny_run import TINY, WEIGHTS, cycle, name_of, poison, save
 
 from ckptguard.records.run import open_run
@@ -55,11 +56,13 @@ def test_what_was_saved_anew_is_answered_as_what_it_is(root, invoke, document):
     assert invoke("known-good", root, "--read").stdout == f"{root / name_of(300)}\n"
 
 
-def test_a_copy_of_ours_is_read_too(root, invoke, document):
-    """With --read a kept copy is held against what was sealed; a wrong one is no answer."""
+@pytest.mark.parametrize("options", [(), ("--read",)])
+def test_a_copy_of_ours_is_read_too(root, invoke, options):
+    """A kept copy is held against what was sealed, asked or not: who opened it by its path may have saved over it. A
+    wrong one is no answer."""
     saved(root, TINY)
     shutil.rmtree(root / name_of(300))
-    answer = Path(invoke("known-good", root, "--read").stdout.strip())
+    answer = Path(invoke("known-good", root, *options).stdout.strip())
     assert (answer / WEIGHTS).resolve().relative_to(root).parts[:2] == ("_ckptguard", "kept")
     poison((answer / WEIGHTS).resolve())
-    assert invoke("known-good", root, "--read").stdout == f"{root / name_of(200)}\n"
+    assert invoke("known-good", root, *options).stdout == f"{root / name_of(200)}\n"

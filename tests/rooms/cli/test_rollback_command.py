@@ -30,6 +30,15 @@ def test_one_may_go_further_back(epochs, invoke, words):
     assert update_of(load(epochs / "epoch_latest.pt")) == 10
 
 
+def test_the_plan_names_the_place_in_the_run(epochs, invoke):
+    """Where the known-good lies afterwards, also if only its kept copy is left by now."""
+    (epochs / "epoch_3.pt").unlink()
+    (epochs / "epoch_latest.pt").unlink()
+    said = invoke("rollback", epochs, "--step", "3", "--force", "--dry-run").output
+    assert said.startswith(f"would go back to {epochs / 'epoch_3.pt'} (")
+    assert "_ckptguard" not in said
+
+
 def test_what_is_not_known_good_is_not_gone_back_to(epochs, invoke):
     """13, in a sentence."""
     done = invoke("rollback", epochs, "--step", "9", "--force")

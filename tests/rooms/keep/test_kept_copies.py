@@ -21,6 +21,7 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.sealed_content import kept_matches
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId, series_of
+from ckptguard.values.verdict import Outcome
 
 
 def test_a_link_that_was_written_through_is_no_copy(root, run):
@@ -37,6 +38,22 @@ def test_a_link_that_was_written_through_is_no_copy(root, run):
     torch.save(content, root / "net-1.pt")
     assert (root / "net-1.pt").stat().st_ino == before
     assert not kept_matches(run, copy, manifest)
+
+
+def test_a_copy_that_outlives_its_damaged_place_is_listed_as_what_it_is(root, run):
+    """Bad while the damage is there; afterwards the listing speaks of the copy, as known-good does."""
+    torch.save(state_dict(1), path := root / "net-1.pt")
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    data, times = bytearray(path.read_bytes()), path.stat()
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    reconcile(look(run, QUICK.changed(keep="copy")), PassNotes())
+    assert [(s.outcome, s.in_place) for s in survey(look(run))] == [(Outcome.BAD, True)]
+    path.unlink()
+    found = [(s.outcome, s.in_place, s.kept, s.reason) for s in survey(look(run))]
+    assert found == [(Outcome.GOOD, False, True, "")]
+    assert find_known_good(run).kept
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ NAMES = (
 )
 
 
+def _wrapped(name: str) -> st.SearchStrategy[str]:
+    """The name, held up to three times."""
+    return st.sampled_from([f"{'held.' * n}{name}{'.held' * n}" for n in range(4)])
+
+
 def found_in_records(root: Path) -> list[str]:
     """What any trainer's own look below the run finds in our records."""
     records = root / "_ckptguard"
@@ -113,6 +118,54 @@ def test_known_good_leads_to_a_kept_copy_by_its_own_names(tmp_path):
     assert not path.is_relative_to(root)
     assert content(path) == {name.removeprefix("sharded-100/"): data for name, data in saved.items()}
     assert Path(find_known_good(run).path) == path
+
+
+def test_what_was_changed_among_the_links_is_made_anew(tmp_path):
+    """A file written over a link, a link removed, led elsewhere, or added: the next answer is what was kept again."""
+    root = tmp_path / "run"
+    write_sharded(root, 100, seed=1)
+    saved, run = content(root), open_run(str(root))
+    reconcile(look(run), PassNotes())
+    shutil.rmtree(root / "sharded-100")
+    path = Path(find_known_good(run).path)
+    first, second, third, *_ = sorted(path.iterdir())
+    for link in (first, second, third):
+        link.unlink()
+    first.write_bytes(b"another")
+    second.symlink_to("/dev/null")
+    (path / "more").write_bytes(b"")
+    assert Path(find_known_good(run).path) == path
+    assert content(path) == {name.removeprefix("sharded-100/"): data for name, data in saved.items()}
+
+
+def test_links_are_not_made_where_others_may_change_them(tmp_path, monkeypatch):
+    """A folder of the cache that others may write in is not used."""
+    root, cache = tmp_path / "run", tmp_path / "cache"
+    (cache / "ckptguard/known-good").mkdir(parents=True)
+    (cache / "ckptguard/known-good").chmod(0o777)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    write_sharded(root, 100, seed=1)
+    saved, run = content(root), open_run(str(root))
+    reconcile(look(run), PassNotes())
+    shutil.rmtree(root / "sharded-100")
+    path = Path(find_known_good(run).path)
+    assert not path.is_relative_to(cache)
+    assert content(path) == {name.removeprefix("sharded-100/"): data for name, data in saved.items()}
+
+
+@given(names=st.sets(st.sampled_from(["a.pt", "x.held", "held.x"]).flatmap(_wrapped), min_size=1, max_size=6))
+@settings(max_examples=30)
+def test_names_like_those_of_the_records_are_told_apart(tmp_path_factory, names):
+    """A trainer's own name may look like one that is held."""
+    storage = open_storage(root := tmp_path_factory.mktemp("run"))
+    folder = "_ckptguard/kept/a-#/000000000001.1"
+    for name in sorted(names):
+        (root / name).write_bytes(name.encode())
+        storage.copy(name, f"{folder}/{name}")
+    assert {entry.key for entry in storage.list(folder, recursive=True)} == {f"{folder}/{name}" for name in names}
+    for name in names:
+        with storage.open(f"{folder}/{name}") as reader:
+            assert reader.read(0, len(name)) == name.encode()
 
 
 def as_an_older_version_left_it(root: Path) -> None:

@@ -306,8 +306,7 @@ class _Pass:
                     self._settle_first_good(result)
 
     def _settle_first_good(self, result: Checked) -> None:
-        """Have the only good one of a series in bytes of its own before anything else is read: nothing else is there
-        to go back to."""
+        """Give the only good one of a series bytes of its own before anything else is read: there is no other."""
         standings = self.view.history.standings(result.series).values()
         if result.outcome is Outcome.GOOD and sum(s.outcome is Outcome.GOOD for s in standings) == 1:
             try:

@@ -153,6 +153,11 @@ CASES: dict[str, tuple[bytes, str]] = {
     "a class changed": (named("collections.OrderedDict") + b"}" + text("x") + _NAN + b"sb", DOUBT),
     "a value left out": (view(size=50) + b"0K\x01", DOUBT),
     "a nest of doubles": (b"K\x01" + b"2\x86" * 40, DOUBT),
+    "a key of more depth than a stack has": (b"})" + b"\x85" * 2**20 + b"K\x01s", BAD),
+    "a list deep in a key": (b"}]" + b"\x85" * 100 + b"K\x01s", BAD),
+    "a list in a set that is made": (named("builtins.set") + b"](]]e\x85R", BAD),
+    "a list in a frozenset that is made": (named("builtins.frozenset") + b"](]]e\x85\x81", BAD),
+    "a list as a key of a dict that is made": (named("collections.OrderedDict") + b"](]K\x01\x86e\x85R", BAD),
 }  # fmt: skip
 CLEAN: dict[str, bytes] = {
     "a tensor": view(),
@@ -160,6 +165,8 @@ CLEAN: dict[str, bytes] = {
     "a dict": HOOKS + b"(" + text("a") + view() + b"u}" + text("_metadata") + HOOKS + text("") + b"}ssb",
     "a nest of pairs": b"K\x01" + b"q\x01h\x01\x86" * 40,  # each part is looked at, and not for ever
     "a list that holds itself": b"]q\x01h\x01a",
+    "a key of many parts": b"}(" + b"K\x01" * 20_000 + b"tK\x01s",
+    "a deep key": b"})" + b"\x85" * 190 + b"K\x01s",
 }
 
 
@@ -187,10 +194,11 @@ def test_what_is_clean_raises_nothing(tmp_path: Path, loader: TorchLoader, kind:
     assert loader.load(tmp_path / "f.pt").loads
 
 
-def test_a_key_that_takes_for_ever_to_hash(tmp_path: Path) -> None:
-    """Python would hash each of its 2**60 parts."""
-    body = b"}K\x01" + b"q\x01h\x01\x86" * 60 + b"K\x01s"
-    assert what_was_read(scan_of(tmp_path, "f.pt", archive_of(pickled(body))).files[0]) == BAD
+@pytest.mark.parametrize("times", [60, 100])
+def test_a_key_that_takes_for_ever_to_hash(tmp_path: Path, times: int) -> None:
+    """Python would hash each of its 2**60 parts, and there is no telling how long somebody waits."""
+    body = b"}K\x01" + b"q\x01h\x01\x86" * times + b"K\x01s"
+    assert what_was_read(scan_of(tmp_path, "f.pt", archive_of(pickled(body))).files[0]) == DOUBT
 
 
 def test_a_doubt_is_suspect(tmp_path: Path) -> None:

@@ -126,13 +126,14 @@ NAN = float("nan")
 
 class Poison:
     """Walks a nest and makes its float number `at` NaN, in place or in a copy of what cannot be changed; with -1 none.
-    `floats` is how many there are."""
+    `floats` is how many there are, and `without_numbers` whether some tensor has a shape only."""
 
     def __init__(self, at: int) -> None:
         self._at = at
         self._done: dict[int, object] = {}
         self._kept: list[object] = []
         self.floats = 0
+        self.without_numbers = False
 
     def _hit(self) -> bool:
         self.floats += 1
@@ -165,6 +166,7 @@ class Poison:
         return self._done[id(value)]
 
     def _tensor(self, value: torch.Tensor) -> None:
+        self.without_numbers |= value.is_meta
         for part in _dense_parts(value):
             if part.numel() and (part.is_floating_point() or part.is_complex()) and self._hit():
                 spot = torch.tensor(NAN).to(part.dtype)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
 
 Part = Callable[[object], bool]
 
-_MOST_PARTS = 10_000  # of a key
 _MAX_DIMENSIONS = 64
+_MOST_MARKS = 4  # keys and values
 _UNHASHABLE = (Kind.MAPPING, Kind.LIST, Kind.SET, Kind.ARRAY, Kind.BYTES, Kind.HOOKS)
 _DEVICES = (
     "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone"
@@ -28,22 +28,52 @@ _OF_TENSORS = (
 _OF_TENSORS_ALONE = frozenset(_OF_TENSORS.split())
 
 
-def is_hashable(key: object) -> bool:
-    """Whether it can be a key. A nest of tuples that takes for ever to hash cannot."""
-    waiting, room = [key], _MOST_PARTS
-    while waiting:
+def look_at_keys(keys: Iterable[object], room: int) -> int | None:
+    """What is left of the room when each part of these keys was looked at, as Python hashes each. None if one of them
+    can be no key."""
+    waiting = [key for key in keys if type(key) is not str]
+    while waiting and room >= 0:
         value = waiting.pop()
-        room -= 1
-        if type(value) is tuple:
-            waiting += value
-        elif type(value) is Call:
-            if value.kind in _UNHASHABLE:
-                return False
-        elif type(value) is Sequence or type(value) is Mapping or (type(value) is SetOf and not value.frozen):
-            return False
-        if room < len(waiting):
-            return False
-    return True
+        kind = type(value)
+        if kind is tuple:
+            waiting += cast("tuple[object, ...]", value)
+            room -= len(cast("tuple[object, ...]", value))
+        elif kind is Call:
+            if value.kind in _UNHASHABLE:  # type: ignore[attr-defined]
+                return None
+        elif kind is Sequence or kind is Mapping or (kind is SetOf and not value.frozen):  # type: ignore[attr-defined]
+            return None
+    return room
+
+
+def size_of(args: object) -> int:
+    """About how much there is to look at in the arguments of a call."""
+    size = 0
+    for part in args if type(args) is tuple else ():
+        if type(part) is Sequence or type(part) is SetOf:
+            size += len(part.items)
+        elif type(part) is Mapping:
+            size += len(part.flat)
+        elif type(part) is tuple:
+            size += len(part)
+        elif type(part) is str:
+            size += len(part) >> 6
+    return size
+
+
+def keys_of(call: Call) -> list[object]:
+    """What a call that makes a dict or set puts into it first."""
+    keys: list[object] = []
+    if call.kind in (Kind.MAPPING, Kind.SET) or call.calls("builtins.frozenset"):
+        for part in cast("tuple[object, ...]", call.args):
+            items = part.items if type(part) is Sequence else part
+            if isinstance(items, list | tuple):
+                keys += items if call.kind is not Kind.MAPPING else [_items(pair)[0] for pair in items]
+    return keys
+
+
+def _items(pair: object) -> Any:
+    return pair.items if type(pair) is Sequence else pair
 
 
 def of_type(*kinds: type) -> Part:
@@ -85,7 +115,7 @@ def marks(part: object) -> bool:
     """The conjugate and negative bits of a tensor."""
     if part is None:
         return True
-    if type(part) is not Mapping:
+    if type(part) is not Mapping or len(part.flat) > _MOST_MARKS:
         return False
     pairs = zip(part.flat[::2], part.flat[1::2], strict=False)
     return all(type(k) is str and k in ("conj", "neg") and type(v) is bool for k, v in pairs)
@@ -100,8 +130,7 @@ def pairs(part: object) -> bool:
     items = part.items if type(part) is Sequence else part
     if not isinstance(items, list | tuple):
         return False
-    pairs = [pair.items if type(pair) is Sequence else pair for pair in items]
-    return all(isinstance(p, list | tuple) and len(p) == 2 and is_hashable(p[0]) for p in pairs)
+    return all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in map(_items, items))
 
 
 def items(part: object) -> bool:
@@ -112,7 +141,7 @@ def items(part: object) -> bool:
 def elements(part: object) -> bool:
     """What a set can be made of."""
     items = part.items if type(part) in (Sequence, SetOf) else part  # type: ignore[attr-defined]
-    return isinstance(items, list | tuple) and all(map(is_hashable, items))
+    return isinstance(items, list | tuple)
 
 
 def is_device(part: object) -> bool:
@@ -191,7 +220,10 @@ def codec(part: object) -> bool:
 
 def latin(part: object) -> bool:
     """A text that stands for bytes."""
-    return type(part) is str and (part.isascii() or max(part) <= "\xff")
+    try:
+        return type(part) is str and (part.isascii() or bool(part.encode("latin-1")))
+    except UnicodeEncodeError:
+        return False
 
 
 def array_class(part: object) -> bool:

@@ -5,11 +5,14 @@ Each is carried out only on what Python would do it to. On all else loading fail
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ckptguard.formats.pickle.arguments import look_at_keys
 from ckptguard.formats.pickle.constants import UINT32, Constants, PickleProblem, parse_int
 from ckptguard.formats.pickle.inert_values import Call, Kind, Mapping, PersistentId, Sequence, SetOf
-from ckptguard.formats.pickle.known_calls import check_keys
 
 _MAX_DOUBTS = 100
+_MAX_LOOKED_AT = 1 << 23  # parts of keys and of arguments, as often as they are referred to
 _MADE = frozenset((Call, Mapping, PersistentId, Sequence, SetOf, tuple))
 _TAKE_ITEMS = (Kind.OBJECT, Kind.MAPPING, Kind.TENSOR, Kind.ARRAY, Kind.HOOKS)
 
@@ -17,7 +20,7 @@ _TAKE_ITEMS = (Kind.OBJECT, Kind.MAPPING, Kind.TENSOR, Kind.ARRAY, Kind.HOOKS)
 class Containers(Constants):
     """Marks and memo; see `Constants` for how opcodes are methods."""
 
-    __slots__ = ("doubts", "dropped", "marks", "memo")
+    __slots__ = ("doubts", "dropped", "marks", "memo", "room")
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -25,6 +28,7 @@ class Containers(Constants):
         self.dropped: list[object] = []
         self.marks: list[list[object]] = []
         self.memo: dict[int, object] = {}
+        self.room = _MAX_LOOKED_AT
 
     def doubt(self, why: str | None) -> None:
         if why is not None and len(self.doubts) < _MAX_DOUBTS:
@@ -40,6 +44,18 @@ class Containers(Constants):
         if len(items) % 2:
             raise PickleProblem("a dict has a key without a value")
         return items
+
+    def check_keys(self, keys: Iterable[object]) -> None:
+        left = look_at_keys(keys, self.room) if self.room >= 0 else self.room
+        if left is None:
+            raise PickleProblem("a key of a dict, or an element of a set, is of a kind that can be none")
+        self.take_room(self.room - left)
+
+    def take_room(self, size: int) -> bool:
+        self.room -= size
+        if self.room < 0:
+            self.doubt("it refers to the same values so often that loading it may take for ever")
+        return self.room >= 0
 
     def mark(self, p: int) -> int:
         self.marks.append(self.stack)
@@ -72,13 +88,13 @@ class Containers(Constants):
 
     def dict_of_mark(self, p: int) -> int:
         items = self.pop_pairs()
-        check_keys(items[::2])
+        self.check_keys(items[::2])
         self.stack.append(Mapping(items))
         return p
 
     def frozen_set(self, p: int) -> int:
         items = self.pop_mark()
-        check_keys(items)
+        self.check_keys(items)
         self.stack.append(SetOf(items, frozen=True))
         return p
 
@@ -108,7 +124,7 @@ class Containers(Constants):
     def add_items(self, p: int) -> int:
         values, target = self.pop_mark(), self.stack[-1]
         if type(target) is SetOf and not target.frozen:
-            check_keys(values)
+            self.check_keys(values)
             target.items += values
         elif type(target) is Call and target.kind in (Kind.OBJECT, Kind.SET):
             self.put_in(target, values)
@@ -128,11 +144,11 @@ class Containers(Constants):
     def put(self, flat: list[object]) -> None:
         target = self.stack[-1]
         if type(target) is Mapping:
-            check_keys(flat[::2])
+            self.check_keys(flat[::2])
             target.flat += flat
         elif type(target) is Call and target.kind in _TAKE_ITEMS:
             if target.kind is Kind.MAPPING:
-                check_keys(flat[::2])
+                self.check_keys(flat[::2])
             elif target.kind is not Kind.OBJECT:
                 self.doubt(f"it sets elements of {target.kind.value}")
             if target.flat is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
@@ -178,13 +178,6 @@ def row_of(module: str, name: str) -> Row | None:
     return _ROWS.get(f"{_PYTHON_2.get(module, module)}.{name}")
 
 
-def check_keys(keys: Iterable[object]) -> None:
-    """PickleProblem if one of them can be no key of a dict, and no element of a set."""
-    for key in keys:
-        if type(key) is not str and not may_be.is_hashable(key):
-            raise PickleProblem("a key of a dict, or an element of a set, is of a kind that can be none")
-
-
 def _inner(part: object) -> bool:
     """What a tensor subclass is made by: a function that makes tensors, or one of a library's own."""
     if type(part) is not Global:
@@ -211,9 +204,10 @@ _FROM_TYPE = ("torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_fro
 _OLD_VIEW = (may_be.storage, may_be.integer, may_be.sizes, may_be.sizes)
 _VIEW = (None,) * 4  # these are compared with the storage when the tensor is placed
 _FLAG_AND_HOOKS = (may_be.flag, may_be.hooks)
+PLAIN_TENSOR = Row(Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.marks), 6, free=4)  # none of its arguments is long
 _UNDER_TORCH: dict[str, Row] = {
     "torch._utils._rebuild_tensor": Row(Kind.TENSOR, _VIEW, 4),
-    "torch._utils._rebuild_tensor_v2": Row(Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.marks), 6, free=4),
+    "torch._utils._rebuild_tensor_v2": PLAIN_TENSOR,
     "torch._utils._rebuild_tensor_v3": Row(
         Kind.TENSOR, (*_VIEW, *_FLAG_AND_HOOKS, may_be.torch_dtype, may_be.marks), 7
     ),

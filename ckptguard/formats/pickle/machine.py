@@ -10,10 +10,11 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ckptguard.formats.pickle.arguments import keys_of, size_of
 from ckptguard.formats.pickle.constants import UINT64, PickleProblem
 from ckptguard.formats.pickle.containers import Containers
-from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId
-from ckptguard.formats.pickle.known_calls import doubtful_name, row_of, what_comes, what_is_set
+from ckptguard.formats.pickle.inert_values import Call, Global, Kind, PersistentId
+from ckptguard.formats.pickle.known_calls import PLAIN_TENSOR, doubtful_name, row_of, what_comes, what_is_set
 
 MAX_STREAM = 256 << 20  # constants are copied out of it, so it counts twice
 BUDGET = 384 << 20  # about the bytes that opcodes leave behind; each also costs time
@@ -196,15 +197,19 @@ class Machine(Containers):
 
     def reduce(self, p: int) -> int:
         args = self.stack.pop()
-        made = self.stack[-1] = Call(self.stack[-1], args)
-        why = what_comes(made)
-        if why is not None:
-            self.doubt(why)
+        self.stack[-1] = self.call(self.stack[-1], args)
         return p
 
     def call(self, func: object, args: object, *, new: bool = False) -> Call:
         made = Call(func, args)
-        self.doubt(what_comes(made, new=new))
+        is_short = args == () or (type(func) is Global and func.row is PLAIN_TENSOR)
+        if not is_short and not self.take_room(size_of(args)):
+            return made  # it is in doubt
+        why = what_comes(made, new=new)
+        if why is not None:
+            self.doubt(why)
+        elif not is_short and (not new or made.kind is Kind.FIXED):
+            self.check_keys(keys_of(made))
         return made
 
     def new_object(self, p: int) -> int:

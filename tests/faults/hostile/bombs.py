@@ -125,6 +125,14 @@ BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
     "deep lists": ("m.pkl", lambda: b"]" * MIB + b"a" * (MIB - 1) + b"."),
     "deep marks": ("m.pkl", lambda: b"(" * (4 * MIB) + b"."),
     "deep keys": ("m.pkl", lambda: b"\x80\x02})" + b"\x85" * MIB + b"K\x01s."),
+    "one key again and again": (
+        "m.pkl",
+        lambda: b"(" + b"K\x01" * 9000 + b"tq\x000}" + b"h\x00K\x01s" * 500_000 + b".",
+    ),
+    "one argument again and again": (
+        "m.pkl",
+        lambda: b"c__builtin__\nset\nq\x000](" + b"K\x01" * 9000 + b"e\x85q\x010(" + b"h\x00h\x01R" * 100_000 + b"l.",
+    ),
     "states on states": ("m.pkl", lambda: b"\x80\x02cos\nsystem\n)R" + b"K\x01b" * 500_000 + b"."),
     "lists only": ("m.pkl", lambda: b"(" + b"]" * (16 * MIB) + b"l."),
     "empty frames": ("m.pkl", lambda: b"\x80\x04" + (b"\x95" + bytes(8)) * 500_000 + b"N."),
@@ -180,7 +188,7 @@ def _array(descr: str, shape: str) -> bytes:
 
 
 # Odd, but nothing is wrong with them: these may be good.
-HARMLESS = ("deep keys", "empty frames", "memo far away", "many decimals", "wide texts")
+HARMLESS = ("empty frames", "memo far away", "many decimals", "wide texts")
 
 # Files of holes: what they claim to hold is not there, and reading all of it into memory would be a mistake.
 SPARSE: dict[str, tuple[str, bytes, int]] = {

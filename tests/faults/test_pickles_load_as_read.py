@@ -5,12 +5,25 @@ torch.load itself says so, in a process of its own. Pickles are put together fro
 
 from __future__ import annotations
 
+import argparse
+import collections
+import datetime
+import decimal
+import fractions
+import functools
+import io
 import math
 import os
+import pathlib
+import pickle
+import random
 import struct
+import types
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, example, given, seed, settings
 from support.format_files import scan_of
@@ -115,7 +128,7 @@ CASES: dict[str, tuple[bytes, str]] = {
     "in a key": (b"}" + _NAN + b"\x85K\x01s", SEEN),
     "a number made of a text": (named("__builtin__.float") + text("nan") + b"\x85R", DOUBT),
     "any object made of a text": (named("decimal.Decimal") + text("NaN") + b"\x85R", DOUBT),
-    "numbers out of bytes": (named("struct.unpack") + text("<2f") + b"C\x08" + SPOILT + b"\x86R", NAMED),
+    "numbers out of bytes": (named("struct.unpack") + text("<2f") + b"C\x08" + SPOILT + b"\x86R", DOUBT),
     "an array out of bytes": (named("numpy.frombuffer") + b"C\x08" + SPOILT + text("<f4") + b"\x86R", DOUBT),
     "bytes of another encoding": (named("_codecs.encode") + text("x") + text("utf-16") + b"\x86R", DOUBT),
     "too few arguments": (named(_TENSOR) + many([storage("0"), number(0), sized([2]), sized([1])]) + b"R", BAD),
@@ -151,6 +164,37 @@ CASES: dict[str, tuple[bytes, str]] = {
     "an array set twice": (array(state_of(SPOILT, 2), state_of(FLOATS, 2)), DOUBT),
     "a spoilt array": (array(state_of(SPOILT, 2)), SEEN),
     "a class changed": (named("collections.OrderedDict") + b"}" + text("x") + _NAN + b"sb", DOUBT),
+    "a number out of a list": (named("builtins.complex") + b"](" + _NAN + b"e\x85R", DOUBT),
+    "a number too great for a float": (named("builtins.float") + b"\x8a\x90" + bytes(143) + b"\x01\x85R", DOUBT),
+    "a number with a line in it": (b"F1_0\n", BAD),
+    "bytes without an encoding": (named("builtins.bytearray") + text("a") + b"\x85R", DOUBT),
+    "a plain object called": (named("builtins.object") + b")R)R", BAD),
+    "an object of a type that has none": (named("typing.Any") + b")R", DOUBT),
+    "a day without a year": (named("datetime.datetime") + b")\x81", BAD),
+    "a thirteenth month": (named("datetime.datetime") + b"C\x0a\x07\xea\x0d" + bytes(7) + b"\x85R", DOUBT),
+    "a plain object of something": (named("argparse.Namespace") + b"N\x85R", DOUBT),
+    "a plain object as a key": (b"}" + named("argparse.Namespace") + b")RK\x01s", BAD),
+    "a UUID of nothing": (named("uuid.UUID") + b")R", BAD),
+    "a UUID of another kind": (named("uuid.UUID") + b")\x81}" + text("int") + _NAN + b"sb", DOUBT),
+    "a class of storages called": (named("torch.FloatStorage") + b"](" + _NAN + b"e\x85R", DOUBT),
+    "a member of no enumeration": (
+        named("torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING") + b"K\x07\x85R",
+        DOUBT,
+    ),
+    "an index without tensors": (named("torch.distributed.checkpoint.metadata.Metadata") + b")R", BAD),
+    "an index as a key": (
+        b"}" + named("torch.distributed.checkpoint.metadata.BytesStorageMetadata") + b")\x81K\x01s",
+        BAD,
+    ),
+    "a state that is no dict": (HOOKS + b"N}" + text("a") + b"K\x01s\x86b", DOUBT),
+    "a state of nothing set on an array": (array(b"N"), DOUBT),
+    "a shape without a flag": (named("torch.nn.parameter.UninitializedParameter") + b"](" + _NAN + b"e\x85R", DOUBT),
+    "a tensor with such hooks": (
+        named(_TENSOR)
+        + many([storage("0"), number(0), sized([2]), sized([1]), b"\x89", named("collections.OrderedDict") + b"K\x01R"])
+        + b"R",
+        DOUBT,
+    ),
     "a value left out": (view(size=50) + b"0K\x01", DOUBT),
     "a nest of doubles": (b"K\x01" + b"2\x86" * 40, DOUBT),
     "a key of more depth than a stack has": (b"})" + b"\x85" * 2**20 + b"K\x01s", BAD),
@@ -169,6 +213,23 @@ CLEAN: dict[str, bytes] = {
     "a deep key": b"})" + b"\x85" * 190 + b"K\x01s",
 }
 
+_ZONE = datetime.timezone(datetime.timedelta(hours=-5), "EST")
+ORDINARY: dict[str, object] = {
+    "arguments": argparse.Namespace(lr=0.1, betas=(0.9, 0.999), out=pathlib.PurePosixPath("/data/run")),
+    "simple": types.SimpleNamespace(a=1),
+    "when": [datetime.datetime(2026, 12, 31, 23, tzinfo=_ZONE), datetime.datetime(2024, 2, 29)],
+    "day": (datetime.date(2024, 2, 29), datetime.time(23, 59, 59, 7), datetime.timedelta(-1, 5)),
+    "zones": [datetime.UTC, _ZONE],
+    "numbers": [1 + 2j, complex(-0.0, 3), 1e300, -(2**70), decimal.Decimal("-1.5E+3"), fractions.Fraction(-2, 3)],
+    "dicts": [collections.defaultdict(list, a=[1]), collections.OrderedDict(a=1), collections.Counter("abca")],
+    "sets": [{1, 2}, frozenset((3, "a")), collections.deque([1, 2], 5), range(1, 9, 2), slice(1, None)],
+    "bytes": [b"", b"ab\xff", bytearray(b"\xffa"), bytearray()],
+    "scalars": [numpy.float32(2.5), numpy.int64(3), numpy.bool_(True), numpy.float64(1), numpy.dtype("f4")],
+    "generators": [numpy.random.RandomState(1), numpy.random.default_rng(2), random.Random(3).getstate()],
+    "names": [uuid.UUID(int=7), {uuid.UUID(int=8): 1}, len, object(), type(None)],
+    "partial": functools.partial(max, 3),
+}
+
 
 def pickled(body: bytes) -> bytes:
     """The whole pickle."""
@@ -184,6 +245,16 @@ def test_what_is_not_understood_is_not_good(tmp_path: Path, loader: TorchLoader,
     loaded = loader.load(tmp_path / "f.pt")
     assert expected != BAD or not loaded.loads, loaded
     assert expected != SEEN or (loaded.loads and not loaded.finite), loaded
+
+
+def test_what_trainers_write_beside_tensors_raises_nothing(tmp_path: Path) -> None:
+    """Objects of Python's own library, as each protocol writes them."""
+    for protocol in range(5):
+        new = {"file": io.BytesIO(b"ab")} if protocol > 1 else {}  # the first protocols cannot write it
+        raw = pickle.dumps(ORDINARY | new, protocol)
+        file = scan_of(tmp_path, "f.pkl", raw).files[0]
+        assert what_was_read(file) == "", (protocol, file.structure)
+        assert pickle.loads(raw).keys() == ORDINARY.keys() | new.keys()
 
 
 @pytest.mark.parametrize("kind", CLEAN)

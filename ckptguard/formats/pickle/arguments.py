@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
 
 Part = Callable[[object], bool]
 
+
+class Row(NamedTuple):
+    """What comes of a call, which arguments it takes (None: any), and how many of them it needs. `made`: by a class,
+    which NEWOBJ may name too, and must where more arguments are needed than could be told. `further` finds a doubt
+    about right arguments together; `state` says what may be set on it."""
+
+    kind: Kind
+    parts: tuple[Part | None, ...] = ()
+    least: int = 0
+    made: bool = False
+    free: int = 0  # how many of the first arguments may be anything
+    further: Callable[[tuple[Any, ...]], str | None] | None = None
+    state: Part | None = None
+
+
 _MAX_DIMENSIONS = 64
 _MOST_MARKS = 4  # keys and values
-_UNHASHABLE = (Kind.MAPPING, Kind.LIST, Kind.SET, Kind.ARRAY, Kind.BYTES, Kind.HOOKS)
+_TOO_GREAT = 2**1023  # for a float
+_UNHASHABLE = (Kind.MAPPING, Kind.LIST, Kind.SET, Kind.ARRAY, Kind.BYTES, Kind.HOOKS, Kind.RECORD)
 _DEVICES = (
     "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone"
     " npu mlu musa"
@@ -99,13 +115,18 @@ def integers(part: object) -> bool:
     return isinstance(items, list | tuple) and all(type(n) is int for n in items)
 
 
+def octets(part: object) -> bool:
+    """Integers that are bytes."""
+    return integers(part) and all(0 <= n < 256 for n in cast("list[int]", getattr(part, "items", part)))
+
+
 def hooks(part: object) -> bool:
     """None, or an OrderedDict that nothing was put into, nor will be."""
     if part is None:
         return True
     if type(part) is not Call or part.kind is not Kind.MAPPING or part.flat or part.state is not None:
         return False
-    if part.args != () and not all(type(a) is Sequence and not a.items for a in cast("tuple[object, ...]", part.args)):
+    if type(part.args) is not tuple or not all(type(a) is Sequence and not a.items for a in part.args):
         return False
     part.kind = Kind.HOOKS
     return True
@@ -151,7 +172,7 @@ def is_device(part: object) -> bool:
     if type(part) is not str:
         return False
     word, colon, index = part.partition(":")
-    return word in DEVICES and (not colon or (index.isdecimal() and len(index) < 4))
+    return word in DEVICES and (not colon or (index.isdecimal() and str(int(index)) == index and len(index) < 4))
 
 
 def layout_name(part: object) -> bool:
@@ -260,11 +281,35 @@ def torch_dtype(part: object) -> bool:
 
 def factory(part: object) -> bool:
     """What makes the missing values of a defaultdict."""
-    return part is None or type(part) is Global or (type(part) is Call and part.kind is Kind.OBJECT)
+    if type(part) is Global:
+        return type(part.row) is Row or part.module.partition(".")[0] != "torch"
+    return part is None or (type(part) is Call and part.kind is Kind.OBJECT)
+
+
+def size_or_none(part: object) -> bool:
+    """How many elements there may be."""
+    return part is None or (type(part) is int and 0 <= part < 2**63)
+
+
+def number(part: object) -> bool:
+    """What a float can be made of."""
+    return type(part) is float or (type(part) is int and abs(part) < _TOO_GREAT)
+
+
+def owner(part: object) -> bool:
+    """What an attribute may be taken of."""
+    return type(part) is Global or (type(part) is Call and part.kind is Kind.OBJECT)
+
+
+def attributes_alone(part: object) -> bool:
+    """The attributes of a plain object; with slots, two dicts of them."""
+    if type(part) is tuple:
+        return len(part) == 2 and all(one is None or type(one) is Mapping for one in part)
+    return type(part) is Mapping
 
 
 text, flag, integer, a_tuple = of_type(str), of_type(bool), of_type(int), of_type(tuple)
-number, a_global, storage = of_type(int, float), of_type(Global), of_type(PersistentId)
+a_global, storage = of_type(Global), of_type(PersistentId)
 tensor, array, dtype = call_of(Kind.TENSOR), call_of(Kind.ARRAY), call_of(Kind.DTYPE)
 
 # Nothing else will do where these are wanted.

@@ -98,6 +98,8 @@ def parse_int(text: bytes) -> int:
     """A decimal integer of bearable length."""
     if len(text) > 1000:
         raise PickleProblem("an integer is absurdly long")
+    if text.strip().lstrip(b"+-")[:1] == b"0" and text.strip(b"+-0 "):
+        raise PickleProblem("an integer begins with a nought")  # it would be octal to some
     try:
         return int(text)
     except ValueError as error:
@@ -106,6 +108,12 @@ def parse_int(text: bytes) -> int:
 
 def _flag_or_int(text: bytes) -> int:
     return text == b"01" if text in (b"00", b"01") else parse_int(text)
+
+
+def _float(text: bytes) -> float:
+    if b"_" in text or text != text.strip():
+        raise PickleProblem("a float cannot be read")
+    return float(text)
 
 
 def _long(text: bytes) -> int:
@@ -133,7 +141,7 @@ class Constants:
     none, true, false, empty_tuple = _constant(None), _constant(True), _constant(False), _constant(())
     empty_list, empty_dict, empty_set = _empty(Sequence), _empty(Mapping), _empty(SetOf)
     binint, binint2, binfloat = _number("<i"), _number("<H"), _number(">d")
-    text_int, text_long, text_float = _line_of(_flag_or_int), _line_of(_long), _line_of(float, "a float")
+    text_int, text_long, text_float = _line_of(_flag_or_int), _line_of(_long), _line_of(_float, "a float")
     text_unicode = _line_of(lambda text: text.decode("raw-unicode-escape"), "a text")
     text_string, text_persistent = _line_of(_string), _line_of(lambda text: PersistentId(_latin1(text)))
     short_bytes, bytes4, bytes8, bytearray8 = _sized(1), _sized(4), _sized(8), _sized(8, _bytearray)

@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     FIXED = "a value that nothing can change"
     BYTES = "a bytearray"
     ARRAY = "an array"
+    RECORD = "a plain object"
     HOOKS = "a tensor's hooks"
     DTYPE = "an array's type"
 

@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+import sys
+from typing import Any, cast
 
 from ckptguard.formats.dtypes import DTYPES, STORAGE_DTYPES
 from ckptguard.formats.pickle import arguments as may_be
+from ckptguard.formats.pickle.arguments import Row
 from ckptguard.formats.pickle.constants import PickleProblem
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence
+from ckptguard.formats.pickle.library_calls import LIBRARY_CALLS
 from ckptguard.formats.pickle.numpy_values import is_placeholder, is_type, is_type_state
-
-
-class Row(NamedTuple):
-    """What comes of a call, which arguments it takes (None: any), and how many of them it needs. `made`: by a class,
-    which NEWOBJ may name too. `further` finds a doubt about right arguments together."""
-
-    kind: Kind
-    parts: tuple[may_be.Part | None, ...] = ()
-    least: int = 0
-    made: bool = False
-    free: int = 0  # how many of the first arguments may be anything
-    further: Callable[[tuple[Any, ...]], str | None] | None = None
-
 
 _ATOMS = frozenset((str, bytes, int, float, bool, type(None), Global))
 
@@ -42,21 +31,32 @@ def what_comes(call: Call, *, new: bool = False) -> str | None:
             return None  # a module's class, as old files refer to it
         if type(func) is not Call or func.kind is not Kind.OBJECT:
             raise PickleProblem("the pickle calls what cannot be called")
-        return None
+        return None if func.calls(*_TAKEN) else "it calls what came of a call"
     row = func.row
     if type(row) is not Row:
         if func.module == "torch" and func.name in _TORCH_VALUES:
             raise PickleProblem(f"the pickle calls {func.dotted}, which cannot be called")
-        if func.module in _CALLED_BY_NAME:
+        if not _may_be_called(func, args, new=new):
             return f"it calls {func.dotted}: what comes of that is not known"
         return _of_text(func, args)
     call.kind = row.kind
     if new:
         if not row.made:
             raise PickleProblem(f"the pickle makes an object of {func.dotted}, which is no class")
-        if row.kind in (Kind.MAPPING, Kind.LIST, Kind.SET):
+        if row.kind in (Kind.MAPPING, Kind.LIST, Kind.SET) or (args == () and not row.parts):
             return None  # only the class's `__new__` sees the arguments, and ignores them
     return None if args == () and not row.least else _arguments(func.dotted, row, args)
+
+
+def _may_be_called(func: Global, args: object, *, new: bool) -> bool:
+    """Whether what the table lacks may be called. Of other libraries anything may; of torch the classes of modules
+    that the table does not list, as their objects and the members of enumerations are written."""
+    library = func.module.partition(".")[0]
+    if library != "torch" or func.module in _CALLED_BY_NAME:
+        return library not in _LIBRARIES
+    if not func.name.rpartition(".")[2].lstrip("_")[:1].isupper() or type(args) is not tuple:
+        return False
+    return new or (len(args) == 1 and type(args[0]) in (int, str))
 
 
 def _arguments(dotted: str, row: Row, args: object) -> str | None:
@@ -77,10 +77,15 @@ def _arguments(dotted: str, row: Row, args: object) -> str | None:
 def what_is_set(call: Call, state: object) -> str | None:
     """The doubt about a state that is set on what this call makes."""
     kind, args = call.kind, call.args
-    if kind is Kind.OBJECT or state is None:
+    row = call.func.row if type(call.func) is Global else None
+    if type(row) is Row and row.state is not None:
+        is_right = row.state(state)
+    elif kind is Kind.OBJECT:
         return None
-    if kind in (Kind.MAPPING, Kind.LIST, Kind.SET):
-        is_right = type(state) is Mapping or (type(state) is tuple and len(state) == 2)
+    elif kind is Kind.MAPPING:
+        is_right = type(state) is Mapping and call.calls(*_WITH_ATTRIBUTES)
+    elif kind is Kind.RECORD:
+        is_right = may_be.attributes_alone(state)
     elif kind is Kind.ARRAY:
         is_right = type(state) is tuple and len(state) == 5 and state[0] == 1 and _is_array_state(*state)
     elif kind is Kind.DTYPE:
@@ -107,6 +112,13 @@ def _of_inner(args: tuple[Any, ...]) -> str | None:
     if type(inner.row) is not Row or (inner.name == _WRAPPER and len(args[2]) == len(inner.row.parts)):
         return None
     return _arguments(inner.dotted, inner.row, args[2])
+
+
+def _of_device(args: tuple[Any, ...]) -> str | None:
+    place, *index = args
+    if not index or (type(place) is str and ":" not in place and type(index[0]) is int and index[0] < _MOST_DEVICES):
+        return None
+    return "it names a device twice"
 
 
 def _of_shell(args: tuple[Any, ...]) -> str:
@@ -247,41 +259,26 @@ _UNDER_TORCH: dict[str, Row] = {
         for name in _TENSOR_CLASSES
     },
     "torch.nn.parameter.Parameter": Row(Kind.TENSOR, (may_be.tensor, may_be.flag), made=True),
-    "torch.nn.parameter.UninitializedParameter": Row(Kind.OBJECT, (None,) * 3, made=True),
-    "torch.nn.parameter.UninitializedBuffer": Row(Kind.OBJECT, (None,) * 3, made=True),
+    "torch.nn.parameter.UninitializedParameter": Row(Kind.OBJECT, (may_be.flag,), made=True),
+    "torch.nn.parameter.UninitializedBuffer": Row(Kind.OBJECT, (may_be.flag,), made=True),
     "torch.storage._load_from_bytes": Row(Kind.OBJECT, (may_be.bytes_like,), 1),
     "torch.serialization._get_layout": Row(Kind.FIXED, (may_be.layout_name,), 1),
     "torch.Size": Row(Kind.FIXED, (may_be.size_arguments,), made=True),
-    "torch.device": Row(Kind.FIXED, (may_be.is_device, may_be.integer), 1, made=True),
-    "torch.Generator": Row(Kind.OBJECT, (None,), made=True),
+    "torch.device": Row(Kind.FIXED, (may_be.is_device, may_be.size_or_none), 1, made=True, further=_of_device),
+    "torch.Generator": Row(Kind.OBJECT, (may_be.is_device,), made=True),
 }
 _ROWS: dict[str, Row] = {
     **_UNDER_TORCH,
+    **LIBRARY_CALLS,
     "collections.OrderedDict": Row(Kind.MAPPING, (may_be.pairs,), made=True),
     "collections.Counter": Row(Kind.MAPPING, (may_be.pairs,), made=True),
     "collections.defaultdict": Row(Kind.MAPPING, (may_be.factory, may_be.pairs), made=True),
-    "collections.deque": Row(Kind.LIST, (may_be.items, may_be.of_type(int, type(None))), made=True),
+    "collections.deque": Row(Kind.LIST, (may_be.items, may_be.size_or_none), made=True),
     "builtins.dict": Row(Kind.MAPPING, (may_be.pairs,), made=True),
     "builtins.list": Row(Kind.LIST, (may_be.items,), made=True),
     "builtins.set": Row(Kind.SET, (may_be.elements,), made=True),
     "builtins.frozenset": Row(Kind.FIXED, (may_be.elements,), made=True),
     "builtins.tuple": Row(Kind.FIXED, (may_be.items,), made=True),
-    "builtins.bytes": Row(Kind.FIXED, (lambda part: may_be.bytes_like(part) or part == "", may_be.codec)),
-    "builtins.bytearray": Row(
-        Kind.BYTES, (lambda part: may_be.bytes_like(part) or may_be.latin(part) or may_be.integers(part), may_be.codec)
-    ),
-    "builtins.complex": Row(Kind.FIXED, (may_be.number, may_be.number)),
-    "builtins.float": Row(Kind.FIXED, (may_be.number,)),
-    "builtins.int": Row(Kind.FIXED, (may_be.integer,)),
-    "builtins.long": Row(Kind.FIXED, (may_be.integer,)),
-    "builtins.str": Row(Kind.FIXED, (may_be.text,)),
-    "builtins.slice": Row(Kind.FIXED, (None,) * 3, 3),
-    "builtins.range": Row(Kind.FIXED, (may_be.integer,) * 3, 1),
-    "builtins.object": Row(Kind.OBJECT, made=True),
-    "builtins.getattr": Row(Kind.OBJECT, (None, may_be.text), 2),
-    "builtins.type": Row(Kind.OBJECT, (may_be.of_type(type(None)),), 1),
-    "argparse.Namespace": Row(Kind.OBJECT, made=True),
-    "types.SimpleNamespace": Row(Kind.OBJECT, made=True),
     "_codecs.encode": Row(Kind.FIXED, (may_be.latin, may_be.codec), 2),
     "numpy.dtype": Row(Kind.DTYPE, (is_type, may_be.of_type(bool, int), may_be.of_type(bool, int)), 1),
     **{f"{m}.scalar": Row(Kind.FIXED, (may_be.dtype, None), 1, further=_of_scalar) for m in _MULTIARRAY},
@@ -303,10 +300,14 @@ _SCALARS = (
     " datetime64 timedelta64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 float96 float128"
     " complex64 complex128 complex192 complex256"
 )
+_TAKEN = ("builtins.getattr", "__builtin__.getattr")
+_MOST_DEVICES = 100
+_WITH_ATTRIBUTES = ("collections.OrderedDict", "collections.Counter")
+_LIBRARIES = sys.stdlib_module_names | {*_PYTHON_2, "numpy", "torch"}
 # Of these modules a file calls what is in the table, or nothing that we would know.
 _CALLED_BY_NAME = frozenset(
     ("torch", "torch._utils", "torch._tensor", "torch.storage", "torch.serialization", "numpy", *_MULTIARRAY, *_NUMERIC)
-) | {"_codecs", "torch.nn.parameter", "builtins", "__builtin__", "collections"}
+) | {"torch.nn.parameter", *(name.rpartition(".")[0] for name in LIBRARY_CALLS)}
 _NAMES: dict[str, frozenset[str]] = {
     "torch": frozenset((*_TORCH_VALUES, *_STORAGES, *_TENSOR_CLASSES, *_TORCH_CLASSES)),
     "torch._utils": frozenset(name.rpartition(".")[2] for name in _UNDER_TORCH if name.startswith("torch._utils.")),

@@ -195,6 +195,15 @@ CASES: dict[str, tuple[bytes, str]] = {
         + b"R",
         DOUBT,
     ),
+    "places that are no whole numbers": (
+        named("torch._utils._rebuild_sparse_tensor")
+        + named("torch.serialization._get_layout")
+        + text("torch.sparse_coo")
+        + b"\x85R"
+        + many([tensor(storage("0"), number(0), sized([1, 2]), sized([2, 1]), b"\x89", HOOKS), tensor(), sized([9])])
+        + b"\x86R",
+        DOUBT,
+    ),
     "a value left out": (view(size=50) + b"0K\x01", DOUBT),
     "a nest of doubles": (b"K\x01" + b"2\x86" * 40, DOUBT),
     "a key of more depth than a stack has": (b"})" + b"\x85" * 2**20 + b"K\x01s", BAD),

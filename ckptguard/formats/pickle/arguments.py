@@ -191,6 +191,8 @@ def sparse_parts(part: object) -> bool:
         return False
     own, whole = (part[:2], part[2]) if len(part) == 3 or not tensor(part[2]) else (part[:3], part[3])
     shapes = [shape_of(one) for one in own]
+    if not all(map(_is_index, own[:-1])):
+        return False  # torch would convert it
     if None in shapes or not sizes(whole) or any(type(mark) not in (bool, type(None)) for mark in part[len(own) + 1 :]):
         return False
     *_, indices, values = cast("list[tuple[int, ...]]", shapes)
@@ -198,6 +200,14 @@ def sparse_parts(part: object) -> bool:
         dimensions = len(sizes_of(whole))
         return len(indices) == 2 and values[:1] == indices[1:] and indices[0] + len(values) - 1 == dimensions
     return len(cast("tuple[int, ...]", shapes[0])) == len(indices) > 0 and values[: len(indices)] == indices
+
+
+def _is_index(part: object) -> bool:
+    """Whether a plain tensor is of the kinds of whole numbers that torch writes indices in."""
+    stored = part.args[0] if type(part) is Call and type(part.args) is tuple and part.args else None
+    parts = stored.value if type(stored) is PersistentId else None
+    kind = parts[1] if type(parts) is tuple and len(parts) > 1 else None
+    return type(kind) is Global and kind.name in ("LongStorage", "IntStorage")
 
 
 def shape_of(part: object) -> tuple[int, ...] | None:

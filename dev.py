@@ -52,6 +52,7 @@ PROGRAMS = {
 }
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 AZURITE = HOME / "azurite"
+PATIENCE = 600  # seconds for one installer other than pip: npm tries for ever where it cannot reach its index
 AZURITE_VERSION = "3.37.0"
 # A file's tests stay together, for they share what takes long to make.
 SIDE_BY_SIDE = ("--numprocesses", "auto", "--maxprocesses", "4", "--dist", "loadfile")
@@ -171,8 +172,14 @@ def install_servers() -> None:
 
 
 def quietly(*command: str) -> None:
-    """Run a command and show what it printed only if it fails, which it may."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    """Run a command and show what it printed only if it fails, which it may, or does not end."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired:
+        say(f"{' '.join(command)} was given up after {PATIENCE} s")
+        return
     if done.returncode:
         say(f"{' '.join(command)} failed: {(done.stderr or done.stdout).strip()[-500:]}")
 

@@ -22,6 +22,7 @@ _ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what
 _GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
 _GROWTH_OF_ONE = 1e2  # the same of one tensor, over the largest number in it before
 _WRITTEN = 16  # pieces that differ, from which on nothing but a writer changed all of them
+_WORDS = _WRITTEN * 8  # bytes of so many of the widest elements
 _LOST = 64  # bytes in a row of zeros, or of ones, that no update makes
 
 
@@ -64,9 +65,10 @@ def classify_change(
       other steps have too, and files that were written along with the others (frozen weights).
     - Something vouches for a writer. Either an archive with checksums of its own, all of them right, holds anything
       else: rot would have broken one. Or a counter inside rose, and a float tensor differs. Or three and at least half
-      of the float tensors differ. Or each float tensor that differs does so all over, in 16 pieces or more together,
-      and every file with floats is among those; rot changes one place. But for the first case none of them may look
-      wiped or scrambled: all one value where the facts of the `past` say otherwise, or grown beyond any update.
+      of the float tensors differ, in 128 bytes or more. Or each float tensor that differs does so all over, in 16
+      pieces or more together, and every file with floats is among those; rot changes one place. But for the first case
+      none of them may look wiped or scrambled: all one value where the facts of the `past` say otherwise, or grown
+      beyond any update.
 
     Of fewer pieces, all of which differ, nothing tells whether they were saved or harmed: a tensor of a few elements.
     The same is true of a tensor of which parts here and there are as before, and of most tensors where an end of them
@@ -102,11 +104,12 @@ def classify_change(
         return _being_rewritten([f for f in new if f.path not in found or not same_content(f, found[f.path])], found)
     if _vouched(changed, found, {f.checksums for f in (*others, *sealed.files)}):
         return Change.RESAVED
-    differing = _differing(sealed.files, found)[0]
-    # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed.
-    many = differing > 2 and _most_tensors_differ(sealed.files, found)
+    differing, total = _differing(sealed.files, found)
+    # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed, and more
+    # bytes than a torn write of a few words harms.
+    many = len(differing) > 2 and len(differing) * 2 >= total and sum(s.length for s in differing) >= _WORDS
     # One flipped bit may make a counter larger, but then no tensor differs.
-    plausible = many or (differing > 0 and _counted_on(sealed.counters, counters()))
+    plausible = many or (differing != [] and _counted_on(sealed.counters, counters()))
     if _looks_harmed(sealed.files, changed, found, past.facts):
         return Change.DAMAGED
     torn = any(_is_one_place(_differing_by_span(f, found[f.path])) for f in changed)
@@ -148,7 +151,7 @@ def _being_rewritten(new: Sequence[File], found: Mapping[str, ScannedFile]) -> C
 def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
     """More than one tensor, and at least half of all float tensors of more than one element."""
     differing, total = _differing(sealed, found)
-    return differing > 1 and differing * 2 >= total
+    return len(differing) > 1 and len(differing) * 2 >= total
 
 
 def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> bool:
@@ -156,7 +159,7 @@ def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: s
     of an older version does not say what it stated, another tensor tells."""
     archives = [f for f in changed if found[f.path].structure.format == f.format == "torch_zip"]
     return any(
-        found[f.path].structure.checksums not in known if f.checksums else _differing([f], found)[0] > 0
+        found[f.path].structure.checksums not in known if f.checksums else _differing([f], found)[0] != []
         for f in archives
     )
 
@@ -248,11 +251,11 @@ def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
     )
 
 
-def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[int, int]:
-    """(float tensors of more than one element that differ, all of them)."""
+def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[list[Span], int]:
+    """(Float tensors of more than one element that differ, how many there are)."""
     held = {digest for file in found.values() for digest in file.span_digests}
     spans = [span for file in sealed for span in _float_spans(file) if span.length > 8]
-    return sum(span.blake3 not in held for span in spans), len(spans)
+    return [span for span in spans if span.blake3 not in held], len(spans)
 
 
 def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], elsewhere: set[tuple[str, ...]]) -> bool:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -267,6 +268,18 @@ def test_a_save_of_few_tensors_is_never_damage(state, data, how, what):
             [question] = [f for f in findings if f.severity is Severity.SICKNESS]
             assert outcome is Outcome.SUSPECT
             assert "ckptguard clear" in question.message
+
+
+@pytest.mark.parametrize("dtype", sorted(FEW))
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (3, 3, 3), (4, 4, 7), (1, 2, 3)])
+def test_three_tensors_of_a_few_elements_are_no_proof_of_a_writer(tmp_path, sizes, dtype):
+    """A torn write of a few words changes all of them."""
+    state = {f"t{n}": torch.linspace(1, 2, size).to(FEW[dtype]) for n, size in enumerate(sizes)}
+    path = tmp_path / "scales.safetensors"
+    save_file(state, path)
+    write_anew = partial(save_file, trained(state, state, 5))
+    generation, outcome, _ = judged_after(tmp_path, path, write_anew, "in place")
+    assert (generation, outcome) == ("2", Outcome.SUSPECT)
 
 
 @settings(SOME, max_examples=80)

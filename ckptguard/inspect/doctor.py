@@ -323,7 +323,7 @@ class _Probing:
 
 
 def _events_arrive(folder: str) -> bool:
-    """Whether a new file in this local folder is told within a second; leaves the file there."""
+    """True if a new file in this local folder is told within a second; leaves the file there."""
     from watchdog.events import FileSystemEvent, FileSystemEventHandler
     from watchdog.observers import Observer
 

@@ -135,7 +135,7 @@ def _remove(
 
 
 def _still_so(run: Run, checkpoints: Sequence[Checkpoint]) -> bool:
-    """Whether files still are what the listing showed: the trainer holds no lock."""
+    """True if files still are what the listing showed: the trainer holds no lock."""
     now = ((find_entry(run.storage, meant.key), meant) for c in checkpoints for meant in c.entries)
     return all(entry is not None and entry.signature == meant.signature for entry, meant in now)
 

@@ -87,16 +87,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     sure: bool = False
 
     def may_be(self, id: CheckpointId) -> bool:
-        """Whether it may be one of them, by its id alone."""
+        """True if it may be one of them, by its id alone."""
         in_time = self.before_step is None or id.number is None or id.number < self.before_step
         return in_time and self.step in (None, id.number if id.number is not None else self.step)
 
     def is_of(self, series: str) -> bool:
-        """Whether it may be one of this series."""
+        """True if it may be one of this series."""
         return self.series in (None, series) and (self.folders is None or folder_of(series) in self.folders)
 
     def includes(self, manifest: Manifest) -> bool:
-        """Whether it is one of them, if its id may be."""
+        """True if it is one of them, if its id may be."""
         if manifest.id.number is not None or (self.before_step is None and self.step is None):
             return True
         step = manifest.training_step
@@ -213,7 +213,7 @@ def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
 
 
 def is_newer(one: Candidate, other: Candidate) -> bool:
-    """Whether one known-good checkpoint is to be preferred to another."""
+    """True if one known-good checkpoint is to be preferred to another."""
     if one.id.series == other.id.series:
         return one.id.order > other.id.order
     return choose_series([standpoint_of(one.manifest), standpoint_of(other.manifest)])[0] == 0

@@ -188,7 +188,7 @@ class TrainingGuard:
         return self._run.usable(path)
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
-        """Whether no save is in flight any more, after it had `seconds` to end (None: as long as it takes). Raises
+        """True if no save is in flight any more, after it had `seconds` to end (None: as long as it takes). Raises
         what went wrong with a `save(blocking=False)`."""
         over = self._saving.wait(seconds)
         self._saving.raise_unheard()

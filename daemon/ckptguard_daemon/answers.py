@@ -257,7 +257,7 @@ async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Bo
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether tables and lists are nested so deep that not every reader of JSON can follow."""
+    """True if tables and lists are nested so deep that not every reader of JSON can follow."""
     level = [value]
     for _ in range(_DEEPEST + 1):
         inner = (v.values() if isinstance(v, dict) else v if isinstance(v, list) else () for v in level)

@@ -1,6 +1,6 @@
 """The HTTP answers: DESIGN's routes, each one call of an operation. Bad questions get a sentence and a status.
 
-`daemon/README.md` shows one example of each document.
+`docs/reference/http.md` shows one example of each document.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ if __name__ == "__main__":
 
 import click
 import sandbox
+from ckptguard_daemon.__main__ import command as daemon_command
 from support.markdown import DOCS, blocks, pages
 
 from ckptguard.cli import entry
 from ckptguard.cli.exit_codes import PRECEDENCE, ExitCode
-from ckptguard_daemon.__main__ import command as daemon_command
 
 HOME = "/home/you"
 _MARK = "<!-- Written by tests/docs/refresh.py from the code: change it there. -->"

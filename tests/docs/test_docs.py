@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import refresh
 import sandbox
+from ckptguard_daemon.__main__ import command as daemon_command
 from names import names
 from support.markdown import DOCS, ROOT, anchors, blocks, links, pages, prose, wide_lines
 from support.prose import problems
@@ -21,7 +22,6 @@ from support.prose import problems
 import ckptguard
 from ckptguard.values.settings import Settings, parse_settings
 from ckptguard.values.storage_options import StorageOptions
-from ckptguard_daemon.__main__ import command as daemon_command
 
 ALL = pages()
 # What may stand before a command of ours on a line.

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 QUICK = Settings(settle=0.0, workers=1, executor="inline")
 

@@ -23,7 +23,7 @@ if __name__ == "__main__":
 import click
 import sandbox
 from ckptguard_daemon.__main__ import command as daemon_command
-from support.markdown import DOCS, blocks, pages
+from support.markdown import DOCS, ROOT, blocks, pages
 
 from ckptguard.cli import entry
 from ckptguard.cli.exit_codes import PRECEDENCE, ExitCode
@@ -39,6 +39,11 @@ def generated() -> dict[Path, str]:
     found[folder / "daemon.md"] = page_of("ckptguard-daemon", daemon_command)
     found[folder / "index.md"] = index()
     found[DOCS / "reference/exit-codes.md"] = exit_codes()
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = "".join(
+        f"          - reference/commands/{name}.md\n" for name in ("index", *sorted(entry.COMMANDS), "daemon")
+    )
+    found[ROOT / "mkdocs.yml"] = re.sub(r"(?<=- Commands:\n)(?: +- reference/commands/.*\n)*", listed, site)
     return found
 
 

@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
 def pages() -> list[Path]:
     """Every document that people read, in a fixed order."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "daemon/README.md", *sorted(DOCS.glob("**/*.md"))]
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
 
 
 def blocks(text: str) -> Iterator[Block]:
@@ -64,12 +64,12 @@ def prose(text: str) -> str:
 
 
 def wide_lines(text: str) -> list[str]:
-    """The lines of more than 100 columns. The row of a table and the address of a picture cannot be broken."""
-    return [
-        line
-        for line in text.splitlines()
-        if len(line) > MOST_COLUMNS and not line.lstrip().startswith(("|", "![", "[!["))
-    ]
+    """The lines of more than 100 columns. A row of a table, the address of a picture and what a command prints cannot be
+    broken."""
+    for block in reversed([b for b in blocks(text) if b.language in ("console", "text")]):
+        text = text[: block.span[0]] + text[block.span[1] :]
+    free = ("|", "![", "[![")
+    return [line for line in text.splitlines() if len(line) > MOST_COLUMNS and not line.lstrip().startswith(free)]
 
 
 def anchors(text: str) -> set[str]:

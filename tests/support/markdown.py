@@ -64,9 +64,9 @@ def prose(text: str) -> str:
 
 
 def wide_lines(text: str) -> list[str]:
-    """The lines of more than 100 columns. A row of a table, the address of a picture and what a command prints cannot be
-    broken."""
-    for block in reversed([b for b in blocks(text) if b.language in ("console", "text")]):
+    """The lines of more than 100 columns. A row of a table, the address of a picture, a document and what a command
+    prints cannot be broken."""
+    for block in reversed([b for b in blocks(text) if b.language in ("console", "json", "text")]):
         text = text[: block.span[0]] + text[block.span[1] :]
     free = ("|", "![", "[![")
     return [line for line in text.splitlines() if len(line) > MOST_COLUMNS and not line.lstrip().startswith(free)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import os
@@ -85,12 +86,13 @@ def train_into_nan(run: Path) -> None:
 
     torch.manual_seed(0)
     inputs = torch.randn(640, 16)
-    inputs[100] *= 1e30
+    inputs[25 * 16] *= 1e30
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs), batch_size=16)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    parts = {"encoder": torch.nn.Linear(16, 64), "act": torch.nn.ReLU(), "head": torch.nn.Linear(64, 1)}
+    model = torch.nn.Sequential(collections.OrderedDict(parts))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     with ckptguard.TrainingGuard(str(run), model=model, optimizer=optimizer, daemon="off") as guard:
-        for _, (batch,) in guard.steps(loader, total=30, save_every=5):
+        for _, (batch,) in guard.steps(loader, total=40, save_every=10):
             loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
             optimizer.zero_grad()
             loss.backward()

@@ -69,6 +69,10 @@ class Commands(click.Group):
         except BrokenPipeError:
             discard_stdout()
             ctx.exit(ExitCode.FAILED)
+        except click.UsageError as error:
+            from ckptguard.cli.usage import restated  # only for who mistyped
+
+            raise restated(error) from error
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
-from ckptguard.cli.output import bytes_below, emit, say, working
+from ckptguard.cli.output import bytes_below, emit, is_quiet, say_well, working
 from ckptguard.cli.render import print_checked
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 _VERIFYING = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 
-@click.command("clear", cls=Command, codes=CODES, short_help="Lift a suspicion, with a reason.")
+@click.command("clear", cls=Command, codes=CODES, short_help="Say that a suspect checkpoint is fine.")
 @click.argument("run", type=Place())
 @click.argument("checkpoint")
 @click.option("--reason", required=True, metavar="TEXT", help="Why it is trusted again; it is recorded.")
+@quiet_option
 @shared_options
 def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
-    """Lift SUSPECT from one CHECKPOINT of RUN (its path, id or step), with a recorded reason.
+    """Say that one suspect CHECKPOINT of RUN (its path, id or step) is fine, and why. The reason is recorded.
 
-    Damage cannot be cleared.
+    Damage cannot be cleared: `ckptguard repair` and `ckptguard rollback` are for that.
     """
     from ckptguard.runs.run_view import open_view
     from ckptguard.values.ids import escape
@@ -34,16 +35,17 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
     if shared.as_json:
         emit("clear", verdict, "cleared", target=view.run.url)
     else:
-        say(f"{verdict.id} of {escape(verdict.series)} is {verdict.outcome.value}")
+        say_well(f"{verdict.id} of {escape(verdict.series)} is {verdict.outcome.value}")
 
 
-@click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved anew.")
+@click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved again.")
 @click.argument("ckpt", type=Place())
+@quiet_option
 @shared_options
 def reseal_command(ckpt: str, shared: Shared) -> None:
-    """Take the bytes of CKPT as a new save, although they look like damage, and verify them as at first sight.
+    """Say that CKPT was saved again on purpose, although its new bytes look like damage. It is verified as a new save.
 
-    Its digests are taken as they are now: only say so if you know that it was saved again on purpose.
+    Its digests are recorded as they are now, so damage would be taken for right. Be sure that it was saved again.
     """
     from ckptguard.errors import NotFoundError
     from ckptguard.runs.target import resolve_target
@@ -56,20 +58,21 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
         checked = reseal(target.view, target.checkpoint.path, work=work)
     if shared.as_json:
         emit("reseal", target=target.view.run.url, checkpoint=checked)
-    else:
+    elif not (is_quiet() and checked.outcome.value == "good"):
         print_checked(checked)
     raise click.exceptions.Exit(of_outcomes([checked.outcome]))
 
 
-@click.command("accept", cls=Command, codes=_VERIFYING, short_help="Accept a deliberate change of the schema.")
+@click.command("accept", cls=Command, codes=_VERIFYING, short_help="Say that changed tensors are as you want them.")
 @click.argument("run", type=Place())
 @click.argument("checkpoint", required=False)
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="The checkpoint, by its step.")
+@quiet_option
 @shared_options
 def accept_command(run: str, checkpoint: str | None, step: int | None, shared: Shared) -> None:
-    """Take the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) as the reference from now on.
+    """Say that the tensors, shapes and dtypes of one CHECKPOINT of RUN (its path, id or step) are as you want them.
 
-    It is verified again.
+    They are the reference from now on, and the checkpoint is verified again.
     """
     from ckptguard.runs.run_view import open_view
     from ckptguard.verification.user_decisions import accept
@@ -81,6 +84,6 @@ def accept_command(run: str, checkpoint: str | None, step: int | None, shared: S
         checked = accept(view, str(step) if checkpoint is None else checkpoint, work=work)
     if shared.as_json:
         emit("accept", target=view.run.url, checkpoint=checked)
-    else:
+    elif not (is_quiet() and checked.outcome.value == "good"):
         print_checked(checked)
     raise click.exceptions.Exit(of_outcomes([checked.outcome]))

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, working
+from ckptguard.cli.output import emit, escape, say_well, working
 
 if TYPE_CHECKING:
     from ckptguard.recover.restore import Restored
@@ -23,6 +23,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 @click.option("--to", "dest", type=Place(), metavar="DEST", help="An absent or empty folder.")
 @click.option("--as-run", type=Place(), metavar="RUN", help="Have training go on there: the lost or new run's place.")
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
+@quiet_option
 @shared_options
 def command(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
@@ -52,4 +53,4 @@ def command(run: str, step: int | None, dest: str | None, as_run: str | None, fo
     if shared.as_json:
         emit("restore", done, target=view.run.url)
     else:
-        say(escape(done.path))
+        say_well(escape(done.path))

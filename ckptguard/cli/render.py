@@ -5,7 +5,6 @@ Every name that came from a file goes through `escape` here, once.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -14,8 +13,11 @@ import click
 
 from ckptguard.cli.columns import lay_out, wrap
 from ckptguard.cli.output import escape, say
+from ckptguard.values.plain_numbers import age as age
+from ckptguard.values.plain_numbers import size as size
 
 if TYPE_CHECKING:
+    from ckptguard.documents.report_lines import Line
     from ckptguard.runs.results import Checked
     from ckptguard.values.verdict import Finding
 
@@ -33,29 +35,7 @@ COLOURS = {
     "partly": "yellow",
     "no": "red",
 }
-_NUMBERS = re.compile(r"[\d.]*\d")
-
-
-def size(count: int | None) -> str:
-    """Bytes as people read them."""
-    if count is None:
-        return "-"
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} TiB"
-
-
-def age(seconds: float | None) -> str:
-    """A span of time as people read it."""
-    if seconds is None:
-        return "-"
-    for length, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+_HANG = 2
 
 
 def word(text: str, width: int = 0) -> str:
@@ -68,47 +48,25 @@ def cell(value: object) -> str:
     return "-" if value is None or value == "" else escape(str(value))
 
 
+def say_lines(lines: Iterable[Line]) -> None:
+    """Lines of a report, with their outcomes and severities in colour. Those that are too long are indented further."""
+    for line in lines:
+        first, *rest = _fitted(line.text, hang=len(line.lead) + _HANG)
+        say("\n".join([line.lead + word(line.word) + first[len(line.lead + line.word) :], *rest]))
+
+
+def print_checked(checked: Checked) -> None:
+    """One line for a checkpoint that was checked, and one for each finding."""
+    from ckptguard.documents.report_lines import checked_lines  # help prints none
+
+    say_lines(checked_lines(checked))
+
+
 def print_findings(findings: Iterable[Finding], checkpoint: str) -> None:
-    """A line for all findings that are equal but for where they are and their numbers: how heavy, about what in the
-    checkpoint of this path, what."""
-    alike: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        about = "tensor" if finding.tensor else "file" if finding.file else finding.message
-        key = (finding.severity.value, finding.check, about, _NUMBERS.sub("#", finding.message))
-        alike.setdefault(key, []).append(finding)
-    for (severity, check, *_), group in alike.items():
-        first, *rest = _fitted(f"  {severity} [{escape(check)}] {_words(group, checkpoint)}", hang=4)
-        say("\n".join([first.replace(severity, word(severity), 1), *rest]))
+    """A line for all findings of this checkpoint that are alike."""
+    from ckptguard.documents.report_lines import finding_lines
 
-
-def _words(group: Sequence[Finding], checkpoint: str) -> str:
-    """What is said of findings that are alike: by the first of them, tensors before files."""
-    message = group[0].message
-    tensors, files = (
-        list(dict.fromkeys(filter(None, names))) for names in zip(*((f.tensor, f.file) for f in group), strict=True)
-    )
-    files = [file.removeprefix(f"{checkpoint}/") for file in files]
-    about = tensors or files
-    lead = f"{_first_of(about)}: " if about and not (len(group) == 1 and about[0] in message) else ""
-    more = f" (and {len(group) - 1} more like it)" if len(about) < 2 < 1 + len(group) else ""
-    named = bool(tensors and files) and not (len(files) == 1 and files[0] in (message, checkpoint))
-    where = f" ({_first_of(files, 'file')})" if named else ""
-    return f"{lead}{escape(message)}{more}{where}"
-
-
-def _first_of(names: Sequence[str], noun: str = "") -> str:
-    rest = len(names) - 1
-    noun = f" {noun}{'s' * (rest > 1)}" if noun else ""
-    return escape(names[0]) + (f" and {rest} more{noun}" if rest else "")
-
-
-def print_checked(checked: Checked, *, notices: bool = True) -> None:
-    """One line for a checkpoint that was checked, and one for each finding; notices may only be counted."""
-    shown = f" ({checked.id})" if checked.id else ""
-    quiet = [f for f in checked.findings if f.severity.value == "notice" and not notices]
-    counted = f", {len(quiet)} notice{'s' * (len(quiet) > 1)}" if quiet else ""
-    say(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{shown}  {size(checked.bytes)}{counted}")
-    print_findings((f for f in checked.findings if f not in quiet), checked.path)
+    say_lines(finding_lines(findings, checkpoint))
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[object]], *, right: Collection[int] = ()) -> None:

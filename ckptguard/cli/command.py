@@ -28,6 +28,14 @@ class Command(click.Command):
         super().__init__(*args, **kwargs)
         self.codes = sorted({*_ALWAYS, *codes})
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's own. Wrong usage names this command, whose help says more."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the options."""
         with formatter.section("Exit codes"):

@@ -58,8 +58,8 @@ class Commands(click.Group):
             import difflib  # only for who mistyped
 
             close = difflib.get_close_matches(name, COMMANDS, n=1)
-            meant = f" Did you mean '{close[0]}'?" if close else ""
-            ctx.fail(f"There is no command '{escape(name)}'.{meant}")
+            meant = f": did you mean {close[0]}?" if close else ""
+            ctx.fail(f"there is no command {escape(name)}{meant}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

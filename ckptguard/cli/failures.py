@@ -39,10 +39,15 @@ def _told(error: BaseException) -> tuple[ExitCode, CkptguardError]:
     if isinstance(error, click.Abort | KeyboardInterrupt):
         trouble("interrupted")
         return ExitCode.INTERRUPTED, _error("interrupted", "interrupted")
+    if isinstance(error, click.UsageError):
+        from ckptguard.cli.usage import restated  # only for who mistyped
+
+        error = restated(error)
     if isinstance(error, click.ClickException):
         with contextlib.suppress(OSError):
             error.show()
-        return ExitCode.USAGE, _error("usage", error.format_message())
+        where = getattr(error, "ctx", None)
+        return ExitCode.USAGE, _error("usage", error.format_message(), where and f"{where.command_path} --help")
     _debug_traceback()
     told = error if isinstance(error, CkptguardError) else None
     if isinstance(error, OSError):

@@ -55,6 +55,11 @@ def say_lines(lines: Iterable[Line]) -> None:
         say("\n".join([line.lead + word(line.word) + first[len(line.lead + line.word) :], *rest]))
 
 
+def say_text(text: str) -> None:
+    """A sentence or two, which may hold names from a file."""
+    say("\n".join(_fitted(escape(text), hang=_HANG)))
+
+
 def print_checked(checked: Checked) -> None:
     """One line for a checkpoint that was checked, and one for each finding."""
     from ckptguard.documents.report_lines import checked_lines  # help prints none

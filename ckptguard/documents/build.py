@@ -134,7 +134,7 @@ FORMS: dict[str, Form] = {
         "path series step id outcome bytes kept source", {"outcome": lambda _: "good", "kept": lambda _: False}
     ),
     "roll_back.RolledBack": Form(
-        "dry_run known_good quarantined put_back given pointed left_bad unverified",
+        "dry_run known_good quarantined put_back given pointed repeats left_bad unverified",
         {"unverified": lambda done: done.unverified if done.dry_run else ()},
     ),
     # diff, bisect, doctor, sums

@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 def report_lines(report: Report, *, incident_of: str | None = None, only_wrong: bool = False) -> Iterator[Line]:
     """One line for each checkpoint, its findings below it, and a last line that sums up. `incident_of` is the run that
-    has a new incident about it; `only_wrong` leaves out what is good."""
+    has an incident about it; `only_wrong` leaves out what is good."""
     for checked in report.checkpoints:
         if only_wrong and checked.outcome.value == "good":
             continue

@@ -22,7 +22,7 @@ _PATIENCE = 65.0  # seconds that hooks get at the end
 
 class IncidentsOfSaves:
     """Opens incidents, and tells the hooks of the settings of each. What becomes of hooks goes to `log`. At the end of
-    the context they may finish. `run` is the run that has a new incident."""
+    the context they may finish. `run` is the run that has an incident about one of them."""
 
     def __init__(self, settings: Settings, *, source: str, log: Log) -> None:
         self._settings, self._source, self._log = settings, source, log
@@ -49,11 +49,12 @@ class IncidentsOfSaves:
             incident = record_bad_save(run, checked, source=self._source)
         except CkptguardError as error:
             return f"the incident of {checked.path} could not be recorded: {error.message}"
+        if incident is not None or (checked.outcome is Outcome.BAD and checked.id is not None):
+            self.run = run.url
         if incident is not None:
             if self._tell is None:
                 hooks = Hooks(self._settings, self._log)
                 self._held.callback(hooks.close, patience=_PATIENCE)
                 self._tell = hooks.tell
-            self.run = run.url
             self._tell(verdict_event(run, checked, source=self._source))
         return None

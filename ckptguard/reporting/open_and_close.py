@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import logging
+from collections.abc import Collection
 
 import msgspec
 
@@ -104,6 +105,25 @@ def close_incident(
     except CkptguardError as error:
         _log.warning("incidents about saves of the same trouble stay open: %s", error.message)
     return leave_report(run, closed)
+
+
+def close_incidents_about(
+    run: Run,
+    paths: Collection[str] = (),
+    *,
+    id: CheckpointId | None = None,
+    action: str,
+    known_good: str | None = None,
+) -> None:
+    """Close the open incidents about these checkpoints of a run, named by path or id: a user dealt with them. Never
+    raises: what was done is done."""
+    try:
+        for incident in list_incidents(run, most=_MOST):
+            is_about = incident.evidence.get("path") in paths or (id is not None and checkpoint_of(incident) == id)
+            if incident.state == "open" and is_about:
+                close_incident(run, incident, action=action, known_good=known_good)
+    except CkptguardError as error:
+        _log.warning("the incidents stay open: %s", error.message)
 
 
 def leave_report(run: Run, incident: Incident) -> str | None:

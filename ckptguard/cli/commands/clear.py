@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import bytes_below, emit, is_quiet, say_well, working
 from ckptguard.cli.render import print_checked
+
+if TYPE_CHECKING:
+    from ckptguard.records.run import Run
+    from ckptguard.runs.results import Checked
 
 CODES = (ExitCode.BAD, ExitCode.NOT_FOUND)
 _VERIFYING = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY)
@@ -24,6 +30,7 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
 
     Damage cannot be cleared: `ckptguard repair` and `ckptguard rollback` are for that.
     """
+    from ckptguard.reporting.open_and_close import close_incidents_about
     from ckptguard.runs.run_view import open_view
     from ckptguard.values.ids import escape
     from ckptguard.verification.user_decisions import clear
@@ -32,6 +39,7 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
         raise click.BadParameter("it is empty", param_hint="--reason")
     view = open_view(run, shared.settings())
     verdict = clear(view, checkpoint, reason=reason)
+    close_incidents_about(view.run, id=verdict.id, action=f"cleared: {reason}")
     if shared.as_json:
         emit("clear", verdict, "cleared", target=view.run.url)
     else:
@@ -56,11 +64,7 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
         raise NotFoundError(f"{ckpt} is no checkpoint of a run with records", hint="name the checkpoint's own path")
     with working("verifying", bytes_below(ckpt)) as work:
         checked = reseal(target.view, target.checkpoint.path, work=work)
-    if shared.as_json:
-        emit("reseal", target=target.view.run.url, checkpoint=checked)
-    elif not (is_quiet() and checked.outcome.value == "good"):
-        print_checked(checked)
-    raise click.exceptions.Exit(of_outcomes([checked.outcome]))
+    raise click.exceptions.Exit(_tell("reseal", target.view.run, checked, shared, did="it was saved again on purpose"))
 
 
 @click.command("accept", cls=Command, codes=_VERIFYING, short_help="Say that changed tensors are as you want them.")
@@ -82,8 +86,18 @@ def accept_command(run: str, checkpoint: str | None, step: int | None, shared: S
     view = open_view(run, shared.settings())
     with working("verifying") as work:
         checked = accept(view, str(step) if checkpoint is None else checkpoint, work=work)
+    raise click.exceptions.Exit(_tell("accept", view.run, checked, shared, did="its tensors were accepted"))
+
+
+def _tell(command: str, run: Run, checked: Checked, shared: Shared, *, did: str) -> ExitCode:
+    """Say what became of a checkpoint; returns the exit code."""
+    from ckptguard.reporting.open_and_close import close_incidents_about
+
+    is_good = checked.outcome.value == "good"
+    if is_good:
+        close_incidents_about(run, [checked.path], action=did)
     if shared.as_json:
-        emit("accept", target=view.run.url, checkpoint=checked)
-    elif not (is_quiet() and checked.outcome.value == "good"):
+        emit(command, target=run.url, checkpoint=checked)
+    elif not (is_quiet() and is_good):
         print_checked(checked)
-    raise click.exceptions.Exit(of_outcomes([checked.outcome]))
+    return of_outcomes([checked.outcome])

@@ -11,8 +11,8 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode, of_error
 from ckptguard.cli.failures import error_fields
-from ckptguard.cli.output import emit, escape, is_quiet, report_error, say
-from ckptguard.cli.render import age, facts, size, some, table
+from ckptguard.cli.output import emit, is_quiet, report_error
+from ckptguard.cli.render import age, facts, say_text, size, some, table
 from ckptguard.errors import CkptguardError, NotFoundError
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def command(runs: tuple[str, ...], shared: Shared) -> None:
     if len(runs) > 1 or _is_pattern(runs[0]):
         every = list(_each(runs, settings))
         if shared.as_json:
-            emit("status", runs=[_as_document(one) for one in every])
+            emit("status", runs=[_as_document(one) for _, one in every])
         else:
             _show_all(every)
-        raise click.exceptions.Exit(_code(every))
+        raise click.exceptions.Exit(_code([one for _, one in every]))
     found = _status(_view(runs[0], settings))
     if shared.as_json:
         emit("status", found)
@@ -69,31 +69,31 @@ def _status(view: RunView) -> Status:
     return status(view, supervised=is_supervised(view.run.url, os.environ))
 
 
-def _each(runs: Sequence[str], settings: Settings) -> Iterator[Status | Unseen]:
-    """The status of every run; one that cannot be looked at ends none of the others."""
+def _each(runs: Sequence[str], settings: Settings) -> Iterator[tuple[str, Status | Unseen]]:
+    """The name and the status of every run; one that cannot be looked at ends none of the others."""
     for said in runs:
         try:
-            views = _matching(said, settings) if _is_pattern(said) else [_view(said, settings)]
+            views = _matching(said, settings) if _is_pattern(said) else [(said, _view(said, settings))]
         except CkptguardError as error:
-            yield Unseen(said, error)
+            yield said, Unseen(said, error)
             continue
-        for view in views:
+        for name, view in views:
             try:
-                yield _status(view)
+                yield name, _status(view)
             except CkptguardError as error:
-                yield Unseen(view.run.url, error)
+                yield name, Unseen(view.run.url, error)
 
 
 def _is_pattern(run: str) -> bool:
     return any(c in run for c in "*?[") and not os.path.lexists(run)
 
 
-def _matching(pattern: str, settings: Settings) -> list[RunView]:
-    """The runs among the folders that a pattern stands for. NotFoundError if there are none."""
+def _matching(pattern: str, settings: Settings) -> list[tuple[str, RunView]]:
+    """The runs, by name, among the folders that a pattern stands for. NotFoundError if there are none."""
     from ckptguard.records.run import has_records
 
-    views = [_view(place, settings) for place in _folders(pattern, settings)]
-    runs = [view for view in views if view.checkpoints or has_records(view.run)]
+    views = [(place, _view(place, settings)) for place in _folders(pattern, settings)]
+    runs = [(place, view) for place, view in views if view.checkpoints or has_records(view.run)]
     if not runs:
         raise NotFoundError(f"no folder {pattern} holds a run", hint="look at the pattern, and quote it")
     return runs
@@ -131,33 +131,35 @@ def _as_document(one: Status | Unseen) -> object:
     return {"target": one.run, "error": error_fields(one.error)} if isinstance(one, Unseen) else fields(one)
 
 
-def _show_all(every: Sequence[Status | Unseen]) -> None:
+def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
     rows: list[tuple[object, ...]] = []
-    for one in every:
+    for name, one in every:
         if isinstance(one, Unseen):
             report_error(one.error)
-            rows.append((one.run, "unknown"))
+            rows.append((name, "unknown", None, None, None, None))
             continue
         good, waiting = one.known_good, len(one.pending) + len(one.changed)
         row = (
             good and good.path.removeprefix(f"{one.run}/"),
-            good and age(one.known_good_age_seconds),
+            good and _ago(one),
             waiting or None,
         )
-        rows.append((one.run, one.explanation.partition(":")[0], *row, _incident_words(one)))
+        incident = one.last_incident
+        last = incident and f"{incident.cause}{_at(incident.step)} ({incident.state})"
+        rows.append((name, one.explanation.partition(":")[0], *row, last))
     wanted = rows if not is_quiet() else [row for row in rows if row[1] != "yes"]
     if wanted:
-        table(("run", "protected", "known-good", "age", "waiting", "last incident"), wanted)
+        table(("run", "protected", "known-good", "verified", "waiting", "last incident"), wanted)
 
 
 def _show(found: Status) -> None:
     from ckptguard.cli.commands.replicate import standing_text
 
     known_good, daemon = found.known_good, found.daemon
-    say(f"protected? {escape(found.explanation)}")
+    say_text(f"protected? {found.explanation}")
     facts(
         ("known-good", known_good and f"{known_good.path} ({known_good.id})"),
-        ("age", known_good and age(found.known_good_age_seconds)),
+        ("verified", known_good and _ago(found)),
         ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
         ("pending", some(found.pending)),
         ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
@@ -167,6 +169,14 @@ def _show(found: Status) -> None:
         ("they take", size(found.kept_bytes) if found.kept_bytes else None),
         *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
     )
+
+
+def _ago(found: Status) -> str:
+    return f"{age(found.known_good_age_seconds)} ago"
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step}"
 
 
 def _incident_words(found: Status) -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import be_quiet
 
 if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
@@ -59,6 +60,21 @@ config_option = click.option(
     "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
 )
 records_option = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
+
+
+def _be_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        be_quiet()
+
+
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=_be_quiet,
+    help="Print only what is wrong, and no progress bar.",
+)
 
 
 class Shared(NamedTuple):

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckptguard.cli.command import Command, Place, Shared, shared_options
+from ckptguard.cli.command import Command, Place, Shared, quiet_option, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, trouble, working
+from ckptguard.cli.output import emit, escape, is_quiet, say_well, trouble, working
 from ckptguard.cli.render import size
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUSY, Ex
 @click.option("--to", "dest", type=Place(), metavar="DEST", help="An absent or empty folder, or a file to make.")
 @click.option("--as-run", type=Place(), metavar="RUN", help="Have training go on there: the lost or new run's place.")
 @click.option("--force", is_flag=True, help="Hand out a bad or suspect checkpoint too.")
+@quiet_option
 @shared_options
 def command(run: str, step: int | None, dest: str | None, as_run: str | None, force: bool, shared: Shared) -> None:
     """Copy RUN's known-good checkpoint to DEST/<its own name> and print that path.
@@ -56,9 +57,11 @@ def command(run: str, step: int | None, dest: str | None, as_run: str | None, fo
     if shared.as_json:
         emit("restore", done, target=view.run.url)
     else:
-        say(escape(done.path))
+        say_well(escape(done.path))
 
 
 def _say_what(plan: Restoring) -> None:
+    if is_quiet():
+        return
     files = "" if plan.files == 1 else f", {plan.files} files"
     trouble(f"restoring {plan.path} of {plan.source} ({size(plan.bytes)}{files}) as {plan.made}")

@@ -7,7 +7,9 @@ from support.markdown import DOCS
 
 TEXT = (DOCS / "reference/json.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```json\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
-EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS)}
+EXAMPLES = {block["command"]: block for block in map(json.loads, BLOCKS) if not {"error", "runs"} & set(block)}
+[ERROR] = [block for block in map(json.loads, BLOCKS) if "error" in block]
+[MANY_RUNS] = [block for block in map(json.loads, BLOCKS) if "runs" in block]
 FREE = {"evidence", "dtypes", "versions", "metrics"}  # whatever the one who noticed wrote down
 
 

@@ -68,5 +68,6 @@ def _show(done: RolledBack, dry_run: bool) -> None:
         say(f"{'would point' if dry_run else 'pointed'} {cell(pointer.key)} at {cell(pointer.path)}")
     if done.repeats is not None:
         first, last = done.repeats
-        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        noun = "epoch" if "epoch" in done.known_good.series else "step"
+        steps = f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
         say(f"training {'would make' if dry_run else 'makes'} {steps} again, with all of their batches")

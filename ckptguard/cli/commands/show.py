@@ -114,7 +114,7 @@ def print_tree(shown: Shown) -> None:
                 size(stored),
                 "-" if tensor.largest is None else f"{tensor.largest:.4g}",
                 "-" if share is None else f"{100 * share:.2g}%" if share <= 1 else "beyond",
-                "not finite" if (file.path, tensor.name) in shown.nonfinite else "",
+                *(("not finite" if (file.path, tensor.name) in shown.nonfinite else "-",) if shown.nonfinite else ()),
                 *((cell(file.path.removeprefix(manifest.path + "/")),) if many else ()),
             )
             parts = tuple(cell(p) for p in tensor.name.split(".", _DEEPEST))
@@ -124,7 +124,16 @@ def print_tree(shown: Shown) -> None:
         leaves.sort(key=lambda leaf: [_natural(p) for p in leaf.parts])
         rows.append((f"{role}: {_sum(leaves)}",))
         rows += _rows(leaves, 0, 1)
-    titles = ("tensor", "type", "shape", "bytes", "largest", "of fp16", "", *(("file",) if many else ()))
+    titles = (
+        "tensor",
+        "type",
+        "shape",
+        "bytes",
+        "largest",
+        "of fp16",
+        *(("remark",) if shown.nonfinite else ()),
+        *(("file",) if many else ()),
+    )
     table(titles if any(len(row) > 1 for row in rows) else (), rows, right=(3, 4, 5))
 
 

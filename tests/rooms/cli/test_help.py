@@ -7,9 +7,9 @@ import re
 import click
 import click.testing
 import pytest
+from ckptguard_daemon.__main__ import command as daemon
 
 from ckptguard.cli.entry import COMMANDS, GROUPS, commands
-from ckptguard_daemon.__main__ import command as daemon
 
 
 def test_help_has_every_command_in_its_group(invoke):

@@ -1,8 +1,8 @@
 """verify: what scripts and people see of a verification."""
 
-import json
 import fractions
 import hashlib
+import json
 import os
 import resource
 import shutil

@@ -9,7 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, working
-from ckptguard.cli.render import table
+from ckptguard.cli.render import say_text, table
 from ckptguard.errors import CkptguardError
 
 
@@ -71,4 +71,4 @@ def incident_command(run: str, incident_id: str | None, html: str | None, read: 
     elif html is not None:
         say(escape(os.path.abspath(html)))
     else:
-        say(report_text(report).rstrip("\n"))
+        say_text(report_text(report).rstrip("\n"))

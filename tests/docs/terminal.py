@@ -33,7 +33,8 @@ def on_a_terminal(command: str, folder: Path, columns: int = 80) -> str:
     os.close(reader)
     shown = text.decode().replace("\r\n", "\n").replace(str(folder), HOME)
     assert "Traceback" not in shown, shown
-    return re.sub(r"[ \t]+$", "", shown, flags=re.MULTILINE)
+    # What is left of a bar is an empty line.
+    return re.sub(r"[ \t]+$", "", shown, flags=re.MULTILINE).lstrip("\n")
 
 
 def without_colours(text: str) -> str:

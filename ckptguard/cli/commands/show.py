@@ -22,13 +22,14 @@ _DEEPEST = 20  # levels; longer names go on in one piece
 
 @click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
 @click.argument("ckpt", type=Place())
-@click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, largest magnitude.")
+@click.option("--tensors", is_flag=True, help="List every tensor.")
 @shared_options
 def command(ckpt: str, tensors: bool, shared: Shared) -> None:
-    """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared.
+    """Describe CKPT: its files, digests and tensors, and every verdict on it. Nothing is compared with its digests:
+    `ckptguard verify` does that.
 
-    With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
-    (65504). These come from the records; a checkpoint that was never verified is read for them.
+    With --tensors each tensor has a line: its type, shape and size, its largest magnitude, and how much that is of
+    what fp16 can hold (65504). A checkpoint that was never verified is read for this.
     """
     from ckptguard.inspect.show import show
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ckptguard.errors import SettingsError
-from ckptguard.values.settings import Settings, parse_settings, refuse_unknown, with_environment
+from ckptguard.values.settings import Settings, parse_settings, refuse_unknown, with_environment, with_table
 
 SETTINGS_FILE = "ckptguard.toml"
 _LONGEST = 1 << 20
@@ -28,6 +29,22 @@ def training_settings() -> Settings:
     except SettingsError as error:
         _log.warning("%s%s", error.message, f": {error.hint}" if error.hint else "")
     return _loaded(None, os.environ)
+
+
+def given_settings(
+    given: Settings | Mapping[str, Any] | None, otherwise: Callable[[], Settings] = training_settings
+) -> Settings:
+    """The settings that a caller in Python means. None: those of `otherwise`; a dict changes some of these by their
+    names. SettingsError for anything else."""
+    if given is None:
+        return otherwise()
+    if isinstance(given, Settings):
+        return given
+    if isinstance(given, Mapping):
+        return with_table(otherwise(), given, "settings")
+    raise SettingsError(
+        f"settings must be a dict, not {given!r:.80}", hint='name them as in ckptguard.toml: settings={"keep_good": 3}'
+    )
 
 
 def _loaded(config: str | None, environ: Mapping[str, str]) -> Settings:

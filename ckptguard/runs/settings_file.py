@@ -14,6 +14,9 @@ SETTINGS_FILE = "ckptguard.toml"
 _LONGEST = 1 << 20
 _log = logging.getLogger("ckptguard")
 
+GivenSettings = Settings | Mapping[str, Any] | None
+"""What a caller in Python may give: a dict of settings by their names, as in ``ckptguard.toml``."""
+
 
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
     """The settings; `config` names the file, else ``./ckptguard.toml`` is read if it is there. Flags that are None
@@ -31,9 +34,7 @@ def training_settings() -> Settings:
     return _loaded(None, os.environ)
 
 
-def given_settings(
-    given: Settings | Mapping[str, Any] | None, otherwise: Callable[[], Settings] = training_settings
-) -> Settings:
+def given_settings(given: GivenSettings, otherwise: Callable[[], Settings] = training_settings) -> Settings:
     """The settings that a caller in Python means. None: those of `otherwise`; a dict changes some of these by their
     names. SettingsError for anything else."""
     if given is None:

@@ -51,7 +51,7 @@ def report_lines(report: Report, *, incident_of: str | None = None, only_wrong: 
 
 def checked_lines(checked: Checked, *, notices: bool = True) -> Iterator[Line]:
     """One line for a checkpoint that was checked, and one for each finding; notices may only be counted."""
-    shown = f" ({checked.id})" if checked.id else ""
+    shown = checked.id.nth_save if checked.id else ""
     quiet = [f for f in checked.findings if f.severity.value == "notice" and not notices]
     counted = f", {len(quiet)} notice{'s' * (len(quiet) > 1)}" if quiet else ""
     word = checked.outcome.value

@@ -67,9 +67,9 @@ def _show(done: Pruned) -> None:
     for decision in done.decisions:
         one, word = decision.checkpoint, "keep" if decision.keep else "remove"
         outcome = "changed" if one.changed else one.outcome.value
-        rows.append((one.path, one.id, outcome, word, size(one.bytes), "; ".join(decision.reasons)))
+        rows.append((f"{one.path}{one.id.nth_save}", outcome, word, size(one.bytes), "; ".join(decision.reasons)))
     if rows:
-        table(("path", "id", "outcome", "decision", "size", "reasons"), rows)
+        table(("path", "outcome", "decision", "size", "reasons"), rows)
     freed = sum(d.checkpoint.bytes for d in done.removed)
     say(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
     if done.emptied:

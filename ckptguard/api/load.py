@@ -60,12 +60,12 @@ def _one(target: str, resolved: Target, holding: HoldingScanner, allow_suspect: 
     assert found is not None
     named = {normalise_url(target), os.path.realpath(target) if "://" not in target else target}
     files = {key: held for (url, key), held in holding.files.items() if url == storage.url}
-    alone = next((key for key in files if storage.path_of(key) in named), None)
-    if alone is None and found.path in files:
-        alone = found.path  # a file that a layout gives companions
-    if alone is not None:
-        return Loadable(name=target, layout="", files={alone: files[alone]}, alone=True)
-    return Loadable(name=target, layout=checked.layout, files={found.inside(k): held for k, held in files.items()})
+    alone = next((key for key in files if storage.path_of(key) in named or key == found.path), None)
+    return Loadable(
+        layout=checked.layout,
+        files={found.inside(key): held for key, held in files.items()},
+        alone=None if alone is None else found.inside(alone),
+    )
 
 
 class _KnownGood:
@@ -88,9 +88,9 @@ class _KnownGood:
                 return None
             files = self._files_of(view, found)
             if files is not None:
-                self._held = {
-                    found.answer.path: Loadable(name=found.answer.path, layout=found.manifest.layout, files=files)
-                }
+                path, manifest = found.manifest.path, found.manifest
+                alone = path.rpartition("/")[2] if manifest.file(path) is not None else None
+                self._held = {found.answer.path: Loadable(layout=manifest.layout, files=files, alone=alone)}
                 return found
             wanted = msgspec.structs.replace(wanted, only=found.id)
         raise ChangedWhileReadError(f"{view.run.url} changed while it was read", key="")

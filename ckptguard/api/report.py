@@ -27,6 +27,10 @@ class Report(results.Report, frozen=True, kw_only=True):
         """The lines of ``ckptguard verify``."""
         return "\n".join(line.text for line in report_lines(self))
 
+    def __repr__(self) -> str:
+        """The same: who asks in a shell wants to read it."""
+        return str(self)
+
     def _repr_html_(self) -> str:
         """A table for notebooks. Everything in it is escaped: names come from files that may be hostile."""
         rows = "".join(_row(checked) for checked in self.checkpoints)

@@ -27,12 +27,11 @@ _LONGEST_NAME = 500  # of a tensor of torch.distributed.checkpoint: longer ones 
 
 
 class Loadable(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was verified: its files by their names inside of it. `alone`: one file was asked for."""
+    """A checkpoint that was verified: its files by their names inside of it. `alone`: the file that stands for it."""
 
-    name: str
     layout: str
     files: Mapping[str, HeldFile]
-    alone: bool = False
+    alone: str | None = None
 
 
 def device_of(map_location: Any) -> Any:
@@ -56,9 +55,8 @@ def device_of(map_location: Any) -> Any:
 def state_of(found: Loadable, device: Any) -> Any:
     """What `ckptguard.load` answers. StateError if a file cannot be loaded without running what it names."""
     files = dict(found.files)
-    if len(files) == 1 and (found.alone or ("." in next(iter(files)) and found.layout == "file")):
-        ((name, held),) = files.items()
-        return _content(name, held, device)
+    if found.alone is not None:
+        return _content(found.alone, files[found.alone], device)
     if found.layout == OWN.name:
         return _own(files, device)
     return dict(_parts(files, device))
@@ -92,13 +90,14 @@ def _merged(files: dict[str, HeldFile], device: Any) -> Iterator[tuple[str, Any]
     for name in sorted(files):
         structure = files[name].scanned.structure
         if structure.format == "dcp_metadata":
-            yield name.rpartition("/")[0] or "distributed", _distributed(name, files, device)
+            folder, whole = name.rpartition("/")[0], _distributed(name, files, device)
+            yield from [(folder, whole)] if folder else whole.items()
         elif structure.format == "trainer_state":
             yield name, json.loads(bytes(files[name].data))
         elif structure.format in _READERS and file_role(name) != "other":
             yield name, _content(name, files.pop(name), device)
-        elif structure.format in ("pickle", "npy", "npz"):
-            _log.warning("%s is no torch file and was not loaded", escape(name))
+        elif structure.format == "pickle":
+            _log.warning("%s is a pickle of its own, which can run code: it was not loaded", escape(name))
 
 
 def _stem(name: str) -> str:
@@ -139,15 +138,26 @@ def _torch(held: HeldFile, device: Any) -> Any:
     return _unpickled(bytes(held.data), device)
 
 
+def _numpy(held: HeldFile, device: Any) -> Any:
+    import numpy
+
+    found = numpy.load(io.BytesIO(held.data), allow_pickle=False)
+    return dict(found) if isinstance(found, numpy.lib.npyio.NpzFile) else found
+
+
 def _unpickled(data: bytes, device: Any) -> Any:
-    """What torch.load makes of bytes of its own; of anything but tensors and plain values only numpy's arrays."""
+    """What torch.load makes of bytes of its own; of all else only numpy's arrays and namespaces."""
+    import argparse
+    import types
+
     import numpy
     import torch
 
     made: list[Any] = [numpy.empty(0).__reduce__()[0], numpy.float64(0).__reduce__()[0]]
     old = [(call, f"numpy.core.multiarray.{call.__name__}") for call in made]  # as numpy 1 called them
+    plain = [numpy.ndarray, numpy.dtype, argparse.Namespace, types.SimpleNamespace]
     kinds = [type(numpy.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"]
-    with torch.serialization.safe_globals([*made, *old, numpy.ndarray, numpy.dtype, *kinds]):
+    with torch.serialization.safe_globals([*made, *old, *plain, *kinds]):
         return torch.load(io.BytesIO(data), map_location=device, weights_only=True)
 
 
@@ -228,4 +238,4 @@ def _in_our_words(name: str) -> Iterator[None]:
         ) from error
 
 
-_READERS = {"safetensors": _safetensors, "torch_zip": _torch, "torch_legacy": _torch}
+_READERS = {"safetensors": _safetensors, "torch_zip": _torch, "torch_legacy": _torch, "npz": _numpy, "npy": _numpy}

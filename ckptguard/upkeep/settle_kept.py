@@ -99,43 +99,61 @@ def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) 
     """Have exactly those kept copies that the verdicts ask for, and bytes of their own where they owe them; returns
     sentences about what went wrong. `saved_over`: as for `give_own_bytes`."""
     troubles: list[str] = []
-    try:
-        with run_lock(view.run):
-            doubtful = _release_refuted(view)
-        for copy, manifest in doubtful:
+    doubtful: list[tuple[KeptCopy, Manifest]] = []
+    with _noted(troubles), run_lock(view.run):
+        doubtful = _release_refuted(view, troubles)
+    for copy, manifest in doubtful:
+        with _noted(troubles):
             _settle_doubtful(view, copy, manifest, work)
-        with run_lock(view.run):
-            for checkpoint, id in list(_good_without_copy(view)):
+    all_known = not troubles
+    with _noted(troubles), run_lock(view.run):
+        for checkpoint, id in list(_good_without_copy(view)):
+            with _noted(troubles):
                 keep_checkpoint(view, checkpoint, id)
-            trim_kept(view)
-        troubles = give_own_bytes(view, work, saved_over=saved_over)
-        with run_lock(view.run):
-            trim_kept(view)
+    if all_known:
+        _trim(view, troubles)
+    with _noted(troubles):
+        troubles += give_own_bytes(view, work, saved_over=saved_over)
+    if all_known:
+        _trim(view, troubles)
+    return list(dict.fromkeys(troubles))
+
+
+@contextlib.contextmanager
+def _noted(troubles: list[str]) -> Iterator[None]:
+    """Turn trouble with one copy into a sentence, so that it holds up no other copy."""
+    try:
+        yield
     except (BusyError, CouldNotTellError) as error:
         troubles.append(f"kept copies could not be looked after: {error.message}")
-    return troubles
 
 
-def _release_refuted(view: RunView) -> list[tuple[KeptCopy, Manifest]]:
-    """Release copies whose content is not what a verdict calls good. Returns those that are to be read first: their
+def _trim(view: RunView, troubles: list[str]) -> None:
+    """Remove what nothing asks for. Never call it while a copy is in doubt: that copy would count as a good one, and
+    the good one behind it would be removed."""
+    with _noted(troubles), run_lock(view.run):
+        trim_kept(view)
+
+
+def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy, Manifest]]:
+    """Release copies whose content is not what a verdict calls good. Returns those that must be read first: their
     files look otherwise, and a touched file has other times and the same bytes."""
-    run, unwanted, doubtful = view.run, [], []
+    run, unwanted, doubtful = view.run, list[CheckpointId](), list[tuple[KeptCopy, Manifest]]()
     for id in list_kept(run):
-        copy = read_kept(run, id)
-        if copy is None or not view.history.has_verdict(id):
-            continue
-        manifest = view.history.manifest(id)
-        of_sealed = manifest is not None and made_of_sealed(copy, manifest)
-        if manifest is not None and of_sealed and view.is_good(id):
-            if not kept_matches(run, copy, manifest):
-                doubtful.append((copy, manifest))
-            continue
-        if read_kept(run, id) != copy:
-            continue  # its mark read wrong once, and it may be the last whole copy: the next pass looks again
-        if manifest is not None and not of_sealed:
-            release(run, id)  # pinned or not: what is pinned is the content that was sealed
-        else:
-            unwanted.append(id)
+        with _noted(troubles):
+            copy, manifest = read_kept(run, id), view.history.manifest(id)
+            if copy is None or not view.history.has_verdict(id):
+                continue
+            of_sealed = manifest is not None and made_of_sealed(copy, manifest)
+            if manifest is not None and of_sealed and view.is_good(id):
+                if not kept_matches(run, copy, manifest):
+                    doubtful.append((copy, manifest))
+            elif read_kept(run, id) != copy:
+                continue  # its mark read wrong once, and it may be the last whole copy: the next pass looks again
+            elif manifest is not None and not of_sealed:
+                release(run, id)  # pinned or not: what is pinned is the content that was sealed
+            else:
+                unwanted.append(id)
     release_unpinned(run, unwanted)
     return doubtful
 

@@ -21,8 +21,7 @@ _WIPED = 16  # elements; a shorter tensor may well come to hold one value
 _ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what it took before
 _GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
 _GROWTH_OF_ONE = 1e2  # the same of one tensor, over the largest number in it before
-_WRITTEN = 16  # pieces that differ, from which on nothing but a writer changed all of them
-_WORDS = _WRITTEN * 8  # bytes of so many of the widest elements
+_WRITTEN = 16  # pieces or elements that differ, from which on nothing but a writer changed all of them
 _LOST = 64  # bytes in a row of zeros, or of ones, that no update makes
 
 
@@ -65,7 +64,7 @@ def classify_change(
       other steps have too, and files that were written along with the others (frozen weights).
     - Something vouches for a writer. Either an archive with checksums of its own, all of them right, holds anything
       else: rot would have broken one. Or a counter inside rose, and a float tensor differs. Or three and at least half
-      of the float tensors differ, in 128 bytes or more. Or each float tensor that differs does so all over, in 16
+      of the float tensors differ, in 16 elements or more. Or each float tensor that differs does so all over, in 16
       pieces or more together, and every file with floats is among those; rot changes one place. But for the first case
       none of them may look wiped or scrambled: all one value where the facts of the `past` say otherwise, or grown
       beyond any update.
@@ -106,8 +105,8 @@ def classify_change(
         return Change.RESAVED
     differing, total = _differing(sealed.files, found)
     # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed, and more
-    # bytes than a torn write of a few words harms.
-    many = len(differing) > 2 and len(differing) * 2 >= total and sum(s.length for s in differing) >= _WORDS
+    # elements than a torn write of a few words harms.
+    many = len(differing) > 2 and len(differing) * 2 >= total and sum(differing) >= _WRITTEN
     # One flipped bit may make a counter larger, but then no tensor differs.
     plausible = many or (differing != [] and _counted_on(sealed.counters, counters()))
     if _looks_harmed(sealed.files, changed, found, past.facts):
@@ -251,11 +250,11 @@ def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
     )
 
 
-def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[list[Span], int]:
-    """(Float tensors of more than one element that differ, how many there are)."""
+def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[list[int], int]:
+    """(The elements of each float tensor of more than one that differs, how many such tensors there are)."""
     held = {digest for file in found.values() for digest in file.span_digests}
-    spans = [span for file in sealed for span in _float_spans(file) if span.length > 8]
-    return [span for span in spans if span.blake3 not in held], len(spans)
+    spans = [(span, size) for file in sealed for span, size in _float_spans(file) if span.length > 8]
+    return [span.length // size for span, size in spans if span.blake3 not in held], len(spans)
 
 
 def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], elsewhere: set[tuple[str, ...]]) -> bool:
@@ -278,14 +277,18 @@ def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]
     return in_order and abs(now) <= 3 * abs(before) + _ONE_SAVE
 
 
-def _float_spans(file: File) -> list[Span]:
-    """Where each float tensor of a file lies."""
+def _float_spans(file: File) -> list[tuple[Span, int]]:
+    """Where each float tensor of a file lies, and the bytes of one element."""
     floats = ("float", "bfloat", "complex")
-    return [file.spans[t.span] for t in file.tensors if t.span is not None and t.dtype.startswith(floats)]
+    return [
+        (file.spans[t.span], DTYPES[t.dtype].size)
+        for t in file.tensors
+        if t.span is not None and t.dtype.startswith(floats)
+    ]
 
 
 def _has_floats(file: File) -> bool:
-    return sum(span.length for span in _float_spans(file)) > _STATE
+    return sum(span.length for span, _ in _float_spans(file)) > _STATE
 
 
 def _digests(file: File) -> tuple[str, ...]:

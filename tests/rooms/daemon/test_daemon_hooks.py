@@ -19,7 +19,7 @@ from support.daemon_process import PATIENCE, Starter, flip_bit, save, until
 from support.daemon_readme import assert_like, example
 from support.hook_commands import command, told, toml
 
-from ckptguard.reporting import notify
+from ckptguard.reporting import channels
 from ckptguard.reporting.notify import Hooks
 from ckptguard.values.settings import Settings
 
@@ -119,12 +119,12 @@ def test_a_command_past_its_time_is_killed(monkeypatch: pytest.MonkeyPatch) -> N
     def log(event: str, /, **fields: object) -> None:
         lines.append((event, fields.get("exit_code")))
 
-    monkeypatch.setattr(notify, "COMMAND_SECONDS", 0.3)
+    monkeypatch.setattr(channels, "COMMAND_SECONDS", 0.3)
     telling = Hooks(Settings(on_incident=("sleep", "1000")), log)
     telling.tell({"step": 1})
     telling.tell({"step": 2})
     telling.close(patience=PATIENCE)
-    assert lines == [("hook_timed_out", None), ("hook_ran", -signal.SIGKILL)] * 2
+    assert lines == [("hook_ran", -signal.SIGKILL)] * 2
 
 
 @pytest.mark.parametrize("status", [302, 500])

@@ -18,7 +18,7 @@ from ckptguard.version import __version__
 COMMANDS = (
     *("verify", "status", "list", "show", "diff", "bisect", "incidents", "incident", "sums", "known-good", "restore"),
     *("replicate", "rollback", "supervise", "scrub", "repair", "prune", "pin", "unpin", "clear", "reseal", "accept"),
-    *("doctor", "completion"),
+    *("doctor", "notify", "completion"),
 )
 # Those that are not `command` in the module of their name.
 _ELSEWHERE = {

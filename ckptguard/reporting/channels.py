@@ -153,8 +153,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class AppriseChannel(Channel):
     """An address of apprise's: Slack, Discord, e-mail, Teams and many more."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__("notify", address, _without_secrets(address))
+    def __init__(self, address: str, which: str) -> None:
+        super().__init__("notify", address, _without_secrets(address) + which)
         self._address = address
 
     def deliver(self, event: Event) -> dict[str, object]:
@@ -163,40 +163,46 @@ class AppriseChannel(Channel):
             import apprise  # takes half a second and 40 MiB: only when there is something to tell
         except Exception as error:
             raise NotDeliveredError(f"apprise cannot be imported: {type(error).__name__}: {error}") from error
-        reasons = _Reasons()
         log = logging.getLogger("apprise")
         log.propagate = False  # it quotes addresses
-        log.addHandler(reasons)
+        log.addHandler(logging.NullHandler())
         try:
             service = apprise.Apprise()
             if not service.add(self._address):
                 raise NotDeliveredError("apprise does not know this kind of address, or a part of it is missing")
             kind = apprise.NotifyType.INFO if event.get("event") == "test" else apprise.NotifyType.WARNING
             text, title = event["text"], event["title"]
-            if not service.notify(text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT):
-                reason = _told("; ".join(reasons.said) or "the service did not take it", self._address)
-                raise NotDeliveredError(reason, again=True)
+            done = service.notify(text, title=title, notify_type=kind, body_format=apprise.NotifyFormat.TEXT)
+            if not done:
+                reason = _told("; ".join(entry.message for entry in done.logs()), self._address)
+                raise NotDeliveredError(reason or "the service did not take it", again=True)
         except NotDeliveredError:
             raise
         except Exception as error:  # of any of its hundred services
             reason = _told(f"{type(error).__name__}: {error}", self._address)
             raise NotDeliveredError(reason, again=True) from error
-        finally:
-            log.removeHandler(reasons)
         return {}
 
 
-class _Reasons(logging.Handler):
-    """What apprise says in this thread of why something was not sent."""
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a message arrived at a channel; None: none was sent. `reason`: why it did not."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._thread = threading.get_ident()
-        self.said: list[str] = []
+    setting: str
+    to: str
+    delivered: bool | None
+    reason: str = ""
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
-            self.said.append(record.getMessage())
+
+def try_out(channel: Channel, event: Event | None) -> Tried:
+    """Hand over an event, once, and say what became of it."""
+    delivered, reason = None, ""
+    if event is not None:
+        try:
+            code = channel.deliver(event).get("exit_code", 0)
+            delivered, reason = not code, f"it ended with exit code {code}" if code else ""
+        except NotDeliveredError as error:
+            delivered, reason = False, str(error)
+    return Tried(setting=channel.setting, to=channel.shown, delivered=delivered, reason=reason)
 
 
 def channels_of(settings: Settings, around_start: Context = contextlib.nullcontext) -> list[Channel]:
@@ -204,7 +210,11 @@ def channels_of(settings: Settings, around_start: Context = contextlib.nullconte
     found: list[Channel] = [CommandChannel(settings.on_incident, around_start)] if settings.on_incident else []
     if settings.webhook is not None:
         found.append(WebhookChannel(settings.webhook))
-    return found + [AppriseChannel(address) for address in dict.fromkeys(settings.notify)]
+    addresses = list(dict.fromkeys(settings.notify))
+    several = len(addresses) > 1
+    for number, address in enumerate(addresses, 1):
+        found.append(AppriseChannel(address, f" ({number} of {len(addresses)})" if several else ""))
+    return found
 
 
 def require_apprise(settings: Settings) -> None:

@@ -105,7 +105,7 @@ def replica_event(run: Run, url: str, reason: str, *, source: str) -> Event:
     }
 
 
-def test_event(run: Run | None) -> Event:
+def trial_event(run: Run | None) -> Event:
     """What `ckptguard notify --test` sends."""
     event = _event(run, "test", uuid.uuid4().hex, step=None, cause="test", reason="a test was asked for", source="cli")
     where = "" if run is None else f"\nRun: {escape(run.url)}"

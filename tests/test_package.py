@@ -22,8 +22,6 @@ ROOT = Path(__file__).resolve().parents[1]
 INFO = f"ckptguard-{__version__}.dist-info"
 DATA = {
     "ckptguard/py.typed",
-    "ckptguard/cli/DOCUMENTS.md",
-    "ckptguard/records/FORMAT.md",
     "ckptguard_daemon/deploy/Containerfile",
     "ckptguard_daemon/deploy/ckptguard-daemon.service",
     "ckptguard_daemon/deploy/ckptguard.toml",

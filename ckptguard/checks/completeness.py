@@ -57,7 +57,7 @@ def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
-    """Whether a whole file was to hold some: by its name, by its checkpoint's, which states a step, or by keys that
+    """True if a whole file was to hold some: by its name, by its checkpoint's, which states a step, or by keys that
     are for weights (of which another rank may have saved none). Settings and counters in a file of their own
     (``args_100.pt``) were not, nor what only happens to be named .bin, nor the state of an optimizer without any."""
     stated = file_role(file.entry.key)
@@ -136,7 +136,7 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
 
 
 def precedes(evidence: Evidence, reference: Manifest) -> bool:
-    """Whether the checkpoint is of an earlier step than its reference, which only the first ones of a run are."""
+    """True if the checkpoint is of an earlier step than its reference, which only the first ones of a run are."""
     own = numbers_of(evidence.checkpoint.step)
     return own != () and own < numbers_of(reference.step)
 

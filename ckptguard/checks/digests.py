@@ -27,7 +27,7 @@ def check_digests(evidence: Evidence) -> Iterator[Finding]:
 
 
 def same_content(sealed: File, found: ScannedFile) -> bool:
-    """Whether a file's bytes are those of the manifest: same size, spans and BLAKE3 digests."""
+    """True if a file's bytes are those of the manifest: same size, spans and BLAKE3 digests."""
     places = [(s.offset, s.length) for s in found.structure.spans]
     return (
         sealed.size == found.entry.size

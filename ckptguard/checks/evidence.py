@@ -58,7 +58,7 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
     placed_digests: Mapping[str, tuple[str | None, ...]] = {}
 
     def is_whole(self) -> bool:
-        """Whether every file that should be there is, and can be read. If not, findings of their own say so, and what
+        """True if every file that should be there is, and can be read. If not, findings of their own say so, and what
         is not found may well be in those."""
         present = set(self.checkpoint.files)
         broken = any(f.structure.problems or f.structure.truncated for f in self.scan.files)

@@ -89,7 +89,7 @@ def _non_finite(
 
 
 def _is_open_bound(name: str, numbers: Numbers) -> bool:
-    """Whether all of it is infinite and its name says so: constraints of Gaussian processes have such buffers."""
+    """True if all of it is infinite and its name says so: constraints of Gaussian processes have such buffers."""
     infinite = {"upper_bound": numbers.posinf, "lower_bound": numbers.neginf}
     return infinite.get(name.rpartition(".")[2], 0) == numbers.count
 

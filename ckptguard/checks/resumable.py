@@ -40,7 +40,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_of_a_training(evidence: Evidence, present: Set[str]) -> bool:
-    """Whether anybody would resume from it: the run had optimizer state before, or a trainer's files lie beside the
+    """True if anybody would resume from it: the run had optimizer state before, or a trainer's files lie beside the
     weights. A model that was downloaded is none to resume from."""
     before = (evidence.reference_facts, evidence.previous_facts)
     if any("optimizer" in facts.resumable for facts in before if facts is not None):

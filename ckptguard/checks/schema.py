@@ -190,7 +190,7 @@ def _places(
 
 
 def _undescribed(evidence: Evidence) -> bool:
-    """Whether there are pieces of tensors, and no ``.metadata`` that says of what; that has a finding of its own."""
+    """True if there are pieces of tensors, and no ``.metadata`` that says of what; that has a finding of its own."""
     described = {
         f.entry.key.rpartition("/")[0]
         for f in evidence.scan.files

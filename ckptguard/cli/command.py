@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from ckptguard.cli.exit_codes import ExitCode
+from ckptguard.cli.output import be_quiet
 
 if TYPE_CHECKING:
     from ckptguard.values.settings import Settings
@@ -26,6 +27,14 @@ class Command(click.Command):
     def __init__(self, *args: Any, codes: Iterable[ExitCode] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.codes = sorted({*_ALWAYS, *codes})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's own. Wrong usage names this command, whose help says more."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the exit codes below the options."""
@@ -51,6 +60,21 @@ config_option = click.option(
     "--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.", type=click.Path(readable=False)
 )
 records_option = click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
+
+
+def _be_quiet(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        be_quiet()
+
+
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=_be_quiet,
+    help="Print only what is wrong, and no progress bar.",
+)
 
 
 class Shared(NamedTuple):

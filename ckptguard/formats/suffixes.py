@@ -57,12 +57,12 @@ _derived: tuple[tuple[Format, ...], dict[tuple[str, ...], tuple[str, ...]]] = ((
 
 
 def has_tensor_suffix(path: str) -> bool:
-    """Whether files of this suffix usually hold tensors (training_args.bin has the suffix, but none)."""
+    """True if files of this suffix usually hold tensors (training_args.bin has the suffix, but none)."""
     return name_of(path).endswith(suffixes_of("tensors", "pieces"))
 
 
 def tensor_suffix(path: str) -> bool:
-    """Whether a checkpoint cannot do without a file of this name, judged by the name alone."""
+    """True if a checkpoint cannot do without a file of this name, judged by the name alone."""
     name = name_of(path)
     if name.endswith(suffixes_of("arrays")):
         return _NUMPY_STATE.search(name) is not None
@@ -70,23 +70,23 @@ def tensor_suffix(path: str) -> bool:
 
 
 def is_dcp_metadata(path: str) -> bool:
-    """Whether the name is that of what explains torch.distributed.checkpoint's ``.distcp`` files."""
+    """True if the name is that of what explains torch.distributed.checkpoint's ``.distcp`` files."""
     return _DCP_METADATA.fullmatch(name_of(path)) is not None
 
 
 def may_be_foreign(path: str) -> bool:
-    """Whether a name says nothing but ``.bin``, as token files and vocabularies do too."""
+    """True if a name says nothing but ``.bin``, as token files and vocabularies do too."""
     name = name_of(path)
     return name.endswith(".bin") and not _STATE_WORDS.search(name)
 
 
 def promises_state(path: str) -> bool:
-    """Whether a name says that the file holds weights or what an optimizer keeps: it is nothing else beside them."""
+    """True if a name says that the file holds weights or what an optimizer keeps: it is nothing else beside them."""
     return _PROMISES_STATE.search(name_of(path)) is not None
 
 
 def is_pickle_name(path: str) -> bool:
-    """Whether the name is that of a pickle."""
+    """True if the name is that of a pickle."""
     return name_of(path).endswith(suffixes_of("objects"))
 
 
@@ -130,12 +130,12 @@ def is_pickle(path: str, head: bytes) -> bool:
 
 
 def is_marked_pickle(head: bytes) -> bool:
-    """Whether bytes begin with the mark of a binary pickle."""
+    """True if bytes begin with the mark of a binary pickle."""
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
 def may_begin_file(head: bytes) -> bool:
-    """Whether bytes within a file may be one of their own: an archive, arrays, or a pickle of any protocol."""
+    """True if bytes within a file may be one of their own: an archive, arrays, or a pickle of any protocol."""
     if head.startswith((ZIP_MAGIC, NUMPY_MAGIC)) or is_marked_pickle(head) or is_safetensors(".pt", head):
         return True
     return head[:1] in _BEGIN_PICKLES and head != b""

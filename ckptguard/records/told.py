@@ -12,8 +12,10 @@ _NAME = re.compile(r"(?P<channel>[0-9a-f]{12})/(?:(?P<event>[0-9a-f]{32})|before
 
 
 def read_told(run: Run) -> Mapping[str, set[str]]:
-    """The keys of the events that each channel has had or need not have; a channel is absent that was never there."""
+    """The keys of the events that each channel has had or need not have. A channel for which nobody noted with what it
+    begins is absent."""
     told: dict[str, set[str]] = {}
+    begun = set()
     for name in list_records(run, FOLDER, recursive=True, with_content=True):
         match = _NAME.fullmatch(name)
         if match is None:
@@ -22,8 +24,9 @@ def read_told(run: Run) -> Mapping[str, set[str]]:
         if match["event"]:
             events.add(match["event"])
         else:
+            begun.add(match["channel"])
             events.update(read_sound(run, f"{FOLDER}/{name}", list[str], name) or ())
-    return told
+    return {channel: told[channel] for channel in begun}
 
 
 def mark_told(run: Run, channel: str, event: str) -> None:

@@ -75,7 +75,7 @@ class Subset(msgspec.Struct, frozen=True):
     of: int
 
     def holds(self, due: Due) -> bool:
-        """Whether a generation is in this part."""
+        """True if a generation is in this part."""
         digest = hashlib.sha256(f"{due.id.series}/{due.id}".encode("utf-8", "surrogateescape")).digest()
         return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
 
@@ -262,7 +262,7 @@ def _manifest(this: _Scrub, due: Due) -> Manifest:
 
 
 def _is_current(view: RunView, due: Due, manifest: Manifest) -> bool:
-    """Whether this generation should lie in place. Of the newest one of its step no other manifest is read for it."""
+    """True if this generation should lie in place. Of the newest one of its step no other manifest is read for it."""
     history, id = view.history, due.id
     newest = history.generations(id.series, id.step)[-1:] == [id] and not history.is_quarantined(id)
     return (newest and manifest.path == due.path) or history.current(id.series, id.step, due.path) == id

@@ -53,14 +53,18 @@ class Hooks:
             settings = settings.changed(notify=())
         self._lines = [_Line(channel, log, self._mark) for channel in channels_of(settings, around_start)]
 
+    def note(self, run: Run) -> None:
+        """Note from now on what of this run was told: nobody tells it again."""
+        self._runs[run.run_id] = run
+
     def begin(self, view: RunView) -> None:
-        """Note from now on what of this run was told, and tell what is on record and never reached a channel. One that
-        is new begins with what comes. Never raises."""
+        """As `note`, and tell what is on record and never reached a channel. One that is new begins with what comes.
+        Never raises."""
         if not self._lines:
             return
         try:
             if has_records(view.run) or view.checkpoints:  # a folder of ours in an empty run would be in the way
-                self._runs[view.run.run_id] = view.run
+                self.note(view.run)
                 self._make_up(view)
         except Exception as error:
             reason = error.message if isinstance(error, CkptguardError) else f"{type(error).__name__}: {error}"

@@ -121,7 +121,7 @@ class RunView:
         return [copy for copy in copies if copy is not None]
 
     def is_good(self, id: CheckpointId) -> bool:
-        """Whether what was sealed under this id is good, wherever a whole copy of it lies."""
+        """True if what was sealed under this id is good, wherever a whole copy of it lies."""
         return is_good(self.history, id)
 
 
@@ -142,7 +142,7 @@ class Listing:
         self.checkpoints = {c.path: c for c in sorted(found, key=lambda c: c.path)}
 
     def is_of(self, run: Run) -> bool:
-        """Whether this run was listed."""
+        """True if this run was listed."""
         return self._run == run
 
     def again(self, path: str) -> Listing:

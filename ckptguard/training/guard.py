@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
+from ckptguard.training.announce import announce_resume
 from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects
 from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
@@ -188,7 +189,7 @@ class TrainingGuard:
         return self._run.usable(path)
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
-        """Whether no save is in flight any more, after it had `seconds` to end (None: as long as it takes). Raises
+        """True if no save is in flight any more, after it had `seconds` to end (None: as long as it takes). Raises
         what went wrong with a `save(blocking=False)`."""
         over = self._saving.wait(seconds)
         self._saving.raise_unheard()
@@ -206,8 +207,10 @@ class TrainingGuard:
         self._saving.drain(self._deadline)
         loaded = self._rollbacks.resume(self._parts, probe)
         self._resumed = True
+        if self._ranks.rank == 0:
+            path, at = (loaded.path, loaded.step) if loaded is not None else (None, None)
+            announce_resume(self.run, path, at)
         if loaded is not None:
-            _log.info("resumed at step %s from %s", loaded.step, loaded.path)
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)

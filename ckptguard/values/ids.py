@@ -123,14 +123,14 @@ def series_from_folder(folder: str) -> str:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a path read from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
+    """True if a path read from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
     if not path or "\0" in path or "://" in path or path.startswith("/"):
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or folder name is a writer's temporary, which belongs to no checkpoint. So are the ``._`` files
+    """True if a file or folder name is a writer's temporary, which belongs to no checkpoint. So are the ``._`` files
     in which macOS keeps attributes of the file that they are named after, and the folder of a file system's repairs."""
     return name.startswith((".tmp", "tmp-", "._")) or name.endswith(".tmp") or name == "lost+found"
 

@@ -138,7 +138,7 @@ def judge_in_run(
 
 
 def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
-    """Whether an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them. A
+    """True if an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them. A
     manifest that its writer sealed has no MD5 of its own: there the verdict of an earlier pass says that it was taken.
     Files that came later do not count."""
     id = view.current(checkpoint)
@@ -242,7 +242,7 @@ def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifes
 
 
 def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
-    """Whether the sealed files were moved to the trash: what lies in their place came later."""
+    """True if the sealed files were moved to the trash: what lies in their place came later."""
     try:
         mark = read_trashed(view.run, id)
     except RecordsError:
@@ -312,7 +312,7 @@ def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: Checkp
 
 
 def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
-    """Whether the ledger says all of this already: outcome, what weighs, and how the storage describes the files."""
+    """True if the ledger says all of this already: outcome, what weighs, and how the storage describes the files."""
     standing = history.standings(verdict.series).get(verdict.id)
     if before is None or before.outcome is not verdict.outcome:
         return False

@@ -52,6 +52,13 @@ def _print_example(context: click.Context, _: click.Parameter, name: str | None)
 @click.option("--socket", "socket_path", metavar="PATH", help="Where to listen, instead of the runtime folder.")
 @click.option("--parent", type=int, metavar="PID", help="Stop when this parent process is gone.")
 @click.option("--log-file", metavar="PATH", help="Append the log to a file instead of stderr.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    metavar="FORM",
+    help="Log text or json; auto is text on a terminal.",
+)
 @click.option("--settle", type=float, metavar="SECONDS", help="A save is finished when it is unchanged for so long.")
 @click.option("--interval", type=float, metavar="SECONDS", help="How often to look without being told of a change.")
 @click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
@@ -73,7 +80,7 @@ def command(runs: tuple[str, ...], **options: Any) -> None:
         flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
         settings = load_settings(options["config"], os.environ, **flags)
         urls = distinct_urls(runs, settings)
-        _start_logging(options["log_file"])
+        _start_logging(options["log_file"], options["log_format"])
     except CkptguardError as error:
         _end(error)
     # Imported after the settings are known to be sound: a mistake in them is answered at once.
@@ -115,9 +122,9 @@ def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:
     return urls
 
 
-def _start_logging(log_file: str | None) -> None:
+def _start_logging(log_file: str | None, form: str) -> None:
     try:
-        start_logging(log_file)
+        start_logging(log_file, form)
     except OSError as error:
         raise SettingsError(f"cannot write the log {log_file}: {error.strerror}") from error
 

@@ -1,6 +1,6 @@
 """The HTTP answers: DESIGN's routes, each one call of an operation. Bad questions get a sentence and a status.
 
-`daemon/README.md` shows one example of each document.
+`docs/reference/http.md` shows one example of each document.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Bo
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether tables and lists are nested so deep that not every reader of JSON can follow."""
+    """True if tables and lists are nested so deep that not every reader of JSON can follow."""
     level = [value]
     for _ in range(_DEEPEST + 1):
         inner = (v.values() if isinstance(v, dict) else v if isinstance(v, list) else () for v in level)

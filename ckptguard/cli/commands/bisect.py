@@ -10,7 +10,7 @@ from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.commands.diff import diff_fields, print_diff
 from ckptguard.cli.exit_codes import ExitCode, of_outcomes
 from ckptguard.cli.output import emit, say, trouble, working
-from ckptguard.cli.render import cell, columns, word
+from ckptguard.cli.render import cell, table, word
 
 if TYPE_CHECKING:
     from ckptguard.inspect.bad_tensors import Culprit
@@ -76,7 +76,7 @@ def print_bisection(found: Bisection, top: int) -> None:
         many = len({c.file for c in found.culprits}) > 1
         say(f"What is wrong in {cell(bad.path)}, what went first at the top:")
         say("")
-        columns(("check", "tensor", "what"), [_row(c, many) for c in found.culprits[:top]])
+        table(("check", "tensor", "what"), [_row(c, many) for c in found.culprits[:top]])
         if len(found.culprits) > top:
             say(f"... and {len(found.culprits) - top} more (--top {len(found.culprits)})")
         say("")

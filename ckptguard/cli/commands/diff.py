@@ -9,7 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, say, trouble, working
-from ckptguard.cli.render import cell, columns
+from ckptguard.cli.render import cell, table
 
 if TYPE_CHECKING:
     from ckptguard.documents.build import Document
@@ -72,7 +72,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
     if kept:
         say("")
         many = len({s.file for c in diff.changes for s in (c.a, c.b) if s is not None}) > 2
-        columns(("change", "rel. L2", "largest", "tensor", "type", "remark"), [_row(change, many) for change in kept])
+        table(("change", "rel. L2", "largest", "tensor", "type", "remark"), [_row(change, many) for change in kept])
     counts = diff.counts
     left = {kind: n - most for kind, n in counts.items() if n > most}
     if left:

@@ -17,7 +17,10 @@ from ckptguard.errors import CkptguardError
 @click.argument("run", type=Place())
 @shared_options
 def command(run: str, shared: Shared) -> None:
-    """List the incidents of RUN, oldest first: when training or a save turned sick, and what was done."""
+    """List the incidents of RUN, oldest first: when training or a save went wrong, and what was done about it.
+
+    `ckptguard incident RUN ID` shows one of them.
+    """
     from ckptguard.documents.build import fields
     from ckptguard.records.incidents import list_incidents
     from ckptguard.records.run import open_run
@@ -28,7 +31,7 @@ def command(run: str, shared: Shared) -> None:
         emit("incidents", target=opened.url, incidents=[fields(i, "line of incidents") for i in found])
         return
     if not found:
-        say("there are no incidents")
+        say(f"{escape(opened.url)} has no incidents")
         return
     rows = [(i.id, i.step, i.cause, i.state, i.actions[-1] if i.actions else i.reason) for i in found]
     table(("incident", "step", "cause", "state", "what"), rows)
@@ -41,8 +44,11 @@ def command(run: str, shared: Shared) -> None:
 @click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again, tensor by tensor.")
 @shared_options
 def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
-    """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
-    what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
+    """Show the report of one incident of RUN: when it began, which tensors went wrong, its likely causes, and what to
+    do about them.
+
+    ID is that of `ckptguard incidents RUN`, or the start of it. Without one, the newest incident is shown.
+    """
     from ckptguard.reporting.build_report import choose_incident, report_of
     from ckptguard.reporting.report_text import report_text
     from ckptguard.runs.run_view import open_view

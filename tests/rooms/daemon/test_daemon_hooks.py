@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from ckptguard_daemon.log import log
 from support.daemon_process import PATIENCE, Starter, flip_bit, save, until
-from support.daemon_readme import assert_like, example
 from support.hook_commands import TELL, command, told, toml
+from support.http_documents import assert_like, example
 from support.web_listener import Listener, listening
 
 from ckptguard.reporting import channels
@@ -54,7 +54,7 @@ def test_each_event_is_told_once_also_across_restarts(
 
 
 def test_what_hooks_are_told_is_documented(run: Path, start: Starter, tmp_path: Path) -> None:
-    """The document has the keys and types of the README's example."""
+    """The document has the keys and types of the example."""
     path = tmp_path / "told"
     save(run, 200, nan=True)
     daemon = start(run, arguments=toml(tmp_path, on_incident=command(path)))

@@ -150,13 +150,26 @@ def test_what_was_told_live_is_not_told_again(root, run):
         checked = bad(root, run, 200)
         for url in (web.url, deaf.url):
             telling = Telling(url)
-            telling.hooks._runs[run.run_id] = run
+            telling.hooks.note(run)
             telling.hooks.tell(verdict_event(run, checked, source="daemon"))
             telling.end()
         deaf.statuses[:] = [200]
         for url in (web.url, deaf.url):
             Telling(url).told(look(run))
         assert (steps(web), steps(deaf)) == ([200], [200, 200])
+
+
+def test_a_command_that_told_leaves_nothing_to_tell(root, run):
+    """A verdict that the command line told is not told by the next daemon, nor is what was there before."""
+    bad(root, run, 100)
+    with listening() as web:
+        telling = Telling(web.url)
+        telling.hooks.note(run)
+        telling.hooks.tell(verdict_event(run, bad(root, run, 200), source="cli"))
+        telling.end()
+        for _ in range(2):
+            Telling(web.url).told(look(run))
+        assert steps(web) == [200]
 
 
 def test_an_event_that_a_stop_broke_off_is_told_by_the_next_start(root, run, monkeypatch):
@@ -168,7 +181,7 @@ def test_an_event_that_a_stop_broke_off_is_told_by_the_next_start(root, run, mon
         monkeypatch.setattr(notify, "_FIRST_PAUSE", 1000.0)
         web.statuses[:] = [500]
         telling = Telling(web.url)
-        telling.hooks._runs[run.run_id] = run
+        telling.hooks.note(run)
         telling.hooks.tell(verdict_event(run, checked, source="daemon"))
         until(lambda: web.posted, "the first try")
         telling.hooks.close(patience=0.0)

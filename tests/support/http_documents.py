@@ -1,18 +1,17 @@
-"""The documents that the daemon's README shows, and whether an answer is like one of them."""
+"""The documents that docs/reference/http.md shows, and whether an answer is like one of them."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
-README = Path(__file__).parents[2] / "daemon" / "README.md"
+from support.markdown import DOCS
 
 
 def example(title: str) -> Any:
-    """The JSON document below a heading of the README."""
-    section = README.read_text(encoding="utf-8").split(f"\n### {title}\n")[1].split("\n### ")[0]
+    """The JSON document below a heading of that page."""
+    section = (DOCS / "reference/http.md").read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
     found = re.search(r"```json\n(.*?)```", section, re.S)
     assert found is not None
     return json.loads(found[1])

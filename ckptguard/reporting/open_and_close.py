@@ -25,7 +25,7 @@ from ckptguard.records.incidents import (
 from ckptguard.records.manifests import read_manifest
 from ckptguard.records.run import Run, create_record
 from ckptguard.reporting.build_report import checkpoint_of, report_of
-from ckptguard.reporting.notify import reason_of
+from ckptguard.reporting.events import reason_of
 from ckptguard.reporting.report_html import report_html
 from ckptguard.reporting.report_text import report_text
 from ckptguard.reporting.report_words import NO_SICKNESS

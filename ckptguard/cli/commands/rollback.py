@@ -20,9 +20,9 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.command("rollback", cls=Command, short_help="Make the known-good checkpoint the newest.", codes=CODES)
 @click.argument("run", type=Place())
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--force", is_flag=True, help="Even while files of the run are being written.")
-@click.option("--to", "to", metavar="CKPT", help="Go back to this one: a path in RUN, or an id.")
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good one of this step.")
+@click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
+@click.option("--to", "to", metavar="CKPT", help="Go back to this checkpoint: a path in RUN, or an id.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good checkpoint of step N.")
 @quiet_option
 @shared_options
 def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | None, shared: Shared) -> None:
@@ -68,5 +68,6 @@ def _show(done: RolledBack, dry_run: bool) -> None:
         say(f"{'would point' if dry_run else 'pointed'} {cell(pointer.key)} at {cell(pointer.path)}")
     if done.repeats is not None:
         first, last = done.repeats
-        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        noun = "epoch" if "epoch" in done.known_good.series else "step"
+        steps = f"{noun} {first}" if first == last else f"{noun}s {first} to {last}"
         say(f"training {'would make' if dry_run else 'makes'} {steps} again, with all of their batches")

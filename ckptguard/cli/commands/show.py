@@ -22,13 +22,14 @@ _DEEPEST = 20  # levels; longer names go on in one piece
 
 @click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
 @click.argument("ckpt", type=Place())
-@click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, largest magnitude.")
+@click.option("--tensors", is_flag=True, help="List every tensor.")
 @shared_options
 def command(ckpt: str, tensors: bool, shared: Shared) -> None:
-    """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared.
+    """Describe CKPT: its files, digests and tensors, and every verdict on it. Nothing is compared with its digests:
+    `ckptguard verify` does that.
 
-    With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
-    (65504). These come from the records; a checkpoint that was never verified is read for them.
+    With --tensors each tensor has a line: its type, shape and size, its largest magnitude, and how much that is of
+    what fp16 can hold (65504). A checkpoint that was never verified is read for this.
     """
     from ckptguard.inspect.show import show
 
@@ -114,7 +115,7 @@ def print_tree(shown: Shown) -> None:
                 size(stored),
                 "-" if tensor.largest is None else f"{tensor.largest:.4g}",
                 "-" if share is None else f"{100 * share:.2g}%" if share <= 1 else "beyond",
-                "not finite" if (file.path, tensor.name) in shown.nonfinite else "",
+                *(("not finite" if (file.path, tensor.name) in shown.nonfinite else "-",) if shown.nonfinite else ()),
                 *((cell(file.path.removeprefix(manifest.path + "/")),) if many else ()),
             )
             parts = tuple(cell(p) for p in tensor.name.split(".", _DEEPEST))
@@ -124,7 +125,16 @@ def print_tree(shown: Shown) -> None:
         leaves.sort(key=lambda leaf: [_natural(p) for p in leaf.parts])
         rows.append((f"{role}: {_sum(leaves)}",))
         rows += _rows(leaves, 0, 1)
-    titles = ("tensor", "type", "shape", "bytes", "largest", "of fp16", "", *(("file",) if many else ()))
+    titles = (
+        "tensor",
+        "type",
+        "shape",
+        "bytes",
+        "largest",
+        "of fp16",
+        *(("remark",) if shown.nonfinite else ()),
+        *(("file",) if many else ()),
+    )
     table(titles if any(len(row) > 1 for row in rows) else (), rows, right=(3, 4, 5))
 
 

@@ -142,15 +142,15 @@ def _show_all(every: Sequence[tuple[str, Status | Unseen]]) -> None:
         good, waiting = one.known_good, len(one.pending) + len(one.changed)
         row = (
             good and good.path.removeprefix(f"{one.run}/"),
-            good and _ago(one),
+            good and age(one.known_good_age_seconds),
             waiting or None,
         )
         incident = one.last_incident
-        last = incident and f"{incident.cause}{_at(incident.step)} ({incident.state})"
+        last = incident and f"{incident.cause} ({incident.state})"
         rows.append((name, one.explanation.partition(":")[0], *row, last))
     wanted = rows if not is_quiet() else [row for row in rows if row[1] != "yes"]
     if wanted:
-        table(("run", "protected", "known-good", "verified", "waiting", "last incident"), wanted)
+        table(("run", "protected", "known-good", "verified ago", "waiting", "last incident"), wanted)
 
 
 def _show(found: Status) -> None:
@@ -179,10 +179,6 @@ def _copies(found: Status) -> str | None:
 
 def _ago(found: Status) -> str:
     return f"{age(found.known_good_age_seconds)} ago"
-
-
-def _at(step: int | None) -> str:
-    return "" if step is None else f" at step {step}"
 
 
 def _incident_words(found: Status) -> str | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
+_PLACES = {"kept": " (a kept copy)", "replica": " (in a replica)"}
 _COPIES = {"copy": "full copies", "link": "hard links", "reflink": "reflinks"}
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
@@ -159,7 +160,7 @@ def _show(found: Status) -> None:
     known_good, daemon = found.known_good, found.daemon
     say_text(f"protected? {found.explanation}")
     facts(
-        ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}"),
+        ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_PLACES.get(known_good.place, '')}"),
         ("verified", known_good and _ago(found)),
         ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
         ("pending", some(found.pending)),

@@ -20,6 +20,7 @@ PACKAGE, DAEMON = Path(ckptguard.__file__).parent, Path(daemon.__file__).parent
 _COMMAND = re.compile(r"(?<![\w./-])ckptguard ([a-z][a-z-]*)")
 _OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]*\d?)")
 _QUOTED = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+_END = re.compile(r"[`;:]|\.\s")
 PROSE = {"can", "cannot", "is"}  # words that follow the name of the project in a sentence
 # What is quoted and is none of our settings or commands: other programs, arguments in Python, parameters of requests.
 OTHERS = {"md5sum -c", "sha512sum --tag", "b2sum --tag", "ckptguard.toml", "name", "seconds", "step", "path"}
@@ -66,8 +67,14 @@ def wrong_names(text: str) -> list[str]:
     """What a text names and is not there."""
     named = [match for match in _COMMAND.finditer(text) if match[1] not in PROSE]
     wrong = [f"ckptguard {match[1]}" for match in named if match[1] not in COMMANDS]
-    for match in _OPTION.finditer(_QUOTED.sub(lambda m: "" if m[1] in OTHERS else m[0], text)):
-        before = [one[1] for one in named if one.start() < match.start()]
+    others = [range(*quoted.span()) for quoted in _QUOTED.finditer(text) if quoted[1] in OTHERS]
+    for match in _OPTION.finditer(text):
+        if any(match.start() in span for span in others):
+            continue
+        # A command that is written out goes on to the end of its quotation, or of the sentence.
+        before = [
+            one[1] for one in named if one.end() <= match.start() and not _END.search(text, one.end(), match.start())
+        ]
         known = OPTIONS.get(before[-1], ANY_OPTION) if before else ANY_OPTION
         if match[1] not in known:
             wrong.append(match[0])

@@ -194,7 +194,7 @@ def damaged_file(clues: Clues) -> LikelyCause | None:
     if not because:
         return None
     advice = [
-        "check the pretrained files: ckptguard verify PATH --check-sums SUMS; download again what differs",
+        "check the pretrained files: ckptguard verify PATH --sums FILE; download again what differs",
         "in the script, before training: ckptguard.check_pretrained(path, sums=...)",
         "check the run: ckptguard verify RUN",
     ]

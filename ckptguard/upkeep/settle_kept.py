@@ -22,7 +22,7 @@ from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.collect_evidence import copy_differs, unfinished_because
+from ckptguard.verification.collect_evidence import copy_differs, unfinished_because
 
 
 def protect_finished(view: RunView) -> list[str]:

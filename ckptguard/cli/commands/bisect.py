@@ -1,4 +1,4 @@
-"""``ckptguard bisect``: where a run turned bad, and which tensors went first."""
+"""``ckptguard bisect``: where a run turned bad, and in which tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.NO_KNOWN
 DEFAULT_TOP = 10
 
 
-@click.command("bisect", cls=Command, codes=CODES, short_help="Find where a run turned bad, and what went first.")
+@click.command("bisect", cls=Command, codes=CODES, short_help="Find where a run turned bad, and in which tensors.")
 @click.argument("run", type=Place())
 @click.option("--series", metavar="NAME", help="Which checkpoints of the run, if several kinds turned bad.")
 @click.option("--top", type=click.IntRange(min=0), metavar="N", help="Show N tensors of each kind of change.")
@@ -74,7 +74,7 @@ def print_bisection(found: Bisection, top: int) -> None:
     if found.culprits:
         say("")
         many = len({c.file for c in found.culprits}) > 1
-        say(f"What is wrong in {cell(bad.path)}, what went first at the top:")
+        say(f"What is wrong in {cell(bad.path)}:")
         say("")
         columns(("check", "tensor", "what"), [_row(c, many) for c in found.culprits[:top]])
         if len(found.culprits) > top:

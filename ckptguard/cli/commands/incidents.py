@@ -41,7 +41,7 @@ def command(run: str, shared: Shared) -> None:
 @click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again, tensor by tensor.")
 @shared_options
 def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
-    """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
+    """Show what is known about an incident of RUN: when it began, which tensors are not finite, its likely causes and
     what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
     from ckptguard.reporting.build_report import choose_incident, report_of
     from ckptguard.reporting.report_text import report_text

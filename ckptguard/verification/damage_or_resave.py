@@ -189,7 +189,7 @@ def _looks_harmed(
 def _by_pieces(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> Change:
     """What few tensors tell, or a minority: does each that differs do so all over, and is none of them `known`?"""
     every: list[Sequence[bool]] = []
-    for file in changed:
+    for file in filter(_float_spans, changed):
         spans = _differing_by_span(file, found[file.path])
         moved = any(
             any(differ) and digest in known

@@ -67,10 +67,11 @@ def _print_example(context: click.Context, _: click.Parameter, name: str | None)
 @click.option(
     "--example",
     type=click.Choice(list(_EXAMPLES)),
+    metavar="WHAT",
     is_eager=True,
     expose_value=False,
     callback=_print_example,
-    help="Print a systemd unit, a container file or all settings, to be edited, and end.",
+    help="Print an example to edit, and end: service, container or settings.",
 )
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
 def command(runs: tuple[str, ...], **options: Any) -> None:

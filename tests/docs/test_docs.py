@@ -14,6 +14,7 @@ import refresh
 from support.markdown import DOCS, ROOT, anchors, called, links, pages, prose, wide_lines
 from support.prose import problems
 
+from ckptguard.layouts.table import LAYOUTS
 from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import StorageOptions
 
@@ -62,6 +63,12 @@ def test_the_settings_are_complete():
     rows = dict(re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\|", text, re.MULTILINE))
     told = {name: tomllib.loads(f"x = {text}")["x"] if text else None for name, text in rows.items()}
     assert told == {f.name: plain(f.default) for f in msgspec.structs.fields(Settings)}
+
+
+def test_the_layouts_are_complete():
+    """Every layout is in the table of its page."""
+    text = (DOCS / "reference/formats.md").read_text(encoding="utf-8").partition("## Layouts")[2]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)) == set(LAYOUTS)
 
 
 def plain(value):

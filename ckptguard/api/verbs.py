@@ -155,7 +155,7 @@ def checkpoints(run: Place, *, settings: Given = None) -> tuple[CheckpointState,
 def rollback(
     run: Place,
     *,
-    to: str | None = None,
+    to: Place | None = None,
     step: int | None = None,
     dry_run: bool = False,
     force: bool = False,
@@ -185,7 +185,8 @@ def rollback(
     if to is not None and step is not None:
         raise SettingsError("rollback takes to= or step=, not both")
     view = opened(run, settings)
-    id = None if to is None and step is None else known_good_of(view, to, _count(step, "step"))
+    named = None if to is None else place_of(to)
+    id = None if named is None and step is None else known_good_of(view, named, _count(step, "step"))
     back = GoBack(reason="rolled back from Python", to_id=id, dry_run=dry_run, force=force)
     return roll_back(view, back, work=_work())
 

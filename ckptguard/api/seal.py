@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ckptguard.api.report import Report
+from ckptguard.api.report import Report, incidents_of
 from ckptguard.errors import NotFoundError, RefusedError, SettingsError
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.manifests import checked_metrics, forget_metrics, write_metrics
@@ -46,9 +46,14 @@ def seal_saved(place: str, run: str | None, metrics: Mapping[str, Any] | None, s
             f"{escape(place)} is no checkpoint of the run {escape(view.run.url)}",
             hint="name a file such as step-500.pt, or a folder with model files, in the run's folder",
         )
-    with scanner_of(settings) as scanner, _metrics_of(view, checkpoint, numbers) as sealed:
+    with (
+        incidents_of(settings) as incidents,
+        scanner_of(settings) as scanner,
+        _metrics_of(view, checkpoint, numbers) as sealed,
+    ):
         checked = verify_checkpoint(view, checkpoint, work=Work(scanner=scanner))
         sealed.append(checked.id)
+        incidents.judged(view.run, checked)
     if checked.outcome is not Outcome.GOOD:
         heaviest = next((f.message for f in checked.findings), "it is not good")
         raise RefusedError(

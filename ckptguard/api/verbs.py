@@ -50,14 +50,14 @@ def verify(
         reference: Another checkpoint, whose tensors, shapes and dtypes it must have.
         step: Of a run, only the checkpoint of this step.
         newest: Of a run, only this many of the newest checkpoints.
-        record: Whether a run's verdicts are written into its records. Of a stray file or folder nothing is.
+        record: Whether a run's verdicts are recorded, and a bad save is an incident. Of a stray file nothing is.
         settings: Settings for this call, such as ``{"allow_nonfinite": ["*.mask"]}``.
 
     Raises:
         NotFoundError: There is nothing to verify.
         SettingsError: A setting, `sums` or `reference` cannot be used.
     """
-    from ckptguard.api.report import as_report
+    from ckptguard.api.report import as_report, incidents_of
     from ckptguard.scan.scanners import scanner_of
     from ckptguard.verification.selection import Selection
     from ckptguard.verification.target import verify_target
@@ -71,8 +71,9 @@ def verify(
         reference=other,
     )
     chosen = settings_of(settings)
-    with scanner_of(chosen) as scanner:
-        return as_report(verify_target(place_of(target), chosen, what, work=_work(scanner=scanner)))
+    with incidents_of(chosen) as incidents, scanner_of(chosen) as scanner:
+        work = _work(scanner=scanner)
+        return as_report(verify_target(place_of(target), chosen, what, judged=incidents.judged, work=work), incidents)
 
 
 def known_good(

@@ -34,11 +34,16 @@ class Line(NamedTuple):
         return self.lead + self.word + self.rest
 
 
-def report_lines(report: Report) -> Iterator[Line]:
-    """One line for each checkpoint, its findings below it, and a last line that sums up."""
+def report_lines(report: Report, *, incident_of: str | None = None, only_wrong: bool = False) -> Iterator[Line]:
+    """One line for each checkpoint, its findings below it, and a last line that sums up. `incident_of` is the run that
+    has an incident about it; `only_wrong` leaves out what is good."""
     for checked in report.checkpoints:
+        if only_wrong and checked.outcome.value == "good":
+            continue
         yield from checked_lines(checked, notices=report.kind != "run" or checked.outcome.value == "pending")
-    yield from (Line(sentence) for sentence in _what_to_do(report))
+    yield from (Line(sentence) for sentence in _what_to_do(report, incident_of))
+    if only_wrong and report.outcome.value == "good":
+        return
     counts = Counter(c.outcome.value for c in report.checkpoints)
     parts = ", ".join(f"{counts[o]} {o}" for o in ORDER if counts[o]) or "no checkpoints"
     yield Line(f"{escape(report.target)}: ", report.outcome.value, f" ({parts})")
@@ -88,7 +93,7 @@ def _first_of(names: Sequence[str], noun: str = "") -> str:
     return escape(names[0]) + (f" and {rest} more{noun}" if rest else "")
 
 
-def _what_to_do(report: Report) -> list[str]:
+def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
     """What a user can say to what was found, once for all of it. Of a file that is broken nothing can be said."""
     import shlex  # only where something was found
 
@@ -108,4 +113,6 @@ def _what_to_do(report: Report) -> list[str]:
             elif severity == "error" and check == "pickle-safety" and finding.found and "allow-list" in finding.message:
                 option = f"--trust-global {shlex.quote(finding.found)}"
                 said.setdefault(check, f"if you know what it is: {escape(option)}")
+    if incident_of is not None:
+        said["incident"] = f"what is known about it: {escape(f'ckptguard incident {shlex.quote(incident_of)}')}"
     return list(said.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +11,7 @@ import msgspec
 from ckptguard.decisions.known_good import Standpoint, choose_series
 from ckptguard.inspect.list_states import CheckpointState, states_by_glance
 from ckptguard.inspect.state_memo import Glance, StateMemo, remembered
-from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record
+from ckptguard.records.daemon_record import DaemonRecord, read_daemon_record, surely_ended
 from ckptguard.records.incidents import Incident, list_incidents
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.replicas.replicate import Replica, replica_standings
@@ -22,15 +23,17 @@ from ckptguard.values.verdict import Outcome
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a run's protection. `protected`: there is a known-good checkpoint, and a copy of it, or of an older
-    good one of its series, has bytes of its own. `kept_bytes` is what all copies take, as far as that can be told.
-    `changed` are paths that changed since they were read; `outcomes` counts the others.
+    good one of its series, has bytes of its own; and if saves wait for a verdict, the run is `watched`. `kept_bytes` is
+    what all copies take, as far as that can be told. `changed` are paths that changed since they were read; `outcomes`
+    counts the others.
 
-    `daemon` is the record of who guards the run, not proof that it lives.
+    `daemon` is the record of who guards the run. On another machine it is no proof that it lives.
     """
 
     run: str
     protected: bool
     explanation: str
+    watched: bool
     known_good: KnownGood | None
     known_good_age_seconds: float | None
     pending: tuple[str, ...]
@@ -43,8 +46,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...] = ()
 
 
-def status(view: RunView, memo: StateMemo | None = None) -> Status:
+def status(view: RunView, memo: StateMemo | None = None, *, supervised: bool = False) -> Status:
     """Look at the records and the listing of a run, and at those of the settings' replicas; reads no tensor bytes.
+    `supervised`: somebody watches the run who leaves no record of it.
 
     Of checkpoints whose records are unchanged since the last look nothing is read, as for `survey`.
     """
@@ -55,17 +59,21 @@ def status(view: RunView, memo: StateMemo | None = None) -> Status:
     present = [s for s in states if s.in_place]
     newest = list_incidents(view.run, most=1) or list_incidents(view.run)  # the newest may be damaged
     good = _good_until(known_good, states)
+    daemon = read_daemon_record(view.run)
+    watched = supervised or (daemon is not None and not surely_ended(daemon))
+    waiting = 0 if watched else sum(s.changed or s.outcome is Outcome.PENDING for s in present)
     return Status(
         run=view.run.url,
-        protected=_own(good) is not None,
-        explanation=_explain(known_good, good, view.settings.keep),
+        protected=_own(good) is not None and not waiting,
+        explanation=_unwatched(view.run.url, waiting) or _explain(known_good, good, view.settings.keep),
+        watched=watched,
         known_good=known_good,
         known_good_age_seconds=_age(known_good),
         pending=tuple(s.path for s in present if s.outcome is Outcome.PENDING),
         changed=tuple(s.path for s in present if s.changed),
         outcomes={o.value: sum(s.outcome is o and not s.changed for s in present) for o in Outcome},
         last_incident=newest[-1] if newest else None,
-        daemon=read_daemon_record(view.run),
+        daemon=daemon,
         kept_kinds=tuple(sorted({s.kept_how for s in states if s.kept_how})),
         kept_bytes=sum(s.kept_bytes or 0 for s in states),
         replicas=replica_standings(view),
@@ -105,6 +113,15 @@ def _good_until(known_good: KnownGood | None, states: Iterable[CheckpointState])
 def _own(good: Sequence[CheckpointState]) -> CheckpointState | None:
     """The newest one with a copy that has bytes of its own."""
     return next((s for s in good if s.kept and s.kept_how != "link"), None)
+
+
+def _unwatched(run: str, waiting: int) -> str | None:
+    """Why a run is not protected whose newest saves nobody looks at."""
+    if not waiting:
+        return None
+    saves = f"{waiting} saves wait" if waiting > 1 else "1 save waits"
+    what = f"start `ckptguard-daemon {shlex.quote(run)}`, or run `ckptguard verify {shlex.quote(run)}`"
+    return f"no: {saves} for a verdict, and nothing watches this run; {what}"
 
 
 def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep: str) -> str:

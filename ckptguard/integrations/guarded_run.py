@@ -23,6 +23,7 @@ from ckptguard.recover.roll_back import GoBack, roll_back, verify_pending
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.training.announce import announce_resume
 from ckptguard.training.client import ChildDaemon, ensure_daemon
 from ckptguard.training.ranks import Ranks, ranks_of_training, together
 from ckptguard.training.rollback.rollbacks import Rollbacks, Waits
@@ -210,9 +211,11 @@ class GuardedRun:
         try:
             found = roll_back(view, GoBack(reason="training was resumed", series=self.series, check_writing=False))
         except NoKnownGoodError:
+            announce_resume(self.run.url, None)
             return None
         if found.quarantined:
             _log.warning("resuming from %s; set aside: %s", found.known_good.path, ", ".join(found.quarantined))
+        announce_resume(self.run.url, found.known_good.path)
         return {"path": found.known_good.path, "step": found.known_good.step or 0}
 
     def _protect(self) -> None:

@@ -27,6 +27,7 @@ from ckptguard.errors import CkptguardError, NoKnownGoodError, SettingsError, Si
 from ckptguard.integrations.guarded_run import GuardedRun, ResumeTarget
 from ckptguard.integrations.lightning_io import GuardedIO
 from ckptguard.runs.settings_file import GivenSettings, given_settings
+from ckptguard.training.announce import announce_resume
 from ckptguard.training.content.tagged_json import decode_state, encode_state, from_text, to_text
 from ckptguard.training.content.training_parts import TrainingParts, scale_learning_rate
 from ckptguard.training.ranks import Ranks, agree, ranks_of_training, together
@@ -180,6 +181,8 @@ def fit(
     newest = guarded.newest() if guarded is not None and "ckpt_path" not in arguments else None
     if newest is not None:
         arguments["ckpt_path"] = newest.path
+    elif guarded is None and "ckpt_path" not in arguments and trainer.is_global_zero:
+        announce_resume(saver.url, None)
     try:
         with _leaving_out(module, trainer, callback):
             while True:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from ckptguard.decisions.health import Diagnosis
 from ckptguard.decisions.rollback import RollbackPolicy, policy_of
 from ckptguard.errors import CkptguardError, SettingsError, SickTrainingError
+from ckptguard.training.announce import announce_resume
 from ckptguard.training.options import Deadlines, Guarded, Saving, checked_objects, checked_option
 from ckptguard.training.ranks import GlooRanks, Ranks, agree, each, ranks_of_training
 from ckptguard.values.ids import MAX_STEP
@@ -209,8 +210,10 @@ class TrainingGuard:
         self._saving.drain(self._deadline)
         loaded = self._rollbacks.resume(self._parts, probe)
         self._resumed = True
+        if self._ranks.rank == 0:
+            path, at = (loaded.path, loaded.step) if loaded is not None else (None, None)
+            announce_resume(self.run, path, at)
         if loaded is not None:
-            _log.info("resumed at step %s from %s", loaded.step, loaded.path)
             self._saving.last = loaded.step
             self._monitor.restart(loaded.step)
             self._progress.arrive(loaded.step, loaded.extra)

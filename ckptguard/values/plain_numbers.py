@@ -22,4 +22,4 @@ def age(seconds: float | None) -> str:
     for length, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+    return "1 second" if round(seconds) == 1 else f"{seconds:.0f} seconds"

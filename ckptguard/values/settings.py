@@ -172,6 +172,13 @@ def with_table(settings: Settings, table: Mapping[str, Any], source: str) -> Set
         raise SettingsError(f"{source}: {error.message}", hint=error.hint) from error
 
 
+def names_in(text: str) -> frozenset[str]:
+    """The names of the settings in a TOML text that `parse_settings` takes."""
+    import tomllib
+
+    return frozenset(tomllib.loads(text))
+
+
 def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:
     """Settings overridden by ``CKPTGUARD_<NAME>``; lists are JSON or separated by commas, ``CKPTGUARD_STORAGE`` is
     JSON. Empty variables and those that name no setting (see `refuse_unknown`) are ignored."""

@@ -101,6 +101,8 @@ def test_restore_prints_the_path(invoke, verified, tmp_path):
     (tmp_path / "out").mkdir()
     result = invoke("restore", verified, "--step", 100, "--to", tmp_path / "out")
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'out' / 'net-100.pt'}\n")
+    assert f"restoring net-100.pt of {verified}" in result.stderr
+    assert result.stderr.endswith(f" as {tmp_path / 'out' / 'net-100.pt'}\n")
 
 
 def test_restore_refuses_a_destination_in_use(invoke, verified, tmp_path):

@@ -80,7 +80,8 @@ def test_many_tensors_are_one_line_and_one_hint(invoke, root: Path) -> None:
         "  error [finite] layers.0.weight and 11 more"
     ]
     assert result.stdout.count("--allow-nonfinite") == 1
-    assert "--allow-nonfinite layers.0.weight" in lines[-2]
+    assert "--allow-nonfinite layers.0.weight" in lines[-3]
+    assert lines[-2] == f"what is known about it: ckptguard incident {root}"
     assert "--allow" not in invoke("list", root).stdout
 
 

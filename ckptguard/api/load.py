@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.api.held_bytes import HeldFile, HoldingScanner
+from ckptguard.api.report import incidents_of
 from ckptguard.api.torch_state import Loadable, device_of, state_of
 from ckptguard.checks.digests import same_content
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, RefusedError, SettingsError
@@ -50,7 +51,10 @@ def load_verified(target: str, step: int | None, map_location: Any, allow_suspec
 
 def _one(target: str, resolved: Target, holding: HoldingScanner, allow_suspect: bool, settings: Settings) -> Loadable:
     """A checkpoint, or the one file of it that was named; it is judged whole all the same."""
-    report = verify_target(target, settings, work=Work(scanner=holding.scan))
+    with incidents_of(settings) as incidents:
+        report = verify_target(target, settings, judged=incidents.judged, work=Work(scanner=holding.scan))
+    if len(report.checkpoints) != 1:
+        raise ChangedWhileReadError(f"{escape(target)} changed while it was read", key=target)
     (checked,) = report.checkpoints
     if not report.ok and not (allow_suspect and checked.outcome is Outcome.SUSPECT):
         raise _refusal(target, report, checked)
@@ -60,6 +64,8 @@ def _one(target: str, resolved: Target, holding: HoldingScanner, allow_suspect: 
     assert found is not None
     named = {normalise_url(target), os.path.realpath(target) if "://" not in target else target}
     files = {key: held for (url, key), held in holding.files.items() if url == storage.url}
+    if not files:  # it has become one of a run meanwhile, or another one
+        raise ChangedWhileReadError(f"{escape(target)} changed while it was read", key=target)
     alone = next((key for key in files if storage.path_of(key) in named or key == found.path), None)
     return Loadable(
         layout=checked.layout,

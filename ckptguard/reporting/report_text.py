@@ -144,5 +144,10 @@ def _left(count: int) -> list[str]:
 
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
-        escape(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "   ", break_on_hyphens=False
+        escape(text),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "   ",
+        break_on_hyphens=False,
+        break_long_words=False,
     )

@@ -15,7 +15,7 @@ from ckptguard.decisions.known_good import NUMBER_IN_NAME, Standpoint, choose_kn
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps, list_steps
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, has_records
 from ckptguard.records.trash import list_trashed
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, histories_by_step, load_history
@@ -149,13 +149,23 @@ def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Ite
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
-    """What to raise where there is none. What retention removed and is still in the trash is named in the hint."""
+    """What to raise where there is none. The hint says where nothing was ever recorded, and names what retention
+    removed and is still in the trash."""
     before = f" before step {before_step}" if before_step is not None else ""
     step = _good_in_trash(run, before_step)
     hint = f"ckptguard verify {run.url} says what there is"
     if step is not None:
         hint = f"a good one is in the trash: ckptguard restore {run.url} --step {step} --to DEST"
+    elif _has_no_records(run):  # a lone file may have been read as no part of a run, which records nothing
+        hint = f"nothing is on record there: ckptguard-daemon --once {run.url} verifies and records what there is"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
+
+
+def _has_no_records(run: Run) -> bool:
+    """True if nothing was ever recorded of the run, and that can be told."""
+    with contextlib.suppress(CouldNotTellError):
+        return not has_records(run)
+    return False
 
 
 def _good_in_trash(run: Run, before_step: int | None) -> int | None:

@@ -116,7 +116,7 @@ def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
 def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
     """Files that the reference has, digits in names aside, and this checkpoint has not; and fewer RNG states: every
     rank writes its own, and which is the last of them nothing else may state."""
-    where, present = f"{reference.path} ({reference.id})", roles_present(evidence)
+    where, present = f"{reference.path}{reference.id.nth_save}", roles_present(evidence)
     now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
     before: Counter[str] = Counter()
     for file in reference.files:

@@ -98,5 +98,6 @@ class Commands(click.Group):
 def commands() -> None:
     """Verify training checkpoints, find the last known-good one, and go back to it.
 
-    RUN is the folder or URL under which a training run saves; TARGET may also be one checkpoint or one file.
+    RUN is the folder or URL into which a training saves. CKPT is one checkpoint: a file or a folder. TARGET may be any
+    of these. `ckptguard COMMAND --help` says more about a command.
     """

@@ -51,13 +51,20 @@ def cell(value: object) -> str:
 def say_lines(lines: Iterable[Line]) -> None:
     """Lines of a report, with their outcomes and severities in colour. Those that are too long are indented further."""
     for line in lines:
-        first, *rest = _fitted(line.text, hang=len(line.lead) + _HANG)
-        say("\n".join([line.lead + word(line.word) + first[len(line.lead + line.word) :], *rest]))
+        first, *rest = _fitted(line.text, hang=(len(line.lead) if line.word else 0) + _HANG)
+        if line.word:  # else the lead is the whole line, and may be folded
+            first = line.lead + word(line.word) + first[len(line.lead + line.word) :]
+        say("\n".join([first, *rest]))
 
 
 def say_text(text: str) -> None:
-    """A sentence or two, which may hold names from a file."""
-    say("\n".join(_fitted(escape(text), hang=_HANG)))
+    """Lines that may hold names from a file. Those that are too long are indented further."""
+    lines = (escape(line) for line in text.split("\n"))
+    say("\n".join(part for line in lines for part in _fitted(line, hang=_indent(line) + _HANG)))
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def print_checked(checked: Checked) -> None:

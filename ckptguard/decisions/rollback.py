@@ -55,6 +55,16 @@ class RollbackPolicy:
             raise SettingsError(f"reset_scale {ours} must be a positive number, not {self.reset_scale}")
 
 
+def policy_of(given: RollbackPolicy | None) -> RollbackPolicy:
+    """The policy that a caller means: the default one for None. SettingsError for what is none."""
+    if given is None:
+        return RollbackPolicy()
+    if not isinstance(given, RollbackPolicy):
+        hint = "such as policy=ckptguard.RollbackPolicy(budget=5)"
+        raise SettingsError(f"policy must be a RollbackPolicy, not {given!r:.80}", hint=hint)
+    return given
+
+
 @dataclass(frozen=True, kw_only=True)
 class PastRollback:
     """One rollback that was made: when the sickness began, and to which step training went back."""

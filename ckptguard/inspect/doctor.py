@@ -77,8 +77,8 @@ _NAMES = (
 # What follows from a "yes", and from a "no".
 _MEANS = {
     "exclusive create": (
-        "of racing writers exactly one wins: several may guard this run",
-        "the store replaces silently what exists: let only one process at a time write here, so one daemon, "
+        "if several processes write at once, exactly one wins: several may guard this run",
+        "the store silently replaces what exists: let only one process at a time write here, so one daemon, "
         "or the training alone",
     ),
     "read after write": (
@@ -86,28 +86,28 @@ _MEANS = {
         "what was just written is not what is read: no verdict on this storage can be trusted",
     ),
     "ranged reads": (
-        "files are verified in pieces, in little memory",
-        "a part of a file is not what it is in the whole: no verdict on this storage can be trusted",
+        "files are verified in pieces, with little memory",
+        "a part of a file differs from the whole file: no verdict on this storage can be trusted",
     ),
     "overwrites": (
-        "a file that was replaced is read anew at once",
-        "a replaced file is still read as it was: damage and re-saves stay hidden",
+        "a replaced file is read anew at once",
+        "a replaced file is still read as it was: damage and new saves stay hidden",
     ),
     "listing after write": (
         "new checkpoints are seen at the next look",
-        "listings lag behind: new checkpoints are seen later, and nothing young may be collected",
+        "listings lag behind: new checkpoints are seen later, and nothing young may be removed",
     ),
-    "delete": ("old checkpoints can be removed", "what is removed stays: retention frees no space"),
+    "delete": ("old checkpoints can be removed", "removed files stay: pruning frees no space"),
     "large objects": (
-        "their uploads are exclusive, too",
-        "of two uploads of one file at the same time the later one stays; manifests are not concerned",
+        "uploads of large files are exclusive too",
+        "if one file is uploaded twice at the same time, the later upload stays; the records are not affected",
     ),
     "locks": (
-        "of several processes that move files of a run one waits for the other",
-        "no process waits for another: of two that move the same files of a run one fails",
+        "processes that move files of a run wait for each other",
+        "processes that move the same files of a run do not wait for each other: one of them fails",
     ),
     "links": (
-        "a kept copy costs no space, and shares a rotten block: see `keep`",
+        "a kept copy can be a hard link: it costs no space, but it shares damaged blocks (see `keep`)",
         "a kept copy costs its full size here",
     ),
     "reflinks": (
@@ -115,8 +115,8 @@ _MEANS = {
         "only full copies are independent of the trainer's files",
     ),
     "inotify": (
-        "saves of this machine are seen at once; those of other machines by the timer",
-        "no events arrive: the daemon looks by its timer (`scan_interval`)",
+        "saves of this machine are seen at once, those of other machines by the timer (`scan_interval`)",
+        "the daemon is not told of new files: it looks by its timer (`scan_interval`)",
     ),
 }
 

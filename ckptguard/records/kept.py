@@ -27,7 +27,7 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
     sources: tuple[tuple[int, int | None, int | None, str | None], ...]  # their size, mtime, inode, etag when copied
     kept_at: str
     whole: bool = False  # what was copied was known to be complete: the copy can be judged by itself
-    read_at: tuple[int | None, ...] = ()  # the mtimes of its files when they were read and right, where sources differ
+    read_at: tuple[int | None, ...] = ()  # the mtimes of its files, once these were read and right; None: of no use
 
     def lies_in(self, entries: Iterable[Entry]) -> bool:
         """True if these entries of a listing hold every file that was copied, as it was then; others may be there."""

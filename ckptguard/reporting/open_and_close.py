@@ -67,7 +67,7 @@ def _record_bad_save(run: Run, checked: Checked, source: str) -> Incident | None
         return None
     noticed = _noticed_by_guard(run, checked.id) if errors and errors <= _OF_NUMBERS else None
     if noticed is not None:
-        sentence = f"{checked.path} ({checked.id}): {reason_of(checked)}"
+        sentence = f"{checked.path}: {reason_of(checked)}"
         known = str(noticed.evidence.get("bad_saves", ""))
         if sentence in known or len(known) > _LONGEST:
             return None

@@ -68,7 +68,10 @@ def sealed_outcome(verdict: Judged) -> Outcome | None:
 
 
 def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
-    """True if a kept copy was made of the files that were sealed. Of a save that raced with it, it is another's."""
+    """True if a kept copy holds what was sealed: it was made of the files that were sealed, or was read and right.
+    A copy of a save that raced with the seal holds something else."""
+    if len(copy.read_at) == len(copy.files):
+        return True
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     for file in manifest.files:
         known = (file.size, file.mtime_ns, file.inode, file.etag)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,7 @@ from ckptguard.values.settings import (
     parse_settings,
     refuse_unknown,
     with_environment,
+    with_table,
 )
 from ckptguard.values.storage_options import StorageOptions
 
@@ -26,6 +27,9 @@ _HIDDEN = "***"
 _PLACES = ("records", "replicas")  # URLs of storage, which hold no secret: others are refused
 _LONGEST = 1 << 20
 _log = logging.getLogger("ckptguard")
+
+GivenSettings = Settings | Mapping[str, Any] | None
+"""What a caller in Python may give: a dict of settings by their names, as in ``ckptguard.toml``."""
 
 
 def load_settings(config: str | None, environ: Mapping[str, str], **flags: object) -> Settings:
@@ -42,6 +46,20 @@ def training_settings() -> Settings:
     except SettingsError as error:
         _log.warning("%s%s", error.message, f": {error.hint}" if error.hint else "")
     return _loaded(None, os.environ)
+
+
+def given_settings(given: GivenSettings, otherwise: Callable[[], Settings] = training_settings) -> Settings:
+    """The settings that a caller in Python means. None: those of `otherwise`; a dict changes some of these by their
+    names. SettingsError for anything else."""
+    if given is None:
+        return otherwise()
+    if isinstance(given, Settings):
+        return given
+    if isinstance(given, Mapping):
+        return with_table(otherwise(), given, "settings")
+    raise SettingsError(
+        f"settings must be a dict, not {given!r:.80}", hint='name them as in ckptguard.toml: settings={"keep_good": 3}'
+    )
 
 
 def _loaded(config: str | None, environ: Mapping[str, str]) -> Settings:

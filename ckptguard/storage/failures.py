@@ -60,7 +60,8 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
         if any(_NO_BUCKET.search(str(each)) for each in _chain(error)):
             bucket = escape(redacted("/".join(where.split("/")[:3])))
             return ObjectMissingError(f"there is no bucket {bucket}", key=key, hint="make it, or check its name")
-        return ObjectMissingError(f"{place}: there is no such object", key=key)
+        what = "object" if "://" in where else "file"
+        return ObjectMissingError(f"{place}: there is no such {what}", key=key)
     if isinstance(error, FileExistsError) or code == errno.EEXIST:
         return ObjectExistsError(f"{place}: exists already", key=key)
     if isinstance(error, PermissionError) or code in _DENIED or status in _HTTP_DENIED or names & _DENIED_NAMES:
@@ -69,6 +70,9 @@ def storage_error(error: BaseException, key: str, where: str) -> StorageError:
         full = code in (errno.ENOSPC, None)
         why = "no space left on device" if full else f"no space left ({os.strerror(code or 0).lower()})"
         return StorageFullError(f"{place}: {why}", key=key, hint="free some space and try again")
+    if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
+        hint = "look at the names in [storage] of ckptguard.toml, and in fsspec's configuration"
+        return StorageError(f"{place}: an option of this storage is not known: {_said(error)}", key=key, hint=hint)
     reason = os.strerror(code).lower() if code is not None and not status else _said(error)
     lost = any(isinstance(each, TimeoutError | ConnectionError | EOFError) for each in _chain(error))
     passing = lost or names & _PASSING_NAMES

@@ -144,13 +144,12 @@ def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy,
             copy, manifest = read_kept(run, id), view.history.manifest(id)
             if copy is None or not view.history.has_verdict(id):
                 continue
-            of_sealed = manifest is not None and made_of_sealed(copy, manifest)
-            if manifest is not None and of_sealed and view.is_good(id):
+            if manifest is not None and view.is_good(id):
                 if not kept_matches(run, copy, manifest):
                     doubtful.append((copy, manifest))
             elif read_kept(run, id) != copy:
                 continue  # its mark read wrong once, and it may be the last whole copy: the next pass looks again
-            elif manifest is not None and not of_sealed:
+            elif manifest is not None and not made_of_sealed(copy, manifest):
                 release(run, id)  # pinned or not: what is pinned is the content that was sealed
             else:
                 unwanted.append(id)
@@ -159,8 +158,9 @@ def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy,
 
 
 def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work) -> None:
-    """Read a copy whose files look otherwise. Where it holds what was sealed the times of its files are noted, so that
-    they are read once; else it is released."""
+    """Read a copy whose files look otherwise, or that was made of files that were touched or renamed since they were
+    sealed. If it holds what was sealed the times of its files are noted, so that it is read once; else it is
+    released."""
     records = view.run.records
     before = [find_entry(records, copy.key(file)) for file in copy.files]
     wrong = _holds_later_content(view, copy, before) or bool(
@@ -174,8 +174,10 @@ def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Wo
         if not wrong:
             read_at = tuple(entry.mtime_ns if entry is not None else None for entry in before)
             replace_kept(view.run, msgspec.structs.replace(copy, read_at=read_at))
-        else:
+        elif made_of_sealed(copy, manifest):
             release_unpinned(view.run, [copy.id])
+        else:
+            release(view.run, copy.id)
 
 
 def _holds_later_content(view: RunView, copy: KeptCopy, entries: Iterable[Entry | None]) -> bool:

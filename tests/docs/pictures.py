@@ -9,7 +9,6 @@ chromium.
 from __future__ import annotations
 
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -24,6 +23,7 @@ import sandbox
 from rich.console import Console
 from rich.text import Text
 from support.markdown import DOCS
+from terminal import HOME, on_a_terminal
 
 COLUMNS = 84
 STORY = (
@@ -34,34 +34,12 @@ STORY = (
 )
 
 
-def on_a_terminal(command: str, folder: Path) -> str:
-    """What a command prints on a terminal, colours included."""
-    reader, terminal = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with subprocess.Popen(
-        ["bash", "-c", command], cwd=folder, env=environment, stdin=terminal, stdout=terminal, stderr=terminal
-    ) as process:
-        os.close(terminal)
-        text = b""
-        try:
-            while chunk := os.read(reader, 65536):
-                text += chunk
-        except OSError:
-            pass  # the other end was closed: that is how a terminal ends
-        process.wait(60)
-    os.close(reader)
-    shown = text.decode().replace("\r\n", "\n").replace(str(folder), "/home/you")
-    # A bar of progress redraws its line, and is gone in the end.
-    return re.sub(r"^.*\r(?!\n)|\x1b\[\?25[lh]|\x1b\[2?[KA]|^.*━.*\n", "", shown, flags=re.MULTILINE)
-
-
 def draw_session(folder: Path) -> None:
     """A run whose newest save is full of NaN: found, and gone back from."""
     console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"), force_terminal=True)  # noqa: SIM115
     for command in STORY:
         console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
-        console.print(Text.from_ansi(on_a_terminal(command, folder).rstrip("\n")))
+        console.print(Text.from_ansi(on_a_terminal(command, folder, COLUMNS).rstrip("\n")))
     svg = console.export_svg(title="ckptguard")
     # The fonts would come from another machine: the reader's own will do.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace(
@@ -78,7 +56,7 @@ def photograph_incident(folder: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "ckptguard", "incident", "runs/nan", "--html", "page.html"], cwd=folder, check=True
     )
-    page = (folder / "page.html").read_text(encoding="utf-8").replace(str(folder), "/home/you")
+    page = (folder / "page.html").read_text(encoding="utf-8").replace(str(folder), HOME)
     (folder / "page.html").write_text(page, encoding="utf-8")
     target = DOCS / "assets/incident.png"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=900,1150"]

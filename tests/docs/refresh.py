@@ -9,9 +9,7 @@ output. Every page's sessions are run in a folder of their own, which `sandbox.p
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -24,11 +22,11 @@ import click
 import sandbox
 from ckptguard_daemon.__main__ import command as daemon_command
 from support.markdown import DOCS, ROOT, blocks, pages
+from terminal import on_a_terminal, without_colours
 
 from ckptguard.cli import entry
 from ckptguard.cli.exit_codes import PRECEDENCE, ExitCode
 
-HOME = "/home/you"
 _MARK = "<!-- Written by tests/docs/refresh.py from the code: change it there. -->"
 
 
@@ -150,18 +148,7 @@ def sessions(text: str, folder: Path) -> str:
 def session(text: str, folder: Path) -> str:
     """A session with its output as it is now."""
     commands = re.findall(r"^\$ (.*(?:(?<=\\)\n.*)*)$", text, re.MULTILINE)
-    return "".join(f"$ {command}\n{output(command, folder)}" for command in commands)
-
-
-def output(command: str, folder: Path) -> str:
-    """What a command prints on a terminal of 80 columns, without colours."""
-    environment = {n: v for n, v in os.environ.items() if not n.startswith(("CKPTGUARD_", "LINES"))}
-    environment |= {"COLUMNS": "80", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, stdout=-1, stderr=-2, text=True, timeout=250, check=False
-    )
-    assert "Traceback" not in done.stdout, done.stdout
-    return re.sub(r"[ \t]+$", "", done.stdout.replace(str(folder), HOME), flags=re.MULTILINE)
+    return "".join(f"$ {command}\n{without_colours(on_a_terminal(command, folder))}" for command in commands)
 
 
 def refreshed(page: Path, filled: Path) -> str:
@@ -169,7 +156,8 @@ def refreshed(page: Path, filled: Path) -> str:
     text = page.read_text(encoding="utf-8")
     if not any(block.language == "console" for block in blocks(text)):
         return text
-    with tempfile.TemporaryDirectory(prefix="ckptguard-docs-") as temporary:
+    # The length of its name decides where tables are folded: it is the same for everybody.
+    with tempfile.TemporaryDirectory(prefix="docs-", dir="/tmp") as temporary:
         folder = Path(temporary).resolve()
         sandbox.copy(filled, folder)
         if "runs/nan" in text:
@@ -180,7 +168,7 @@ def refreshed(page: Path, filled: Path) -> str:
 def alike(text: str) -> str:
     """A session's text without what differs from one run to the next: numbers, ids, units, and spaces."""
     text = re.sub(r"\b[0-9a-f]{8,}\b|\d+(?:[.,:]\d+)*", "0", text)
-    text = re.sub(r"\b(?:[KMGT]i?B|B|ms|s|seconds?|minutes?|hours?|days?)\b|-{3,}", "", text)
+    text = re.sub(r"\b(?:[KMGT]i?B|B|ms|s|seconds?|minutes?|hours?|days?)\b|[-─━]{3,}", "", text)
     return " ".join(text.split())
 
 

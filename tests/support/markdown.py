@@ -31,6 +31,16 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
 
 
+def pages_with(*languages: str) -> list[Path]:
+    """The pages that have a block of one of these languages."""
+    return [page for page in pages() if any(b.language in languages for b in blocks(page.read_text(encoding="utf-8")))]
+
+
+def called(page: Path) -> str:
+    """A page's name in the list of tests."""
+    return str(page.relative_to(ROOT))
+
+
 def blocks(text: str) -> Iterator[Block]:
     """The fenced blocks of a page, in order, without their indentation."""
     for match in _BLOCK.finditer(text):

@@ -22,7 +22,7 @@ _VERIFYING = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND, ExitCode.BUS
 @click.command("clear", cls=Command, codes=CODES, short_help="Say that a suspect checkpoint is fine.")
 @click.argument("run", type=Place())
 @click.argument("checkpoint")
-@click.option("--reason", required=True, metavar="TEXT", help="Why it is trusted again; it is recorded.")
+@click.option("--reason", required=True, metavar="TEXT", help="Say why it is trusted again.")
 @quiet_option
 @shared_options
 def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
@@ -43,7 +43,7 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
     if shared.as_json:
         emit("clear", verdict, "cleared", target=view.run.url)
     else:
-        say_well(f"{verdict.id} of {escape(verdict.series)} is {verdict.outcome.value}")
+        say_well(f"{escape(checkpoint)} is {verdict.outcome.value}")
 
 
 @click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved again.")
@@ -70,7 +70,7 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
 @click.command("accept", cls=Command, codes=_VERIFYING, short_help="Say that changed tensors are as you want them.")
 @click.argument("run", type=Place())
 @click.argument("checkpoint", required=False)
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="The checkpoint, by its step.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Name the checkpoint by its step.")
 @quiet_option
 @shared_options
 def accept_command(run: str, checkpoint: str | None, step: int | None, shared: Shared) -> None:

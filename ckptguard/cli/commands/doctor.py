@@ -10,7 +10,8 @@ import click
 
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
-from ckptguard.cli.output import emit, escape, say, trouble
+from ckptguard.cli.output import emit, say, trouble
+from ckptguard.cli.render import table
 from ckptguard.errors import ObjectMissingError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
     "--seconds",
     type=click.FloatRange(1.0, 3600.0),
     metavar="SECONDS",
-    help="How long all probes together may take.  [default: 7.5]",
+    help="How long all probes together may take: 7.5 seconds unless you say more.",
 )
 @shared_options
 def command(url: str, seconds: float | None, shared: Shared) -> None:
@@ -54,11 +55,13 @@ def command(url: str, seconds: float | None, shared: Shared) -> None:
 
 def _show(found: StorageDiagnosis) -> None:
     """A line for each probe; those that have no answer for one reason share theirs."""
-    for answer, group in itertools.groupby(found.probes, lambda probe: (probe.answer, probe.means)):
+    rows = []
+    for (answer, means), group in itertools.groupby(found.probes, lambda probe: (probe.answer, probe.means)):
         names = [probe.name for probe in group]
-        if len(names) == 1:
-            say(f"  {names[0]:<20} {answer[0]:<8} {escape(answer[1])}")
-        else:
-            say(f"  {f'{len(names)} others':<20} {answer[0]:<8} {escape(answer[1])}: {', '.join(names)}")
+        several = len(names) > 1
+        rows.append(
+            (f"{len(names)} probes", answer, f"{means}: {', '.join(names)}") if several else (*names, answer, means)
+        )
+    table(("probe", "answer", "what follows"), rows)
     if any(probe.means.startswith("no answer") for probe in found.probes):
         trouble("hint: give it more time, with --seconds 60")

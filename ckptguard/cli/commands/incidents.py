@@ -9,7 +9,7 @@ import click
 from ckptguard.cli.command import Command, Place, Shared, shared_options
 from ckptguard.cli.exit_codes import ExitCode
 from ckptguard.cli.output import emit, escape, say, working
-from ckptguard.cli.render import table
+from ckptguard.cli.render import say_text, table
 from ckptguard.errors import CkptguardError
 
 
@@ -41,7 +41,7 @@ def command(run: str, shared: Shared) -> None:
 @click.argument("run", type=Place())
 @click.argument("incident_id", metavar="[ID]", required=False)
 @click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write one self-contained HTML page.")
-@click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again, tensor by tensor.")
+@click.option("--read", is_flag=True, help="Read the last good and the first bad checkpoint again.")
 @shared_options
 def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
     """Show the report of one incident of RUN: when it began, which tensors went wrong, its likely causes, and what to
@@ -71,4 +71,4 @@ def incident_command(run: str, incident_id: str | None, html: str | None, read: 
     elif html is not None:
         say(escape(os.path.abspath(html)))
     else:
-        say(report_text(report).rstrip("\n"))
+        say_text(report_text(report).rstrip("\n"))

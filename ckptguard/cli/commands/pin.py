@@ -22,8 +22,8 @@ _LONGEST_NOTE = 1000
 
 @click.command("pin", cls=Command, codes=(ExitCode.NOT_FOUND,), short_help="Keep a checkpoint from being pruned.")
 @click.argument("ckpt", type=Place())
-@click.option("--note", default="", metavar="TEXT", help="Why; `prune` and `list` show it.")
-@click.option("--until", metavar="WHEN", help="A date, a time (2027-01-31T12:00), or a span from now (30d).")
+@click.option("--note", default="", metavar="TEXT", help="Say why. `prune` and `list` show it.")
+@click.option("--until", metavar="WHEN", help="Pin it until a date, a time (2027-01-31T12:00) or for a span (30d).")
 @quiet_option
 @shared_options
 def command(ckpt: str, note: str, until: str | None, shared: Shared) -> None:

@@ -22,8 +22,12 @@ CODES = (ExitCode.NOT_FOUND, ExitCode.BUSY)
 @click.option("--keep-last", metavar="N", type=click.IntRange(1, 10**9), help="Keep the newest N.")
 @click.option("--keep-every", metavar="K", type=click.IntRange(1, 10**12), help="Keep the first of every K steps.")
 @click.option("--keep-within", metavar="SPAN", help="Keep those saved within SPAN (2d, 12h) before the newest.")
-@click.option("--keep-best", metavar="METRIC:min|max[:N]", multiple=True, help="Keep the N best by a saved metric.")
-@click.option("--failed", is_flag=True, help="Also remove bad, incomplete and suspect ones that are old enough.")
+@click.option(
+    "--keep-best", metavar="RULE", multiple=True, help="Keep the best by a saved metric: loss:min, acc:max:3."
+)
+@click.option(
+    "--failed", is_flag=True, help="Remove bad, incomplete and suspect ones too, once enough newer ones are good."
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @quiet_option
 @shared_options
@@ -63,9 +67,9 @@ def _show(done: Pruned) -> None:
     for decision in done.decisions:
         one, word = decision.checkpoint, "keep" if decision.keep else "remove"
         outcome = "changed" if one.changed else one.outcome.value
-        rows.append((one.path, one.id, outcome, word, size(one.bytes), "; ".join(decision.reasons)))
+        rows.append((f"{one.path}{one.id.nth_save}", outcome, word, size(one.bytes), "; ".join(decision.reasons)))
     if rows:
-        table(("path", "id", "outcome", "decision", "size", "reasons"), rows)
+        table(("path", "outcome", "decision", "size", "reasons"), rows)
     freed = sum(d.checkpoint.bytes for d in done.removed)
     say(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
     if done.emptied:

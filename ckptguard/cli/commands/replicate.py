@@ -20,8 +20,15 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY)
 
 @click.command("replicate", cls=Command, codes=CODES, short_help="Copy good checkpoints to other places.")
 @click.argument("run", type=Place())
-@click.option("--to", "urls", multiple=True, type=Place(), metavar="URL", help="Instead of the settings' replicas.")
-@click.option("--rate", metavar="RATE", help="Bytes a second to read and send at most: 100MB, 50MiB.")
+@click.option(
+    "--to",
+    "urls",
+    multiple=True,
+    type=Place(),
+    metavar="URL",
+    help="Send to this place, not to the replicas in the settings.",
+)
+@click.option("--rate", metavar="RATE", help="Send at most this many bytes a second: 100MB, 50MiB.")
 @click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
 @quiet_option
 @shared_options
@@ -77,6 +84,6 @@ def _show(done: Sequence[Replica]) -> None:
 def standing_text(replica: Replica) -> str:
     """Where a replica stands, in a few words."""
     if replica.behind is None:
-        return "it could not be told what it holds"
+        return "what it holds could not be told"
     last = f"last good {replica.last_good}" if replica.last_good else "nothing good yet"
     return f"{last}, {f'behind by {replica.behind}' if replica.behind else 'up to date'}"

@@ -20,9 +20,9 @@ CODES = (ExitCode.BAD, ExitCode.NOT_FOUND, ExitCode.BUSY, ExitCode.EXHAUSTED, Ex
 @click.command("rollback", cls=Command, short_help="Make the known-good checkpoint the newest.", codes=CODES)
 @click.argument("run", type=Place())
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--force", is_flag=True, help="Even while files of the run are being written.")
-@click.option("--to", "to", metavar="CKPT", help="Go back to this one: a path in RUN, or an id.")
-@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good one of this step.")
+@click.option("--force", is_flag=True, help="Go back even while files of the run are being written.")
+@click.option("--to", "to", metavar="CKPT", help="Go back to this checkpoint: a path in RUN, or an id.")
+@click.option("--step", type=click.IntRange(min=0), metavar="N", help="Go back to the known-good checkpoint of step N.")
 @quiet_option
 @shared_options
 def command(run: str, dry_run: bool, force: bool, to: str | None, step: int | None, shared: Shared) -> None:
@@ -56,14 +56,14 @@ def _show(done: RolledBack, dry_run: bool) -> None:
     for path in done.unverified if dry_run else ():
         say(f"would first verify {cell(path)}, and go back to it if it is good; else:")
     would = "would go" if dry_run else "went"
-    say(f"{would} back to {cell(done.known_good.path)} ({done.known_good.id})")
+    say(f"{would} back to {cell(done.known_good.path)}{done.known_good.id.nth_save}")
     for path in done.quarantined:
         say(f"{'would quarantine' if dry_run else 'quarantined'} {cell(path)}")
     if done.put_back:
         say(f"{'would put' if dry_run else 'put'} the kept copy back under its own name")
     for given in done.given:
         what = "its own content" if given.source == given.path else cell(given.source)
-        say(f"{'would fill' if dry_run else 'filled'} {cell(given.path)} with {what} ({given.id})")
+        say(f"{'would fill' if dry_run else 'filled'} {cell(given.path)} with {what}{given.id.nth_save}")
     for pointer in done.pointed:
         say(f"{'would point' if dry_run else 'pointed'} {cell(pointer.key)} at {cell(pointer.path)}")
     if done.repeats is not None:

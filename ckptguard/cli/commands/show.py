@@ -22,13 +22,14 @@ _DEEPEST = 20  # levels; longer names go on in one piece
 
 @click.command("show", cls=Command, codes=(ExitCode.BAD, ExitCode.NOT_FOUND), short_help="Describe one checkpoint.")
 @click.argument("ckpt", type=Place())
-@click.option("--tensors", is_flag=True, help="List every tensor: type, shape, bytes, largest magnitude.")
+@click.option("--tensors", is_flag=True, help="List every tensor.")
 @shared_options
 def command(ckpt: str, tensors: bool, shared: Shared) -> None:
-    """Describe CKPT: its files, digests and tensors, and every verdict on it. Recorded digests are not compared.
+    """Describe CKPT: its files, digests and tensors, and every verdict on it. Nothing is compared with its digests:
+    `ckptguard verify` does that.
 
-    With --tensors every tensor has its line, with its largest magnitude and how much that is of what fp16 can hold
-    (65504). These come from the records; a checkpoint that was never verified is read for them.
+    With --tensors each tensor has a line: its type, shape and size, its largest magnitude, and how much that is of
+    what fp16 can hold (65504). A checkpoint that was never verified is read for this.
     """
     from ckptguard.inspect.show import show
 
@@ -60,7 +61,7 @@ def print_shown(shown: Shown) -> None:
     )
     facts(
         ("checkpoint", shown.target),
-        ("id", shown.id),
+        ("save", shown.id.generation if shown.id and shown.id.generation > 1 else None),
         ("series", manifest.series),
         ("layout", manifest.layout),
         ("step", manifest.step),
@@ -73,7 +74,7 @@ def print_shown(shown: Shown) -> None:
             "own checksums",
             f"none ({', '.join(unsummed)}): damage from before sealing cannot be told" if unsummed else None,
         ),
-        ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
+        ("verdicts so far", ", then ".join(line.outcome.value for line in shown.history if len(shown.history) > 1)),
         ("resumable", verdict and ", ".join(verdict.facts.resumable)),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),
         ("size", size(manifest.bytes)),

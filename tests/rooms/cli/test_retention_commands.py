@@ -143,6 +143,6 @@ def test_list_says_what_copies_cost(invoke, document, three):
     found = {c["step"]: c for c in document("list", three)[1]["checkpoints"]}
     assert (found[300]["kept_bytes"], found[200]["kept_bytes"]) == (size, 0)
     shown = invoke("list", three).stdout.splitlines()
-    assert shown[0].split() == ["PATH", "ID", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
+    assert shown[0].split() == ["PATH", "OUTCOME", "WHERE", "SIZE", "COPY", "REASON"]
     assert "run+kept" in shown[2]
     assert " 0 B " in shown[2]

@@ -52,7 +52,7 @@ def test_list_tells_where_each_checkpoint_stands(document, invoke, verified, fli
     assert stood["net-200.pt"] == ("good", "200.1", True)
     assert stood["net-400.pt"] == ("pending", None, True)
     lines = invoke("list", verified).stdout.splitlines()
-    assert lines[0].split()[:3] == ["PATH", "ID", "OUTCOME"]
+    assert lines[0].split()[:3] == ["PATH", "OUTCOME", "WHERE"]
     assert len(lines) == 5
 
 
@@ -108,7 +108,7 @@ def test_status_answers_the_question(document, invoke, three):
     invoke("verify", three)
     code, found = document("status", three)
     assert (code, found["known_good"]["id"]) == (0, "300.1")
-    assert "300.1" in invoke("status", three).stdout
+    assert "net-300.pt is known good" in invoke("status", three).stdout
 
 
 def test_restore_makes_the_destination(document, verified, tmp_path):

@@ -293,3 +293,15 @@ def test_records_that_lie_elsewhere_are_what_is_probed(tmp_path: Path) -> None:
     assert (result.exit_code, json.loads(result.stdout)["target"]) == (0, str(records))
     absent = CliRunner().invoke(commands, ["doctor", str(tmp_path / "absent"), "--records", str(records)])
     assert absent.exit_code == 10
+
+
+def test_a_mistyped_option_of_a_storage_is_named() -> None:
+    """It is no mistake of the store's: the settings are to be looked at."""
+    options = {"s3": {"endpoint_url": f"http://127.0.0.1:{free_port()}", "kye": "k"}}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("CKPTGUARD_STORAGE", json.dumps(options))
+        result = CliRunner().invoke(commands, ["doctor", "s3://nowhere/run"])
+    assert result.exit_code == 1
+    assert "an option of this storage is not known" in result.stderr
+    assert "'kye'" in result.stderr
+    assert "[storage]" in result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import fsspec
 import pytest
 from support.json_documents import EXAMPLES, MANY_RUNS, shape
 from support.runs import QUICK, write_torch
@@ -101,6 +102,19 @@ def test_many_runs_have_one_line_each(runs, invoke, quoted):
         [str(runs / "a"), "partly", "net-200.pt"],
         [str(runs / "b"), "no", "-"],
     ]
+
+
+def test_a_pattern_on_a_store(runs, invoke):
+    """Its last part stands for folders; a pattern in the middle is refused, for it would list the whole store."""
+    store = fsspec.filesystem("memory")
+    store.put(str(runs / "a"), "/status-runs/a", recursive=True)
+    store.pipe("/status-runs/logs/x.txt", b"x")
+    try:
+        result = invoke("status", "memory://status-runs/*")
+        assert [line.split()[0] for line in result.stdout.splitlines()[1:]] == ["memory://status-runs/a"]
+        assert invoke("status", "memory://*/a").exit_code == 2
+    finally:
+        store.rm("/status-runs", recursive=True)
 
 
 def test_a_run_that_is_not_there_ends_no_other(runs, invoke, document):

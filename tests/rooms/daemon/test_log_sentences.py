@@ -73,13 +73,13 @@ def test_verdicts_are_sentences(logged: Callable[..., io.StringIO]) -> None:
     out = logged("text", terminal=False)
     log("verified", path="net-1.pt", id="1.1", outcome="good", bytes=2048, seconds=0.25, reason="")
     log("verified", level="warning", path="net-2.pt", id=None, outcome="bad", bytes=None, seconds=None, reason="w: NaN")
-    log("known_good", id="1.1")
+    log("known_good", id="-.4", path="/r/last.pt")
     log("known_good", level="warning", id=None, reason="there is none")
     said = [line.partition("  ")[2] for line in out.getvalue().splitlines()]
     assert said == [
-        "net-1.pt (1.1) is good (2.0 KiB in 0.2 s)",
+        "net-1.pt is good (2.0 KiB in 0.2 s)",
         "warning: net-2.pt is bad: w: NaN (-)",
-        "known-good is 1.1",
+        "known-good is /r/last.pt (save 4)",
         "warning: nothing is known-good: there is none",
     ]
 
@@ -110,6 +110,6 @@ def test_a_daemon_can_be_asked_for_sentences(run: Path, start: Starter) -> None:
     """By a flag, also where it writes to no terminal."""
     save(run, 100)
     daemon = start(run, arguments=("--log-format", "text"))
-    until(lambda: "net-100.safetensors (100.1) is good" in daemon.log_path.read_text(), "a sentence")
+    until(lambda: "net-100.safetensors is good" in daemon.log_path.read_text(), "a sentence")
     assert daemon.stop() == 0
     assert daemon.log_path.read_text().rstrip().endswith("ckptguard-daemon stopped")

@@ -173,7 +173,8 @@ FORMS: dict[str, Form] = {
     ),
     "retention.RetentionDecision": Form(
         "path=checkpoint.path series=checkpoint.id.series step=checkpoint.id.step id=checkpoint.id"
-        " outcome=checkpoint.outcome bytes=checkpoint.bytes metrics=checkpoint.metrics reasons"
+        " outcome=checkpoint.outcome changed=checkpoint.changed bytes=checkpoint.bytes metrics=checkpoint.metrics"
+        " reasons"
     ),
     "trash.Trashed": Form("path series step id bytes removed_at"),
     "pins.Pin": Form("series step id reason note since until"),

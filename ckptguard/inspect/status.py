@@ -18,6 +18,7 @@ from ckptguard.replicas.replicate import Replica, replica_standings
 from ckptguard.runs.find_known_good import KnownGood, openable, presence_of, ranked_candidates
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
 
 
@@ -127,16 +128,21 @@ def _unwatched(run: str, waiting: int) -> str | None:
 def _explain(known_good: KnownGood | None, good: Sequence[CheckpointState], keep: str) -> str:
     if known_good is None:
         return "no: there is no known-good checkpoint to go back to"
-    own, id = _own(good), known_good.id
-    if own is not None and own.id == id:
-        return f"yes: {id} is known good and has a copy with bytes of its own ({own.kept_how})"
+    own, name = _own(good), _name(good[0].path, known_good.id) if good else known_good.path
+    if own is not None and own.id == known_good.id:
+        return f"yes: {name} is known good and has a copy with bytes of its own ({own.kept_how})"
     if own is not None:
-        saves = good.index(own)
-        return f"yes: saving over {id} would cost {saves} save{'s' * (saves > 1)}: {own.id} has bytes of its own"
+        saves, older = good.index(own), _name(own.path, own.id)
+        lost = f"{saves} saves" if saves > 1 else "1 save"
+        return f"yes: if {name} were saved over you would lose {lost}, for {older} has a copy with bytes of its own"
     if not good or not good[0].kept:
-        return f"partly: {id} is known good, but has no copy: rotation or damage can take it"
+        return f"partly: {name} is known good, but has no copy: rotation or damage can take it"
     why = ' (keep = "link")' if keep == "link" else ""
-    return f"partly: {id} is known good and survives rotation, but not saving over it: its copy is a hard link{why}"
+    return f"partly: {name} is known good and survives rotation, but not saving over it: its copy is a hard link{why}"
+
+
+def _name(path: str, id: CheckpointId | None) -> str:
+    return f"{path}{id.nth_save if id else ''}"
 
 
 def _age(known_good: KnownGood | None) -> float | None:

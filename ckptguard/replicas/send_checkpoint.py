@@ -130,7 +130,7 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
 
 
 def has_arrived(target: RunView, candidate: Candidate) -> bool:
-    """Whether the target has a verdict on this very checkpoint. CouldNotTellError if it has another of the same id."""
+    """True if the target has a verdict on this very checkpoint. CouldNotTellError if it has another of the same id."""
     return manifest_there(target, candidate) is not None and target.history.verdict(candidate.id) is not None
 
 

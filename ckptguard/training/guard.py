@@ -54,6 +54,8 @@ class TrainingGuard:
     from any method that ranks call together, when one of them failed or did not answer in time.
     """
 
+    framework = "plain"  # what reports call the training loop
+
     def __init__(
         self,
         run: str | os.PathLike[str],
@@ -90,6 +92,7 @@ class TrainingGuard:
             scheduler=given.get("scheduler"),
             scaler=given.get("scaler"),
             strict=given.get("strict", True),
+            framework=self.framework,
         )
         self._store = _store_for(self._run, settings, self._parts, self._ranks, given)
         self._only = SingleGuard(self._run, self._store.series, self._ranks)
@@ -192,7 +195,7 @@ class TrainingGuard:
         return self._run.usable(path)
 
     def wait_for_save(self, seconds: float | None = None) -> bool:
-        """Whether no save is in flight any more, after it had `seconds` to end (None: as long as it takes). Raises
+        """True if no save is in flight any more, after it had `seconds` to end (None: as long as it takes). Raises
         what went wrong with a `save(blocking=False)`."""
         over = self._saving.wait(seconds)
         self._saving.raise_unheard()

@@ -28,9 +28,9 @@ def check_pretrained(
 ) -> Report:
     """Read a pretrained file or folder (or a snapshot of the hub's cache) whole; its report, if it is GOOD.
 
-    `sums` is a checksum file that came with it; without one, damage that leaves the file whole and its numbers finite
-    cannot be seen. `reference` is a checkpoint whose names, shapes and dtypes it must have. Nothing is written, and
-    nothing in the file is run. Several ranks should let one check and wait.
+    `sums` is a checksum file that came with it; without it those beside it are used. Without any, damage that leaves
+    the file whole and its numbers finite cannot be seen. `reference` is a checkpoint whose names, shapes and dtypes it
+    must have. Nothing is written, and nothing in the file is run. Several ranks should let one check and wait.
 
     RefusedError (with `outcome`) if it is damaged, incomplete or holds NaN or Inf; CouldNotTellError if it could not
     be read or is being written; NotFoundError if there is none; SettingsError if `sums` cannot be understood.

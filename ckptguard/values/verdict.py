@@ -123,7 +123,7 @@ def clearance(reason: str) -> Finding:
 
 
 def is_clearance(finding: Finding) -> bool:
-    """Whether a finding says that a user lifted SUSPECT."""
+    """True if a finding says that a user lifted SUSPECT."""
     return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
 
 

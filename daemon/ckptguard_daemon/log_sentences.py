@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckptguard.values.ids import parse_id
 from ckptguard.values.plain_numbers import size
 
 # What is said of an event, by its fields. Other events name their fields, and so do those that lack one.
@@ -13,7 +14,12 @@ _SENTENCES = {
     "could_not_tell": "could not tell: {reason}",
     "gone": "{path} is gone",
     "guarding": "watching {run}",
-    "hook_failed": "the hook {hook} failed: {reason}",
+    "hook_abandoned": "{to} ({hook}) was not told before the end: the next start tells it",
+    "hook_event_dropped": "{to} ({hook}) is a thousand events behind: one was dropped",
+    "hook_failed": "{to} ({hook}) was not told: {reason}",
+    "hook_missing": "{reason}",
+    "hook_ran": "{to} ({hook}) was told",
+    "hook_records": "who was told of {run} cannot be noted: {reason}",
     "incident": "incident: {reason}",
     "incident_not_recorded": "the incident of {path} could not be recorded: {reason}",
     "library": "{message}",
@@ -25,15 +31,15 @@ _SENTENCES = {
     "recovered": "{run} can be read again",
     "replica_in_trouble": "the replica {replica} cannot be brought up to date: {reason}",
     "replica_recovered": "the replica {replica} is up to date again",
-    "replicated": "{path} ({id}) to {replica}: {done}",
-    "scrubbed": "{path} ({id}) was read again: {outcome}",
+    "replicated": "{path}{save} to {replica}: {done}",
+    "scrubbed": "{path}{save} was read again: {outcome}",
     "started": "ckptguard-daemon {version} started (pid {pid})",
     "stopped": "ckptguard-daemon stopped",
     "waiting": "waiting for the run: {reason}",
     "failing": "the run cannot be looked at: {reason}",
     "watching_by_timer_only": "changes in {folder} are seen by the timer only: {reason}",
 }
-_KNOWN = "known-good is {id}"
+_KNOWN = "known-good is {path}{save}"
 _NONE_KNOWN = "nothing is known-good: {reason}"
 
 
@@ -47,11 +53,11 @@ def sentence(line: Mapping[str, Any]) -> str:
 def _words(event: str, fields: Mapping[str, Any]) -> str:
     if event == "verified":
         return _of_verdict(fields)
-    template = _SENTENCES.get(event)
+    template = None if fields.get("exit_code") else _SENTENCES.get(event)
     if event == "known_good":
         template = _NONE_KNOWN if fields.get("id") is None else _KNOWN
     try:
-        return template.format_map(fields) if template is not None else _named(event, fields)
+        return template.format_map({**fields, "save": _save(fields)}) if template is not None else _named(event, fields)
     except KeyError:
         return _named(event, fields)
 
@@ -60,8 +66,13 @@ def _of_verdict(fields: Mapping[str, Any]) -> str:
     seconds = fields.get("seconds")
     took = "" if seconds is None else f" in {seconds:.1f} s"
     reason = f": {fields['reason']}" if fields.get("reason") else ""
-    id = f" ({fields['id']})" if fields.get("id") else ""
-    return f"{fields['path']}{id} is {fields['outcome']}{reason} ({size(fields.get('bytes'))}{took})"
+    return f"{fields['path']}{_save(fields)} is {fields['outcome']}{reason} ({size(fields.get('bytes'))}{took})"
+
+
+def _save(fields: Mapping[str, Any]) -> str:
+    """Which save of its name a checkpoint is, where it is not the first."""
+    id = parse_id("", str(fields.get("id")))
+    return "" if id is None else id.nth_save
 
 
 def _named(event: str, fields: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""``ckptguard bisect``: where a run turned bad, and which tensors went first."""
+"""``ckptguard bisect``: where a run turned bad, and in which tensors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def print_bisection(found: Bisection, top: int) -> None:
     bad = found.first_bad
     for stage in found.stages:
         mark = " <- last good" if stage == found.last_good else " <- first bad" if stage == bad else ""
-        name = f" ({stage.id})" if stage.id else ""
+        name = stage.id.nth_save if stage.id else ""
         say(f"{word(stage.outcome.value, 10)} {cell(stage.path)}{name}{mark}")
     say("")
     if bad is None:

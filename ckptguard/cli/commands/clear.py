@@ -43,7 +43,7 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
     if shared.as_json:
         emit("clear", verdict, "cleared", target=view.run.url)
     else:
-        say_well(f"{verdict.id} of {escape(verdict.series)} is {verdict.outcome.value}")
+        say_well(f"{escape(checkpoint)} is {verdict.outcome.value}")
 
 
 @click.command("reseal", cls=Command, codes=_VERIFYING, short_help="Say that a changed checkpoint was saved again.")

@@ -59,7 +59,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
     from ckptguard.inspect.diff import shown
 
     for name, side in (("a", diff.a), ("b", diff.b)):
-        say(f"{name}  {cell(side.path)}  ({_side(side)})")
+        say(f"{name}  {cell(side.path)}{side.id.nth_save if side.id else ''}  ({_side(side)})")
     for prefix in diff.prefixes:
         say(
             f"names: {_quoted(prefix.a)} in a is {_quoted(prefix.b)} in b"
@@ -85,7 +85,7 @@ def print_diff(diff: Diff, *, top: int | None) -> None:
 
 def _side(side: DiffedCheckpoint) -> str:
     tensors = f"{side.tensors} tensor{'s' * (side.tensors != 1)}"
-    stated = [side.id and str(side.id), side.outcome.value if side.outcome else None, tensors]
+    stated = [side.outcome.value if side.outcome else None, tensors]
     return ", ".join(s for s in stated if s)
 
 

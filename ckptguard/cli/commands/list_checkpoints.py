@@ -81,7 +81,16 @@ def _show(states: Sequence[CheckpointState]) -> None:
     wanted = [s for s in states if s.changed or s.outcome.value != "good"] if is_quiet() else states
     copies = any(s.kept for s in wanted)
     counted = any(s.counter is not None and s.id is not None and s.id.number is None for s in wanted)
-    titles = ("path", "id", *(("counter inside",) if counted else ()), "outcome", "where", "size")
+    # A path says which checkpoint is meant, unless several contents were saved under one name.
+    saves = any(s.id is not None and s.id.generation > 1 for s in wanted)
+    titles = (
+        "path",
+        *(("id",) if saves else ()),
+        *(("counter inside",) if counted else ()),
+        "outcome",
+        "where",
+        "size",
+    )
     titles = (*titles, *(("copy",) if copies else ()), "reason")
     rows = []
     for s in wanted:
@@ -90,9 +99,8 @@ def _show(states: Sequence[CheckpointState]) -> None:
         reason = _CHANGED.format(s.outcome.value) if s.changed else _short(s.reason) or "; ".join(s.pins)
         where = "+".join(word for field, word in _PLACES if getattr(s, field)) or "gone"
         counter = (s.counter,) if counted else ()
-        rows.append(
-            (s.path, s.id, *counter, "changed" if s.changed else s.outcome.value, where, size(s.bytes), *copy, reason)
-        )
+        outcome = "changed" if s.changed else s.outcome.value
+        rows.append((s.path, *((s.id,) if saves else ()), *counter, outcome, where, size(s.bytes), *copy, reason))
     if rows:
         table(titles, rows)
     kinds = {s.series: order_words(s.step) for s in wanted}

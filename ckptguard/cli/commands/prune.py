@@ -66,9 +66,10 @@ def _show(done: Pruned) -> None:
     rows = []
     for decision in done.decisions:
         one, word = decision.checkpoint, "keep" if decision.keep else "remove"
-        rows.append((one.path, one.id, one.outcome.value, word, size(one.bytes), "; ".join(decision.reasons)))
+        outcome = "changed" if one.changed else one.outcome.value
+        rows.append((f"{one.path}{one.id.nth_save}", outcome, word, size(one.bytes), "; ".join(decision.reasons)))
     if rows:
-        table(("path", "id", "outcome", "decision", "size", "reasons"), rows)
+        table(("path", "outcome", "decision", "size", "reasons"), rows)
     freed = sum(d.checkpoint.bytes for d in done.removed)
     say(f"{'would move' if done.dry_run else 'moved'} {len(done.removed)} to the trash ({size(freed)})")
     if done.emptied:

@@ -57,13 +57,13 @@ def _show(done: Repaired) -> None:
     for file in done.files:
         what = f"the kept copy's {cell(file.file)}" if file.place == "kept" else cell(file.file)
         if file.repaired:
-            say_well(f"repaired {what} ({file.id}) from the {file.source}")
+            say_well(f"repaired {what}{file.id.nth_save} from the {file.source}")
         elif file.source is not None:
-            say(f"would repair {what} ({file.id}) from the {file.source}")
+            say(f"would repair {what}{file.id.nth_save} from the {file.source}")
         else:
-            say(f"could not repair {what} ({file.id}): {cell(file.reason)}")
+            say(f"could not repair {what}{file.id.nth_save}: {cell(file.reason)}")
     for checked in done.checked:
         tell = say_well if checked.outcome.value == "good" else say
-        tell(f"{word(checked.outcome.value, 10)} {cell(checked.path)} ({checked.id})")
+        tell(f"{word(checked.outcome.value, 10)} {cell(checked.path)}{checked.id.nth_save if checked.id else ''}")
     if not done.files and not done.checked and not done.could_not_tell:
         say_well("nothing is known to be damaged; `ckptguard scrub` looks for damage")

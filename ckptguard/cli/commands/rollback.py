@@ -56,14 +56,14 @@ def _show(done: RolledBack, dry_run: bool) -> None:
     for path in done.unverified if dry_run else ():
         say(f"would first verify {cell(path)}, and go back to it if it is good; else:")
     would = "would go" if dry_run else "went"
-    say(f"{would} back to {cell(done.known_good.path)} ({done.known_good.id})")
+    say(f"{would} back to {cell(done.known_good.path)}{done.known_good.id.nth_save}")
     for path in done.quarantined:
         say(f"{'would quarantine' if dry_run else 'quarantined'} {cell(path)}")
     if done.put_back:
         say(f"{'would put' if dry_run else 'put'} the kept copy back under its own name")
     for given in done.given:
         what = "its own content" if given.source == given.path else cell(given.source)
-        say(f"{'would fill' if dry_run else 'filled'} {cell(given.path)} with {what} ({given.id})")
+        say(f"{'would fill' if dry_run else 'filled'} {cell(given.path)} with {what}{given.id.nth_save}")
     for pointer in done.pointed:
         say(f"{'would point' if dry_run else 'pointed'} {cell(pointer.key)} at {cell(pointer.path)}")
     if done.repeats is not None:

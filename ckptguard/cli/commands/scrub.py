@@ -63,6 +63,7 @@ def command(
     settings = shared.settings()
     view = open_named_run(run, settings)
     hooks = Hooks(settings, log_trouble)
+    hooks.begin(view)
     try:
         with scanner_of(settings) as scanner, working("scrubbing", scanner=scanner, rate=fastest) as work:
             done = scrub(view, order, watcher=ScrubListener(tell=hooks.tell), work=work)
@@ -85,7 +86,7 @@ def _show(done: Scrubbed) -> None:
         if is_quiet() and one.outcome.value == "good":
             continue
         what = " (kept copy)" if one.place == "kept" else ""
-        say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what} ({one.id})  {size(one.bytes)}")
+        say(f"{word(one.outcome.value, 10)} {cell(one.path)}{what}{one.id.nth_save}  {size(one.bytes)}")
         print_findings((f for f in one.findings if f.severity.value != "notice"), one.path)
     total = size(sum(one.bytes for one in done.places))
     if not done.places and done.next is None:

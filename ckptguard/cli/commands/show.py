@@ -61,7 +61,7 @@ def print_shown(shown: Shown) -> None:
     )
     facts(
         ("checkpoint", shown.target),
-        ("id", shown.id),
+        ("save", shown.id.generation if shown.id and shown.id.generation > 1 else None),
         ("series", manifest.series),
         ("layout", manifest.layout),
         ("step", manifest.step),
@@ -74,7 +74,7 @@ def print_shown(shown: Shown) -> None:
             "own checksums",
             f"none ({', '.join(unsummed)}): damage from before sealing cannot be told" if unsummed else None,
         ),
-        ("history", ", ".join(f"{line.number} {line.outcome.value}" for line in shown.history)),
+        ("verdicts so far", ", then ".join(line.outcome.value for line in shown.history if len(shown.history) > 1)),
         ("resumable", verdict and ", ".join(verdict.facts.resumable)),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in manifest.given_metrics().items())),
         ("size", size(manifest.bytes)),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ckptguard.runs.run_view import RunView
     from ckptguard.values.settings import Settings
 
+_PLACES = {"kept": " (a kept copy)", "replica": " (in a replica)"}
+_COPIES = {"copy": "full copies", "link": "hard links", "reflink": "reflinks"}
 CODES = (ExitCode.NOT_FOUND, ExitCode.NO_KNOWN_GOOD)
 
 
@@ -158,17 +160,22 @@ def _show(found: Status) -> None:
     known_good, daemon = found.known_good, found.daemon
     say_text(f"protected? {found.explanation}")
     facts(
-        ("known-good", known_good and f"{known_good.path} ({known_good.id})"),
+        ("known-good", known_good and f"{known_good.path}{known_good.id.nth_save}{_PLACES.get(known_good.place, '')}"),
         ("verified", known_good and _ago(found)),
         ("verdicts", ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items() if n)),
         ("pending", some(found.pending)),
         ("changed", f"{some(found.changed)}: not read again yet (ckptguard verify)" if found.changed else None),
         ("last incident", _incident_words(found)),
         ("daemon", daemon and f"pid {daemon.pid} on {daemon.host} since {daemon.started_at}"),
-        ("kept copies", ", ".join(found.kept_kinds)),
-        ("they take", size(found.kept_bytes) if found.kept_bytes else None),
+        ("kept copies", _copies(found)),
         *(("replica", f"{r.url}: {r.trouble or standing_text(r)}") for r in found.replicas),
     )
+
+
+def _copies(found: Status) -> str | None:
+    """How the copies that are kept came to be, and what they take."""
+    how = " and ".join(_COPIES.get(kind, kind) for kind in found.kept_kinds)
+    return f"{how}, {size(found.kept_bytes)}" if found.kept_bytes else how or None
 
 
 def _ago(found: Status) -> str:

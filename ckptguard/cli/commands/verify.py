@@ -19,7 +19,13 @@ _OF_SETTINGS = ("trust_globals", "allow_nonfinite", "digest", "executor", "worke
 @click.argument("target", type=Place())
 @click.option("--step", type=click.IntRange(min=0), metavar="N", help="Verify only the checkpoint of this step.")
 @click.option("--newest", type=click.IntRange(min=1), metavar="N", help="Verify only the N newest checkpoints.")
-@click.option("--check-sums", metavar="FILE", help="Compare with this MD5SUMS or SHA256SUMS file too.")
+@click.option(
+    "--sums",
+    "--check-sums",
+    "check_sums",
+    metavar="FILE",
+    help="Compare with this checksum file, instead of SHA256SUMS, MD5SUMS and the like beside TARGET's files.",
+)
 @click.option("--reference", metavar="FILE", help="Expect the tensors, shapes and dtypes of this checkpoint.")
 @click.option("--trust-global", "trust_globals", multiple=True, metavar="NAME", help="Accept this name in a pickle.")
 @click.option("--allow-nonfinite", multiple=True, metavar="PATTERN", help="Let these tensors hold NaN or Inf.")

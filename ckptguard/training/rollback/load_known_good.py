@@ -139,7 +139,7 @@ def load_unrecorded(view: RunView, store: Store, *, before_step: int) -> Loaded 
 
 
 def _holds_finished(view: RunView, series: str) -> bool:
-    """Whether there are checkpoints beyond the beginning, other than ones whose writing did not end."""
+    """True if there are checkpoints beyond the beginning, other than ones whose writing did not end."""
     view.forget()
     ids = (view.current_if_readable(c) for c in view.checkpoints if c.series == series and c.step)
     verdicts = (view.history.verdict(id) for id in ids if id is not None)

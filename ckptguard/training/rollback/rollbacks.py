@@ -161,7 +161,7 @@ class Rollbacks:
             return loaded
 
     def _fetch(self, onset: int) -> bool:
-        """Whether a good checkpoint from before the onset came from a replica, in time: other ranks wait for it."""
+        """True if a good checkpoint from before the onset came from a replica, in time: other ranks wait for it."""
         from ckptguard.replicas.start_run import regain_before  # only those with replicas pay for it
 
         stop = threading.Event()

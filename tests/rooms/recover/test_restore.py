@@ -172,8 +172,8 @@ def test_an_older_one_stands_in_for_damage_and_it_is_said(root, three, tmp_path,
     flip(root / "net-300.pt")
     done = restore(look(three), str(tmp_path / "out"))
     assert (str(done.id), (tmp_path / "out" / "net-200.pt").read_bytes()) == ("200.1", before)
-    assert "300.1" in caplog.text
-    assert "trying 200.1" in caplog.text
+    assert "net-300.pt of" in caplog.text
+    assert "trying net-200.pt of" in caplog.text
     assert look(three).history.standings("net-#.pt")[CheckpointId("net-#.pt", 300, 1)].outcome is Outcome.BAD
 
 

@@ -111,10 +111,8 @@ def emit_once(command: str | None, /, **parts: object) -> None:
 
 def trouble(text: str) -> None:
     """One sentence to stderr, escaped; losing it must not change the outcome."""
-    try:
-        click.echo(escape(text), err=True)
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        print(escape(text), file=sys.stderr, flush=True)  # not click's own, which writes into the line of a bar
 
 
 def log_trouble(event: str, *, level: str = "info", **fields: object) -> None:
@@ -134,7 +132,7 @@ def report_error(error: CkptguardError) -> None:
 def progress_bar(title: str, total: int | None = None) -> Iterator[Callable[[int], None] | None]:
     """A bar for long reads, on a terminal only. Yield what to call with the bytes done since the last call, from any
     thread; None where nobody is watching."""
-    if _is_quiet or not sys.stderr.isatty():
+    if _is_quiet or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:  # a notebook would show every redraw
         yield None
         return
     from rich.console import Console

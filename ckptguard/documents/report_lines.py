@@ -99,8 +99,8 @@ def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
 
     from ckptguard.checks.digests import UNSEEN_FLIPS
 
-    target = shlex.quote(report.target)
     said: dict[str, str] = {}
+    target = shlex.quote(report.target)
     for checked in report.checkpoints:
         which = f"{shlex.quote(report.target)} {shlex.quote(checked.path)}"
         errors = {f.check for f in checked.findings if f.severity.value == "error"}

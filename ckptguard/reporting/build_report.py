@@ -96,21 +96,27 @@ def _bounded(details: Details) -> Details:
 
 
 def _last_good(history: History, incident: Incident, details: Details) -> CheckpointId | None:
-    """The checkpoint that training went back to; else the newest good one from before the onset."""
+    """The checkpoint that training went back to; else the newest good one from before the onset; of a fixed name that
+    is its last good save before the one that the incident is about."""
     named = parse_id("", incident.known_good) if incident.known_good else None
     onset = details.onset if details.onset is not None else incident.step
     known = [pair for series in history.names for pair in history.standings(series).items()]
     if named is not None:
         return next((id for id, _ in known if id.order == named.order), None)
+    about = checkpoint_of(incident)
+    fixed = about if about is not None and about.step is None else None
     found = (
         id
         for id, standing in known
-        if standing.outcome is Outcome.GOOD
-        and id.number is not None
-        and (onset is None or id.number < onset)
-        and not history.is_quarantined(id)
+        if standing.outcome is Outcome.GOOD and _is_before(id, onset, fixed) and not history.is_quarantined(id)
     )
     return max(found, key=lambda id: (id.order, id.series), default=None)
+
+
+def _is_before(id: CheckpointId, onset: int | None, fixed: CheckpointId | None) -> bool:
+    if fixed is not None:
+        return id.series == fixed.series and id.generation < fixed.generation
+    return id.number is not None and (onset is None or id.number < onset)
 
 
 def _first_bad(history: History, incident: Incident, good: CheckpointId | None) -> CheckpointId | None:

@@ -172,7 +172,7 @@ def bad_batch(clues: Clues) -> LikelyCause | None:
     if only_buffers:
         weight += 0.2
         because.append("only buffers hold it: the update was skipped, but running statistics saw the batch")
-    first, last = clues.report.onset, clues.report.step
+    first, last = clues.report.onset, clues.report.details.onset_through or clues.report.step
     which = "that batch" if first == last or None in (first, last) else f"the batches of updates {first} to {last}"
     steps = [
         f"look at {which}: NaN or infinity in the inputs, empty sequences, targets out of range",
@@ -219,12 +219,16 @@ def damaged_file(clues: Clues) -> LikelyCause | None:
             because.append(f"the loss scale fell to {clues.scales[-1]:g}: an overflow would have ended on the way")
     if not because:
         return None
-    advice = [
-        "check the pretrained files: ckptguard verify PATH --sums FILE; download again what differs",
-        "in the script, before training: ckptguard.check_pretrained(path, sums=...)",
-        "check the run: ckptguard verify RUN",
-    ]
-    return _cause("damaged_file", "A damaged pretrained file or checkpoint", weight, because, advice)
+    run = shlex.quote(clues.report.run)
+    steps = [f"check the other checkpoints: ckptguard verify {run}"]
+    if clues.report.cause == "damage":
+        steps.insert(0, f"put it right from a copy or a replica: ckptguard repair {run}")
+        steps.append("check the disk or the mount that it lies on: what damaged one file may damage more")
+        return _cause("damaged_file", "Damaged files of a checkpoint", weight, because, steps)
+    steps.insert(0, "check what training loaded: ckptguard verify PATH --sums FILE; download again what differs")
+    if clues.report.details.training is not None:
+        steps.append("in the script, before training: ckptguard.check_pretrained(path)")
+    return _cause("damaged_file", "A damaged pretrained file or checkpoint", weight, because, steps)
 
 
 def keys_do_not_match(clues: Clues) -> LikelyCause | None:

@@ -35,6 +35,7 @@ LONGEST_CLOSE = COMMAND_SECONDS + 5.0
 _MOST_WAITING = 1000
 _MOST_MADE_UP = 20  # events of the past that one start tells
 _TRIES, _FIRST_PAUSE = 10, 1.0  # seconds; each pause is twice the one before: nine minutes in all
+_TRIES_AT_END = 3  # of one event, once a `close` waits; if they fail, what is left is left to the next start
 
 Log = Callable[..., None]  # log(event, *, level="info", **fields)
 
@@ -122,7 +123,7 @@ class _Line:
         self._mark = mark
         self._log = partial(log, hook=channel.setting, to=channel.shown)
         self._events: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
-        self._ending = threading.Event()
+        self._closing, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name=f"hook-{channel.setting}", daemon=True)
         self._thread.start()
 
@@ -133,7 +134,8 @@ class _Line:
             self._log("hook_event_dropped", level="error", about=event)
 
     def end(self) -> None:
-        """Have the thread end after what is queued."""
+        """Have the thread end after what is queued, and soon where nothing arrives."""
+        self._closing.set()
         with contextlib.suppress(queue.Full):
             self._events.put_nowait(None)
 
@@ -150,19 +152,26 @@ class _Line:
                 self._mark(self.channel, event)
 
     def _deliver(self, event: Event) -> bool:
-        pause = _FIRST_PAUSE
-        for left in reversed(range(_TRIES)):
+        pause, left = _FIRST_PAUSE, _TRIES
+        while True:
             try:
                 said = self.channel.deliver(event)
             except Exception as error:
+                if self._closing.is_set():
+                    pause, left = _FIRST_PAUSE, min(left, _TRIES_AT_END)
+                left -= 1
                 again = isinstance(error, NotDeliveredError) and error.again and left > 0
                 reason = str(error) if isinstance(error, NotDeliveredError) else f"{type(error).__name__}: {error}"
                 then = {"again_in_seconds": pause} if again else {}
                 self._log("hook_failed", level="warning" if again else "error", reason=reason, **then)
-                if not again or self._ending.wait(pause):
+                if not again:
+                    if self._closing.is_set() and left == 0:
+                        self._ending.set()
+                    return False
+                (self._ending if self._closing.is_set() else self._closing).wait(pause)
+                if self._ending.is_set():
                     return False
                 pause *= 2
             else:
                 self._log("hook_ran", level="warning" if said.get("exit_code") else "info", **said)
                 return True
-        return False

@@ -106,16 +106,15 @@ def _head(report: IncidentReport, heading: str) -> str:
 def _tiles(report: IncidentReport) -> str:
     good, causes, onset = report.details.last_good, report.details.causes, words.onset_words(report)
     noticed, _, later = words.noticed_words(report).partition(", ")
-    back, step = words.last_good(report), f"step {good.step}" if good is not None and good.step is not None else ""
+    back = words.last_good(report) or "none is known"
+    step = f"step {good.step}" if good is not None and good.step is not None else ""
     exactly = "the first update under suspicion" if report.details.onset is not None else "nothing shows when exactly"
     tiles = [
         ("Onset", onset, words.onset_note(report) or exactly),
         ("Noticed", noticed, later),
-        ("Last good", good.path if good is not None else back, step if back is not None else ""),
+        ("Last good", good.path if good is not None and step else back, step),
         *([("Most likely" if causes[0].confidence == "likely" else "Possibly", causes[0].title, "")] if causes else []),
     ]
-    if back is None:
-        tiles[2] = ("Last good", "none is known", "")
     cells = "".join(
         f"<div><dt>{name}</dt><dd>{_text(value)}<small>{_text(note)}</small></dd></div>"
         for name, value, note in tiles
@@ -202,7 +201,7 @@ def _headroom(report: IncidentReport) -> str:
         return ""
     shown, left = words.first_rows(good.largest)
     note = _note(
-        f"The largest magnitudes in <code>{_text(good.path)}</code>, the last good checkpoint. "
+        f"The largest magnitudes in <code>{_text(words.last_good(report))}</code>, the last good checkpoint. "
         "fp16 ends at 65504; the bars are logarithmic."
     )
     return note + _table(' class="bars"', "", [_bar(m) for m in shown], left, smaller=", all smaller")

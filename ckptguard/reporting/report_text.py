@@ -73,7 +73,7 @@ def _samples(report: IncidentReport) -> list[str]:
     if gap:
         marked.insert(gap, "  ...")
     note = words.loss_note(report)
-    return [header, *marked, *([f"  {note}"] if note else [])]
+    return [header, *marked, *_wrapped(note or "", "  ")]
 
 
 def _mark(step: int, report: IncidentReport) -> str:
@@ -118,7 +118,9 @@ def _headroom(report: IncidentReport) -> str:
         return ""
     shown, left = words.first_rows(good.largest)
     lines = [f"  {m.largest / FP16_LIMIT:8.2%}  {m.largest:<12.6g} {escape(m.tensor)}" for m in shown]
-    return _section(f"Largest magnitudes of {good.path}, and their share of fp16's 65504", lines + _left(left))
+    return _section(
+        f"Largest magnitudes of {words.last_good(report)}, and their share of fp16's 65504", lines + _left(left)
+    )
 
 
 def _aligned(rows: Sequence[Sequence[str]], sides: str) -> list[str]:

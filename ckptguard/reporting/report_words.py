@@ -45,7 +45,9 @@ Row = TypeVar("Row")
 
 def title(report: IncidentReport) -> str:
     """What happened, in a few words."""
-    what = CAUSES.get(report.cause, f"Incident: {report.cause}")
+    what, path = CAUSES.get(report.cause, f"Incident: {report.cause}"), report.evidence.get("path")
+    if report.cause == "damage":
+        return f"{what}: {path}" if isinstance(path, str) else what
     return f"{what} at step {report.step}" if report.step is not None else what
 
 
@@ -132,22 +134,23 @@ def onset_note(report: IncidentReport) -> str | None:
 
 
 def noticed_words(report: IncidentReport) -> str:
-    """When it was noticed, and how long after it began; empty where no step is known."""
-    if report.step is None:
-        return ""
-    first, last = report.details.onset, report.onset_last
-    if first is None or last is None or not has_onset(report.cause):
-        return f"step {report.step}"
+    """Where it was noticed, and how long after it began; empty where neither is known."""
+    path, first, last = report.evidence.get("path"), report.details.onset, report.onset_last
+    where = f"in {path}" if isinstance(path, str) else f"step {report.step}" if report.step is not None else ""
+    if report.step is None or first is None or last is None or not has_onset(report.cause):
+        return where
     least, most = report.step - last, report.step - first
     if most <= 0:
-        return f"step {report.step}, in that very update"
+        return f"{where}, in that very update"
     late = f"{least} to {most}" if 0 < least < most else f"at most {most}" if least < most else f"{most}"
-    return f"step {report.step}, {late} update{'s' * (most > 1)} later"
+    return f"{where}, {late} update{'s' * (most > 1)} later"
 
 
 def last_good(report: IncidentReport) -> str | None:
     """The last good checkpoint, by its path; None where none is known."""
     good, named = report.details.last_good, report.known_good
+    if good is not None and good.step is None and report.details.first_bad is not None:
+        return f"an earlier save of {good.path}" if good.path == report.details.first_bad.path else good.path
     if good is not None:
         return good.path + (f" (step {good.step})" if good.step is not None else "")
     known = parse_id("", named) if named is not None else None
@@ -206,7 +209,7 @@ def changes_title(report: IncidentReport) -> str | None:
     details = report.details
     if not (details.changes or details.changes_note) or details.last_good is None or details.first_bad is None:
         return None
-    return f"From {details.last_good.path} to {details.first_bad.path}"
+    return f"From {last_good(report)} to {details.first_bad.path}"
 
 
 def tensors_title(report: IncidentReport) -> str:

@@ -68,7 +68,7 @@ def sealed_outcome(verdict: Judged) -> Outcome | None:
 
 
 def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
-    """Whether a kept copy holds what was sealed: it was made of the files that were sealed, or was read and right.
+    """True if a kept copy holds what was sealed: it was made of the files that were sealed, or was read and right.
     A copy of a save that raced with the seal holds something else."""
     if len(copy.read_at) == len(copy.files):
         return True

@@ -89,6 +89,8 @@ def page_of(called: str, command: click.Command) -> str:
     lines += ["## Options", ""]
     for option in options:
         names, meaning = option.get_help_record(context) or ("", "")
+        # Nobody needs to be told that a number is not negative.
+        meaning = re.sub(r" +\[x>=[01]\]", "", meaning).replace("[default: ", "[Default: ")
         lines += textwrap.wrap(f"- `{names}`: {meaning}", 96, subsequent_indent="  ", break_on_hyphens=False)
     codes = getattr(command, "codes", None)
     if codes:

@@ -48,6 +48,11 @@ class Telling:
         """The events of the log, in order."""
         return [event for event, _ in self.lines]
 
+    def logged(self, count):
+        """Wait until so many lines are logged."""
+        until(lambda: len(self.lines) >= count, "a line of the log")
+        return self
+
     def end(self):
         """A stop that waits for all that is queued."""
         self.hooks.close(patience=PATIENCE)
@@ -81,7 +86,7 @@ def test_what_may_pass_is_tried_again(status):
         telling = Telling(web.url)
         telling.hooks.tell({"step": 1})
         telling.hooks.tell({"step": 2})
-        telling.end()
+        telling.logged(4).end()
     assert steps(web) == [1, 1, 1, 2]
     assert telling.events == ["hook_failed", "hook_failed", "hook_ran", "hook_ran"]
     assert all("again_in_seconds" in fields for _, fields in telling.lines[:2])
@@ -93,7 +98,7 @@ def test_tries_have_an_end():
         telling = Telling(web.url)
         telling.hooks.tell({"step": 1})
         telling.hooks.tell({"step": 2})
-        telling.end()
+        telling.logged(2 * notify._TRIES).end()
     assert steps(web) == [1] * notify._TRIES + [2] * notify._TRIES
     assert [fields["level"] for _, fields in telling.lines].count("error") == 2
 
@@ -173,7 +178,7 @@ def test_a_command_that_told_leaves_nothing_to_tell(root, run):
 
 
 def test_an_event_that_a_stop_broke_off_is_told_by_the_next_start(root, run, monkeypatch):
-    """A clean stop does not wait for the next try; nothing is lost by that."""
+    """A stop does not wait for the next try; nothing is lost by that."""
     write_torch(root, 100, seed=1)
     with listening() as web:
         Telling(web.url).told(look(run))
@@ -183,14 +188,28 @@ def test_an_event_that_a_stop_broke_off_is_told_by_the_next_start(root, run, mon
         telling = Telling(web.url)
         telling.hooks.note(run)
         telling.hooks.tell(verdict_event(run, checked, source="daemon"))
-        until(lambda: web.posted, "the first try")
-        telling.hooks.close(patience=0.0)
-        until(lambda: "hook_abandoned" in telling.events, "the stop")
+        telling.logged(1).hooks.close(patience=0.0)
+        assert "hook_abandoned" in telling.events
+        web.statuses[:] = [200]
+        assert Telling(web.url).told(look(run)).events == ["hook_ran"]
+        assert Telling(web.url).told(look(run)).events == []
+
+
+def test_a_stop_soon_gives_up_an_address_that_fails(root, run):
+    """A command that ends waits for a few tries of one event, and not for those of all; the next start tells them."""
+    write_torch(root, 100, seed=1)
+    with listening() as web:
+        Telling(web.url).told(look(run))
+        for step in (200, 300, 400):
+            bad(root, run, step)
+        web.statuses[:] = [500]
+        telling = Telling(web.url)
+        telling.hooks._lines[0]._closing.set()
+        telling.told(look(run))
+        assert steps(web) == [200] * notify._TRIES_AT_END
         web.statuses[:] = [200]
         Telling(web.url).told(look(run))
-        assert steps(web) == [200, 200]
-        Telling(web.url).told(look(run))
-        assert steps(web) == [200, 200]
+        assert steps(web)[notify._TRIES_AT_END :] == [200, 300, 400]
 
 
 def test_a_new_address_begins_with_what_comes(root, run):

@@ -70,7 +70,8 @@ def told(story: Story) -> IncidentReport:
         outcome="good",
     )  # fmt: skip
     healthy = max((s.step for s in samples if s.step < story.onset), default=0)
-    evidence: dict[str, object] = {"loss": "nan", "checkpoint": "-.5", "series": "last.pt", "path": "last.pt"}
+    about = {"checkpoint": "-.5", "series": "last.pt", "path": "last.pt"} if story.source == "daemon" else {}
+    evidence: dict[str, object] = {"loss": "nan", **about}
     details = Details(
         onset=min(healthy + 1, noticed) if story.told_onset else None,
         samples=samples,

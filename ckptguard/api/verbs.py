@@ -46,7 +46,8 @@ def verify(
 
     Args:
         target: A run (a folder of checkpoints), one checkpoint, or one file. A path, or a URL that fsspec opens.
-        sums: A checksum file (SHA256SUMS, MD5SUMS or their kin) that the files must agree with.
+        sums: A checksum file that the files must agree with. Without it one beside a stray target's files is used,
+            such as SHA256SUMS.
         reference: Another checkpoint, whose tensors, shapes and dtypes it must have.
         step: Of a run, only the checkpoint of this step.
         newest: Of a run, only this many of the newest checkpoints.

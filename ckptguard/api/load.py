@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from ckptguard.api.held_bytes import HeldFile, HoldingScanner
+from ckptguard.api.report import incidents_of
 from ckptguard.api.torch_state import Loadable, device_of, state_of
 from ckptguard.checks.digests import same_content
 from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, RefusedError, SettingsError
@@ -50,7 +51,10 @@ def load_verified(target: str, step: int | None, map_location: Any, allow_suspec
 
 def _one(target: str, resolved: Target, holding: HoldingScanner, allow_suspect: bool, settings: Settings) -> Loadable:
     """A checkpoint, or the one file of it that was named; it is judged whole all the same."""
-    report = verify_target(target, settings, work=Work(scanner=holding.scan))
+    with incidents_of(settings) as incidents:
+        report = verify_target(target, settings, judged=incidents.judged, work=Work(scanner=holding.scan))
+    if len(report.checkpoints) != 1:
+        raise ChangedWhileReadError(f"{escape(target)} changed while it was read", key=target)
     (checked,) = report.checkpoints
     if not report.ok and not (allow_suspect and checked.outcome is Outcome.SUSPECT):
         raise _refusal(target, report, checked)
@@ -60,12 +64,14 @@ def _one(target: str, resolved: Target, holding: HoldingScanner, allow_suspect: 
     assert found is not None
     named = {normalise_url(target), os.path.realpath(target) if "://" not in target else target}
     files = {key: held for (url, key), held in holding.files.items() if url == storage.url}
-    alone = next((key for key in files if storage.path_of(key) in named), None)
-    if alone is None and found.path in files:
-        alone = found.path  # a file that a layout gives companions
-    if alone is not None:
-        return Loadable(name=target, layout="", files={alone: files[alone]}, alone=True)
-    return Loadable(name=target, layout=checked.layout, files={found.inside(k): held for k, held in files.items()})
+    if not files:  # it has become one of a run meanwhile, or another one
+        raise ChangedWhileReadError(f"{escape(target)} changed while it was read", key=target)
+    alone = next((key for key in files if storage.path_of(key) in named or key == found.path), None)
+    return Loadable(
+        layout=checked.layout,
+        files={found.inside(key): held for key, held in files.items()},
+        alone=None if alone is None else found.inside(alone),
+    )
 
 
 class _KnownGood:
@@ -88,9 +94,9 @@ class _KnownGood:
                 return None
             files = self._files_of(view, found)
             if files is not None:
-                self._held = {
-                    found.answer.path: Loadable(name=found.answer.path, layout=found.manifest.layout, files=files)
-                }
+                path, manifest = found.manifest.path, found.manifest
+                alone = path.rpartition("/")[2] if manifest.file(path) is not None else None
+                self._held = {found.answer.path: Loadable(layout=manifest.layout, files=files, alone=alone)}
                 return found
             wanted = msgspec.structs.replace(wanted, only=found.id)
         raise ChangedWhileReadError(f"{view.run.url} changed while it was read", key="")

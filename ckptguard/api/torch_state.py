@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +15,7 @@ import msgspec
 
 from ckptguard.api.held_bytes import HeldFile
 from ckptguard.errors import SettingsError, StateError
-from ckptguard.formats.dcp.chunks import chunk_name
+from ckptguard.formats.dcp.chunks import chunk_name, offsets_in
 from ckptguard.formats.structure import ChunkPlace
 from ckptguard.layouts.own import LAYOUT as OWN
 from ckptguard.layouts.own import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
@@ -27,12 +29,11 @@ _LONGEST_NAME = 500  # of a tensor of torch.distributed.checkpoint: longer ones 
 
 
 class Loadable(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was verified: its files by their names inside of it. `alone`: one file was asked for."""
+    """A checkpoint that was verified: its files by their names inside of it. `alone`: the file that stands for it."""
 
-    name: str
     layout: str
-    files: Mapping[str, HeldFile]
-    alone: bool = False
+    files: dict[str, HeldFile]
+    alone: str | None = None
 
 
 def device_of(map_location: Any) -> Any:
@@ -55,10 +56,9 @@ def device_of(map_location: Any) -> Any:
 
 def state_of(found: Loadable, device: Any) -> Any:
     """What `ckptguard.load` answers. StateError if a file cannot be loaded without running what it names."""
-    files = dict(found.files)
-    if len(files) == 1 and (found.alone or ("." in next(iter(files)) and found.layout == "file")):
-        ((name, held),) = files.items()
-        return _content(name, held, device)
+    files = found.files  # what is loaded is let go at once: memory holds one file twice, and no more
+    if found.alone is not None:
+        return _content(found.alone, files.pop(found.alone), device)
     if found.layout == OWN.name:
         return _own(files, device)
     return dict(_parts(files, device))
@@ -68,12 +68,14 @@ def _parts(files: dict[str, HeldFile], device: Any) -> Iterator[tuple[str, Any]]
     """The parts of a folder, by the names of their files without suffixes: the weights are "model"."""
     taken: set[str] = set()
     for name, content in _merged(files, device):
-        part = name.rpartition("/")[0] + "/" if "/" in name else ""
-        part += _stem(name)
-        if part in taken:
-            part = name  # model.safetensors beside pytorch_model.bin
-        taken.add(part)
-        yield part, content
+        folder, slash, file = name.rpartition("/")
+        parts = {folder + slash + _stem(file): content}
+        if file == ".metadata":
+            parts = {folder: content} if folder else content
+        for part, inner in parts.items():
+            unique = name if part in taken else part  # model.safetensors beside pytorch_model.bin
+            taken.add(unique)
+            yield unique, inner
 
 
 def _merged(files: dict[str, HeldFile], device: Any) -> Iterator[tuple[str, Any]]:
@@ -92,17 +94,24 @@ def _merged(files: dict[str, HeldFile], device: Any) -> Iterator[tuple[str, Any]
     for name in sorted(files):
         structure = files[name].scanned.structure
         if structure.format == "dcp_metadata":
-            yield name.rpartition("/")[0] or "distributed", _distributed(name, files, device)
+            if name.rpartition("/")[2] != ".metadata":
+                raise StateError(
+                    f"{escape(name)} describes what one rank saved by itself",
+                    hint="load it with torch, on as many ranks",
+                )
+            yield name, _distributed(name, files, device)
         elif structure.format == "trainer_state":
-            yield name, json.loads(bytes(files[name].data))
+            with _in_our_words(name):
+                content = json.loads(bytes(files[name].data))
+            yield name, content
         elif structure.format in _READERS and file_role(name) != "other":
             yield name, _content(name, files.pop(name), device)
-        elif structure.format in ("pickle", "npy", "npz"):
-            _log.warning("%s is no torch file and was not loaded", escape(name))
+        elif structure.format == "pickle":
+            _log.warning("%s is a pickle of its own, which can run code: it was not loaded", escape(name))
 
 
-def _stem(name: str) -> str:
-    stem = name.rpartition("/")[2].partition(".")[0]
+def _stem(file: str) -> str:
+    stem = file.partition(".")[0]
     return "model" if stem in _WEIGHTS else stem
 
 
@@ -121,6 +130,8 @@ def _safetensors(held: HeldFile, device: Any) -> dict[str, Any]:
     import torch
 
     structure, data = held.scanned.structure, memoryview(held.data)
+    if offsets_in(structure):
+        raise StateError("it holds pieces of tensors", hint="put them together by torch.distributed.checkpoint")
     state = {}
     for place in structure.tensors:
         dtype = getattr(torch, place.dtype, None)
@@ -136,19 +147,57 @@ def _safetensors(held: HeldFile, device: Any) -> dict[str, Any]:
 
 
 def _torch(held: HeldFile, device: Any) -> Any:
-    return _unpickled(bytes(held.data), device)
+    return _unpickled(memoryview(held.data), device)
 
 
-def _unpickled(data: bytes, device: Any) -> Any:
-    """What torch.load makes of bytes of its own; of anything but tensors and plain values only numpy's arrays."""
+def _numpy(held: HeldFile, device: Any) -> Any:
+    import numpy
+
+    found = numpy.load(io.BytesIO(held.data), allow_pickle=False)
+    return dict(found) if isinstance(found, numpy.lib.npyio.NpzFile) else found
+
+
+def _unpickled(data: memoryview, device: Any) -> Any:
+    """What torch.load makes of bytes of its own; of all else only numpy's arrays and namespaces."""
+    import argparse
+    import types
+
     import numpy
     import torch
 
     made: list[Any] = [numpy.empty(0).__reduce__()[0], numpy.float64(0).__reduce__()[0]]
     old = [(call, f"numpy.core.multiarray.{call.__name__}") for call in made]  # as numpy 1 called them
+    plain = [numpy.ndarray, numpy.dtype, argparse.Namespace, types.SimpleNamespace]
     kinds = [type(numpy.dtype(kind)) for kind in "?bhilqBHILQefdFDSU"]
-    with torch.serialization.safe_globals([*made, *old, numpy.ndarray, numpy.dtype, *kinds]):
-        return torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    with torch.serialization.safe_globals([*made, *old, *plain, *kinds]):
+        return torch.load(io.BufferedReader(_File(data)), map_location=device, weights_only=True)
+
+
+class _File(io.RawIOBase):
+    """Bytes in memory as an open file, without a copy of them."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: len(self._data)}[whence]
+        self._at = max(base + offset, 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
 
 
 def _distributed(metadata: str, files: Mapping[str, HeldFile], device: Any) -> dict[str, Any]:
@@ -168,7 +217,7 @@ def _distributed(metadata: str, files: Mapping[str, HeldFile], device: Any) -> d
             with _in_our_words(chunk_name(chunk)):
                 if len(chunk.name) > _LONGEST_NAME or chunk.packed:
                     raise StateError("it is compressed, or its name is too long")
-                piece = _unpickled(bytes(memoryview(held.data)[chunk.offset : chunk.offset + chunk.length]), "cpu")
+                piece = _unpickled(memoryview(held.data)[chunk.offset : chunk.offset + chunk.length], "cpu")
                 if not chunk.dtype:
                     state[chunk.name] = piece
                 else:
@@ -192,10 +241,10 @@ def _slices(chunk: ChunkPlace) -> tuple[slice, ...]:
 def _own(files: dict[str, HeldFile], device: Any) -> dict[str, Any]:
     """What a `TrainingGuard` saved: "model", "optimizer" and the rest as their state dicts, and "step"."""
     from ckptguard.training.content.tagged_json import decode_state, from_text
+    from ckptguard.training.saving.own_layout import STATE_FORMAT
 
     state = from_text(bytes(files[STATE_FILE].data))
-    version = state.pop("ckptguard_state", None)
-    if version != 1:
+    if state.pop("ckptguard_state", None) != STATE_FORMAT:
         raise StateError(f"{STATE_FILE} has a format that this version does not know", hint="upgrade ckptguard")
     found: dict[str, Any] = {}
     if MODEL_FILE not in files:  # of several ranks: each has a part of its own of "ranks"
@@ -222,10 +271,11 @@ def _in_our_words(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
+        hint = "torch.serialization.add_safe_globals allows what it names, if you know what that is"
         raise StateError(
             f"{escape(name)} is good, but torch does not load it: {escape(first[:300])}",
-            hint="torch.serialization.add_safe_globals allows what it names, if you know what that is",
+            hint=hint if isinstance(error, pickle.UnpicklingError) else None,
         ) from error
 
 
-_READERS = {"safetensors": _safetensors, "torch_zip": _torch, "torch_legacy": _torch}
+_READERS = {"safetensors": _safetensors, "torch_zip": _torch, "torch_legacy": _torch, "npz": _numpy, "npy": _numpy}

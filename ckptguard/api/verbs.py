@@ -50,14 +50,14 @@ def verify(
         reference: Another checkpoint, whose tensors, shapes and dtypes it must have.
         step: Of a run, only the checkpoint of this step.
         newest: Of a run, only this many of the newest checkpoints.
-        record: Whether a run's verdicts are written into its records. Of a stray file or folder nothing is.
+        record: Whether a run's verdicts are recorded, and a bad save is an incident. Of a stray file nothing is.
         settings: Settings for this call, such as ``{"allow_nonfinite": ["*.mask"]}``.
 
     Raises:
         NotFoundError: There is nothing to verify.
         SettingsError: A setting, `sums` or `reference` cannot be used.
     """
-    from ckptguard.api.report import as_report
+    from ckptguard.api.report import as_report, incidents_of
     from ckptguard.scan.scanners import scanner_of
     from ckptguard.verification.selection import Selection
     from ckptguard.verification.target import verify_target
@@ -71,8 +71,9 @@ def verify(
         reference=other,
     )
     chosen = settings_of(settings)
-    with scanner_of(chosen) as scanner:
-        return as_report(verify_target(place_of(target), chosen, what, work=_work(scanner=scanner)))
+    with incidents_of(chosen) as incidents, scanner_of(chosen) as scanner:
+        work = _work(scanner=scanner)
+        return as_report(verify_target(place_of(target), chosen, what, judged=incidents.judged, work=work), incidents)
 
 
 def known_good(
@@ -155,7 +156,7 @@ def checkpoints(run: Place, *, settings: Given = None) -> tuple[CheckpointState,
 def rollback(
     run: Place,
     *,
-    to: str | None = None,
+    to: Place | None = None,
     step: int | None = None,
     dry_run: bool = False,
     force: bool = False,
@@ -185,7 +186,8 @@ def rollback(
     if to is not None and step is not None:
         raise SettingsError("rollback takes to= or step=, not both")
     view = opened(run, settings)
-    id = None if to is None and step is None else known_good_of(view, to, _count(step, "step"))
+    named = None if to is None else place_of(to)
+    id = None if named is None and step is None else known_good_of(view, named, _count(step, "step"))
     back = GoBack(reason="rolled back from Python", to_id=id, dry_run=dry_run, force=force)
     return roll_back(view, back, work=_work())
 

@@ -179,7 +179,7 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
         _mark_kept(target.run, manifest)
     if occupant is not None and occupant.generation < id.generation:
         with contextlib.suppress(ObjectMissingError):
-            quarantine(target, manifest.path, reason=f"its run has saved step {id.step} anew", suspect=False)
+            quarantine(target, manifest.path, reason=f"its run has saved {manifest.path} anew", suspect=False)
     try:
         write_manifest(target.run, manifest)
     except BusyError as error:

@@ -70,8 +70,10 @@ def print_bisection(found: Bisection, top: int) -> None:
         outcomes = {stage.outcome.value for stage in found.stages}
         say("all are good" if outcomes == {"good"} else "none is bad, but not all are good")
         return
-    since = f"between step {found.last_good.step} and step {bad.step}" if found.last_good else f"by step {bad.step}"
-    say(f"It turned bad {since}.")
+    worst = f"{cell(bad.path)}{bad.id.nth_save if bad.id else ''}"
+    good = found.last_good
+    before = f"{cell(good.path)}{good.id.nth_save if good.id else ''}" if good else ""
+    say(f"It turned bad between {before} and {worst}." if good else f"It is bad from {worst} on.")
     if found.culprits:
         say("")
         many = len({c.file for c in found.culprits}) > 1

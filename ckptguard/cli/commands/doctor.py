@@ -26,7 +26,7 @@ CODES = (ExitCode.BAD, ExitCode.UNDECIDED, ExitCode.NOT_FOUND)
     "--seconds",
     type=click.FloatRange(1.0, 3600.0),
     metavar="SECONDS",
-    help="How long all probes together may take.  [default: 7.5]",
+    help="How long all probes together may take: 7.5 seconds unless you say more.",
 )
 @shared_options
 def command(url: str, seconds: float | None, shared: Shared) -> None:

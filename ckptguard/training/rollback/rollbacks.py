@@ -177,7 +177,7 @@ class Rollbacks:
         finally:
             timer.cancel()
         if back is not None:
-            _log.warning("%s has no good checkpoint left; %s came from %s", self._run.url, back.id, back.source)
+            _log.warning("%s has no good checkpoint left; %s came from %s", self._run.url, back.path, back.source)
         return back is not None
 
     def _find_and_load(self, decision: RollbackDecision, onset: int, reason: str) -> Loaded:

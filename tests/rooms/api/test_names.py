@@ -116,4 +116,4 @@ def test_the_reference_names_everything_that_is_public() -> None:
     for name in ckptguard.__all__:
         assert name in page or name == "__version__", name
     named = set(re.findall(r"`ckptguard\.([A-Za-z_]+)[`(]", page))
-    assert named - set(ckptguard.__all__) <= {"errors", "integrations", "testing", "__all__"}
+    assert named - set(ckptguard.__all__) <= {"errors", "integrations", "testing", "toml", "__all__"}

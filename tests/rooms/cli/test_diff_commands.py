@@ -113,7 +113,7 @@ def test_bisect_tells_the_story(invoke, turned):
     assert result.exit_code == 3
     lines = result.stdout.splitlines()
     assert [line.split("<- ")[1] for line in lines if "<-" in line] == ["last good", "first bad"]
-    assert "It turned bad between step 300 and step 400." in lines
+    assert "It turned bad between net-300.pt and net-400.pt." in lines
     assert any(line.split()[:2] == ["finite", "embed.weight"] for line in lines)
 
 
@@ -128,7 +128,7 @@ def test_bisect_of_a_run_that_never_was_well(invoke, root):
     torch.save({"w": torch.tensor([[1.0, float("inf")]])}, root / "net-1.pt")
     result = invoke("bisect", root)
     assert result.exit_code == 13
-    assert "It turned bad by step 1." in result.stdout
+    assert "It is bad from net-1.pt on." in result.stdout
     assert "1 +Inf of 2" in result.stdout
 
 

@@ -89,7 +89,8 @@ def _no_sums(evidence: Evidence) -> Iterator[Finding]:
         message = "this format has no checksum of its own: damage from before it was first read cannot be told"
     else:
         unknown = [f.entry.key for f in files if f.structure.format == "dcp_metadata" or _is_state(f)]
-        others = f"this and {len(unknown) - 1} more files" if len(unknown) > 1 else "this file"
+        rest = len(unknown) - 1
+        others = f"this and {rest} more file{'s' * (rest > 1)}" if rest > 0 else "this file"
         message = f"no checksum vouches for {others}: {UNSEEN_FLIPS}"
     if unknown:
         yield Finding("digests", Severity.NOTICE, message, unknown[0], count=len(unknown))

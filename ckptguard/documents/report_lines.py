@@ -111,6 +111,10 @@ def _what_to_do(report: Report, incident_of: str | None) -> list[str]:
                 said.setdefault("sums", f"to be sure of every bit: {sums}")
             elif check == "reading" and finding.message.startswith("the checksum file"):
                 said.setdefault("sums", f"mend or remove the checksum file, or {sums}")
+            elif severity == "error" and check == "digests" and finding.expected and report.kind != "run":
+                said.setdefault(
+                    check, "download what differs again; if it stays so, ask the publisher for the checksums"
+                )
             elif severity == "sickness" and not errors and check == "digests":
                 said.setdefault(check, "download it again; if you changed it yourself: remove its .cache/huggingface")
             elif severity == "sickness" and not errors and check == "schema":

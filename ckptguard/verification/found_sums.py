@@ -148,7 +148,7 @@ def _hub_record(storage: Storage, checkpoint: Checkpoint) -> Iterator[StatedSum]
     """What the hub stated of the files that were downloaded into this folder."""
     root = checkpoint.path.rpartition("/")[0] if checkpoint.path in checkpoint.files else checkpoint.path
     folder = f"{root}/{_HUB_RECORDS}".removeprefix("./").removeprefix("/")
-    for entry in checkpoint.entries:
+    for entry in checkpoint.entries if storage.root is not None else ():
         inside = entry.key.removeprefix(f"{root}/")
         try:
             with storage.open(f"{folder}/{inside}.metadata") as reader:

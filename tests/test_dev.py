@@ -70,6 +70,18 @@ def test_the_set_up_is_done_once(dev, monkeypatch, tmp_path):
     assert calls == [dev.TORCH, ".[test]"]
 
 
+def test_the_site_is_built_by_one_command(dev, monkeypatch):
+    """It is built strictly; what the documents repeat of the code is written first only where that is asked for."""
+    calls = []
+    monkeypatch.setattr(dev, "set_up", lambda *extras: calls.append(extras))
+    monkeypatch.setattr(dev, "run", lambda *command: calls.append(command[1:]) or 0)
+    build = ("-m", "zensical", "build", "--strict", "--clean")
+    assert dev.docs([]) == 0
+    assert calls == [("docs",), build]
+    assert dev.docs(["--refresh"]) == 0
+    assert calls[2:] == [("docs",), ("tests/docs/refresh.py",), build]
+
+
 def test_servers_are_installed_while_pip_works(dev, monkeypatch, tmp_path):
     """Once there is a venv, for making one would take them away; also where nothing else is left to do."""
     calls, servers = [], threading.Event()

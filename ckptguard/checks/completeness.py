@@ -57,7 +57,7 @@ def _nothing_held(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _means_weights(evidence: Evidence, file: ScannedFile) -> bool:
-    """Whether a whole file was to hold some: by its name, by its checkpoint's, which states a step, or by keys that
+    """True if a whole file was to hold some: by its name, by its checkpoint's, which states a step, or by keys that
     are for weights (of which another rank may have saved none). Settings and counters in a file of their own
     (``args_100.pt``) were not, nor what only happens to be named .bin, nor the state of an optimizer without any."""
     stated = file_role(file.entry.key)
@@ -116,7 +116,7 @@ def _against_seal(evidence: Evidence, sealed: Manifest) -> Iterator[Finding]:
 def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Finding]:
     """Files that the reference has, digits in names aside, and this checkpoint has not; and fewer RNG states: every
     rank writes its own, and which is the last of them nothing else may state."""
-    where, present = f"{reference.path} ({reference.id})", roles_present(evidence)
+    where, present = f"{reference.path}{reference.id.nth_save}", roles_present(evidence)
     now = Counter(_shape(evidence.checkpoint.inside(key)) for key in evidence.checkpoint.files)
     before: Counter[str] = Counter()
     for file in reference.files:
@@ -136,7 +136,7 @@ def _against_reference(evidence: Evidence, reference: Manifest) -> Iterator[Find
 
 
 def precedes(evidence: Evidence, reference: Manifest) -> bool:
-    """Whether the checkpoint is of an earlier step than its reference, which only the first ones of a run are."""
+    """True if the checkpoint is of an earlier step than its reference, which only the first ones of a run are."""
     own = numbers_of(evidence.checkpoint.step)
     return own != () and own < numbers_of(reference.step)
 

@@ -11,7 +11,7 @@ from ckptguard.formats import Leaf
 from ckptguard.layouts import Checkpoint, Gap
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
 from ckptguard.values.manifest import Manifest
-from ckptguard.values.verdict import Facts
+from ckptguard.values.verdict import Facts, Finding
 
 
 class ScannedTensor(NamedTuple):
@@ -26,13 +26,31 @@ class ScannedTensor(NamedTuple):
     numbers: Numbers | None
 
 
+class StatedSum(NamedTuple):
+    """A digest that `source` states for the whole of a file. `earlier`: the source was written before the file.
+    `doubtful`: such a source is not written again with the file, so a difference is a question."""
+
+    file: str
+    algorithm: str
+    digest: str
+    source: str
+    earlier: bool = False
+    doubtful: bool = False
+
+    def differs(self, scan: Scan) -> bool:
+        """Whether the file was scanned and has another digest."""
+        file = scan.file(self.file)
+        return file is not None and file.digest(self.algorithm) != self.digest
+
+
 class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a checkpoint besides its bytes. `sealed` is the manifest of this very generation (None at first
     sight). `reference` is the manifest that keys, shapes and dtypes should match; `must_match`: the user asked for it,
     and else a difference is a question. `previous` is that of the nearest lower step of the series that training went
     on from, whatever its outcome. Both come with the facts of their verdicts. `following` is the nearest one that its
     name puts behind it, if that is known. `in_run`: saved by the user's own training, as opposed to a stray file of
-    unknown origin."""
+    unknown origin. `expected_sums` come from the checksum files `sum_lists` and the like, `remarks` say what of those
+    could not be used. `vouched`: files whose digest something else states."""
 
     sealed: Manifest | None = None
     reference: Manifest | None = None
@@ -44,7 +62,10 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
     in_run: bool = True
     allow_nonfinite: tuple[str, ...] = ()
     trust_globals: tuple[str, ...] = ()
-    expected_sums: Mapping[str, tuple[str, str]] = {}  # file -> (algorithm, hex digest)
+    expected_sums: tuple[StatedSum, ...] = ()
+    sum_lists: tuple[str, ...] = ()
+    remarks: tuple[Finding, ...] = ()
+    vouched: frozenset[str] = frozenset()
 
 
 class Evidence(KnownFacts, frozen=True, kw_only=True):
@@ -58,7 +79,7 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
     placed_digests: Mapping[str, tuple[str | None, ...]] = {}
 
     def is_whole(self) -> bool:
-        """Whether every file that should be there is, and can be read. If not, findings of their own say so, and what
+        """True if every file that should be there is, and can be read. If not, findings of their own say so, and what
         is not found may well be in those."""
         present = set(self.checkpoint.files)
         broken = any(f.structure.problems or f.structure.truncated for f in self.scan.files)

@@ -72,6 +72,8 @@ def _non_finite(
     counts = ((numbers.nan, "NaN"), (numbers.posinf, "+Inf"), (numbers.neginf, "-Inf"))
     what = ", ".join(f"{n} {word}" for n, word in counts if n)
     message = f"{what} of {numbers.count} elements, the first at index {numbers.first_bad}"
+    if count == numbers.count and sum(n > 0 for n, _ in counts) == 1:
+        message = f"all {count} elements are {what.partition(' ')[2]}"
     severity = Severity.NOTICE
     if tensor.role not in _STATE_ROLES:
         message += "; it is no model or optimizer state"
@@ -89,7 +91,7 @@ def _non_finite(
 
 
 def _is_open_bound(name: str, numbers: Numbers) -> bool:
-    """Whether all of it is infinite and its name says so: constraints of Gaussian processes have such buffers."""
+    """True if all of it is infinite and its name says so: constraints of Gaussian processes have such buffers."""
     infinite = {"upper_bound": numbers.posinf, "lower_bound": numbers.neginf}
     return infinite.get(name.rpartition(".")[2], 0) == numbers.count
 

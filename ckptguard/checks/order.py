@@ -46,7 +46,7 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _was_saved_later(evidence: Evidence, other: Manifest) -> bool:
-    """Whether all of its files were written after those of a checkpoint that was sealed before it."""
+    """True if all of its files were written after those of a checkpoint that was sealed before it."""
     mine = [e.mtime_ns for e in evidence.checkpoint.entries]
     before = [f.mtime_ns for f in other.files]
     several = isinstance(evidence.checkpoint.step, tuple)
@@ -54,7 +54,7 @@ def _was_saved_later(evidence: Evidence, other: Manifest) -> bool:
 
 
 def began_anew(evidence: Evidence, earlier: Manifest) -> bool:
-    """Whether a counter inside says that training stood before an earlier save of it."""
+    """True if a counter inside says that training stood before an earlier save of it."""
     own, there = _finest_in_common(evidence, earlier)
     return own is not None and own.value < there
 

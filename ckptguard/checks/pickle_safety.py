@@ -108,10 +108,10 @@ def check_pickle_safety(evidence: Evidence) -> Iterator[Finding]:
 
 
 def is_allowed(name: str) -> bool:
-    """Whether a dotted global is on the allow-list."""
+    """True if a dotted global is on the allow-list."""
     return re.fullmatch(_ALLOWED, name) is not None
 
 
 def is_executor(name: str) -> bool:
-    """Whether a dotted global is a known way to run code."""
+    """True if a dotted global is a known way to run code."""
     return re.fullmatch(_EXECUTORS, name) is not None or re.fullmatch(_EXECUTING_MODULES, name) is not None

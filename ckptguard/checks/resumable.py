@@ -32,7 +32,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
         before = evidence.reference_facts.resumable
         lost = [r for r in before if r in _LOST_SILENTLY and r not in present and r not in filed]
         if lost:
-            where = f"{evidence.reference.path} ({evidence.reference.id})"
+            where = f"{evidence.reference.path}{evidence.reference.id.nth_save}"
             yield _finding(Severity.WARNING, f"a resume would start anew: {', '.join(lost)} (which {where} holds)")
     world = stated_world_size(evidence)
     if world is not None and any(_PARTITION.fullmatch(key) for key in evidence.checkpoint.files):
@@ -40,7 +40,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_of_a_training(evidence: Evidence, present: Set[str]) -> bool:
-    """Whether anybody would resume from it: the run had optimizer state before, or a trainer's files lie beside the
+    """True if anybody would resume from it: the run had optimizer state before, or a trainer's files lie beside the
     weights. A model that was downloaded is none to resume from."""
     before = (evidence.reference_facts, evidence.previous_facts)
     if any("optimizer" in facts.resumable for facts in before if facts is not None):

@@ -34,7 +34,7 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
         return
     moments = moments_present(evidence)
     what = "no weight and no optimizer moment" if moments else "no weight"
-    message = f"{what} changed since {before.path} ({before.id})"
+    message = f"{what} changed since {before.path}{before.id.nth_save}"
     reasons = list(_reasons(evidence))
     if moments and evidence.previous_facts is not None and evidence.previous_facts.stale:
         reasons.append("it is so for the second time in a row")
@@ -42,17 +42,17 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
 
 
 def is_stale(evidence: Evidence) -> bool:
-    """Whether weights and moments are those of the step before; never so without moments."""
+    """True if weights and moments are those of the step before; never so without moments."""
     return moments_present(evidence) and _unchanged(evidence)
 
 
 def moments_present(evidence: Evidence) -> bool:
-    """Whether the checkpoint holds optimizer moments, besides master weights."""
+    """True if the checkpoint holds optimizer moments, besides master weights."""
     return any(is_moment(t.role, t.name, t.dtype) for t in evidence.tensors() if t.span is not None)
 
 
 def is_moment(role: str, name: str, dtype: str) -> bool:
-    """Whether a tensor changes with every update, however small: no weight, and no counter or setting."""
+    """True if a tensor changes with every update, however small: no weight, and no counter or setting."""
     return role == "optimizer" and _is_compared(role, name, dtype) and not _MASTERS.fullmatch(name)
 
 
@@ -63,7 +63,7 @@ def skipped_steps(evidence: Evidence) -> int | None:
 
 
 def _unchanged(evidence: Evidence) -> bool:
-    """Whether every tensor that updates change is bit for bit in the previous checkpoint too, and none is new. Files do
+    """True if every tensor that updates change is bit for bit in the previous checkpoint too, and none is new. Files do
     not matter, only names: their names state steps, and shards may be cut anew."""
     before = Counter(
         (t.role, t.name, f.spans[t.span].blake3)

@@ -24,7 +24,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_place(self) -> bool:
-        """Whether it lies under its own name."""
+        """True if it lies under its own name."""
         return self.place == IN_PLACE
 
 

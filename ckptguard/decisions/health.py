@@ -139,7 +139,7 @@ class Diagnosis:
 
     @property
     def sick(self) -> bool:
-        """Whether training should go back."""
+        """True if training should go back."""
         return self.cause is not None
 
     @property
@@ -236,7 +236,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
         return now, now._diagnosis(signal, cause, reason, in_a_row)
 
     def wants_look(self, signal: Signal) -> bool:
-        """Whether the signal cannot be judged without reading the weights and buffers."""
+        """True if the signal cannot be judged without reading the weights and buffers."""
         return not signal.looked and _shows_harm(signal)
 
     def _was_skipped(self, signal: Signal) -> bool:

@@ -143,7 +143,7 @@ def order_words(step: Step) -> str:
 
 
 def may_be_newer(series: str, step: Step, known_good: CheckpointId) -> bool:
-    """Whether a checkpoint without a verdict may be newer than the known-good one, by names alone. What lies under a
+    """True if a checkpoint without a verdict may be newer than the known-good one, by names alone. What lies under a
     fixed name may always be."""
     if series == known_good.series:
         return step is None or numbers_of(step) > numbers_of(known_good.step)

@@ -15,7 +15,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def owes_bytes(newest: Kept, own: Kept | None, settings: Settings, *, saved_over: bool) -> bool:
-    """Whether the newest good one, a link, is to get them now; `own` is the newest good one that has them.
+    """True if the newest good one, a link, is to get them now; `own` is the newest good one that has them.
 
     Some good one always has them. That is the newest, except for large ones: there it may be behind by `copy_every`,
     until the first file of the run is seen to be saved over in place."""

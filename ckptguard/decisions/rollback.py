@@ -55,6 +55,16 @@ class RollbackPolicy:
             raise SettingsError(f"reset_scale {ours} must be a positive number, not {self.reset_scale}")
 
 
+def policy_of(given: RollbackPolicy | None) -> RollbackPolicy:
+    """The policy that a caller means: the default one for None. SettingsError for what is none."""
+    if given is None:
+        return RollbackPolicy()
+    if not isinstance(given, RollbackPolicy):
+        hint = "such as policy=ckptguard.RollbackPolicy(budget=5)"
+        raise SettingsError(f"policy must be a RollbackPolicy, not {given!r:.80}", hint=hint)
+    return given
+
+
 @dataclass(frozen=True, kw_only=True)
 class PastRollback:
     """One rollback that was made: when the sickness began, and to which step training went back."""
@@ -88,17 +98,17 @@ def decide(
     onset_step: int,
     save_every: int,
     possibly_since: int | None = None,
+    last: int | None = None,
 ) -> RollbackDecision:
     """The decision about one incident, given the rollbacks that this guard has made so far. `onset_step`: by this
-    update the harm was done; `possibly_since`: maybe by this earlier one."""
+    update the harm was done; `possibly_since`: maybe by this earlier one; `last`: by this one at the latest."""
     skip = policy.skip and cause not in REPLAYED_CAUSES
-    how = "skipping the batches in question" if skip else "replaying every batch"
     give_up = len(past) >= policy.budget
     asked = cause == "asked"
     repeats = 0 if asked else _repeats(past, onset_step, policy.near * save_every)
     if repeats and possibly_since is not None and possibly_since < onset_step:
         onset_step = possibly_since
-        how = "skipping every batch since the last clean look" if skip else how
+    how = f"skipping {_batches(onset_step, last)}" if skip else "replaying every batch"
     reason = how
     if repeats:
         far = "one checkpoint" if repeats == 1 else f"{repeats} checkpoints"
@@ -117,6 +127,13 @@ def decide(
         reset_scale=policy.reset_scale if cause == "loss_scale" else None,
         reason=reason,
     )
+
+
+def _batches(first: int, last: int | None) -> str:
+    """The batches of these updates, in words."""
+    if last is None or last <= first:
+        return f"the batch of update {first}"
+    return f"the batches of updates {first} to {last}"
 
 
 def choose_target(decision: RollbackDecision, good_before: GoodBefore, *, onset_step: int) -> int | None:

@@ -98,7 +98,7 @@ def folders_of_training(folder: str, series: Collection[str]) -> frozenset[str]:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether something lies in a folder, at any depth."""
+    """True if something lies in a folder, at any depth."""
     return not folder or path.startswith(folder + "/")
 
 
@@ -167,7 +167,7 @@ def next_save(known_good: Content, every: Iterable[SeriesNow]) -> int | None:
 
 
 def counts_further(content: Content, known_good: Content) -> bool:
-    """Whether a content says by itself that training was further than at the known-good one, whatever its name says."""
+    """True if a content says by itself that training was further than at the known-good one, whatever its name says."""
     kind = _common(content, known_good)
     return kind is not None and content.counters[kind] > known_good.counters[kind]
 
@@ -178,7 +178,7 @@ def _common(content: Content, known_good: Content) -> str | None:
 
 
 def is_newer(content: Content, known_good: Content, following: int | None) -> bool:
-    """Whether a content was saved after the known-good one. Of another series it is told by the finest counter that
+    """True if a content was saved after the known-good one. Of another series it is told by the finest counter that
     both have; where there is none, or only an equal epoch, by the order of saving: a save belongs to whichever is
     nearer in time, the known-good one or the one that followed it. In another folder what counts higher was saved later
     too, or it is of an earlier stage."""
@@ -199,7 +199,7 @@ def _saved_before(one: Content, other: Content) -> bool:
 
 
 def _above(content: Content, target: Content) -> bool:
-    """Whether something must go where this is gone back to: what was saved later, by its number or, where two names
+    """True if something must go where this is gone back to: what was saved later, by its number or, where two names
     state one, by the order of saving; or what lies where the target belongs."""
     if content.path == target.path:
         return not target.in_place
@@ -220,7 +220,7 @@ def _given_to(
 
 
 def _may_be_resumed(series: SeriesNow, lies: Content, known_good: Content) -> bool:
-    """Whether a trainer may resume from what a fixed name held: where the known-good holds an optimizer's state, only
+    """True if a trainer may resume from what a fixed name held: where the known-good holds an optimizer's state, only
     from what does. Without any, from what was good at some time: a dump of numbers never was."""
     last = series.last or lies
     return last.has_optimizer or (series.ever_good and not known_good.has_optimizer)

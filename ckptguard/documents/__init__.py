@@ -1,4 +1,4 @@
-"""The JSON documents that scripts rely on: how a result is turned into one, for the command line and the daemon.
+"""How results are said: the JSON documents that scripts rely on, and lines for people, for every door.
 
-`cli/DOCUMENTS.md` and `daemon/README.md` show one example of each; a test compares them key by key.
+`docs/reference/json.md` and `http.md` show one example of each; a test compares them key by key.
 """

@@ -37,7 +37,7 @@ def read(reader: Reader, path: str) -> Structure:
 
 
 def _is_plain_text(reader: Reader, size: int) -> bool:
-    """Whether it is a short text, such as the counters that SpeechBrain keeps beside weights (``counter.ckpt``)."""
+    """True if it is a short text, such as the counters that SpeechBrain keeps beside weights (``counter.ckpt``)."""
     if size > _LONGEST_TEXT:
         return False
     raw = reader.read(0, size)

@@ -53,7 +53,7 @@ def read_object(reader: Reader, most: int, *, allow_nan: bool = False) -> dict[s
 
 
 def _ends_early(error: json.JSONDecodeError) -> bool:
-    """Whether the parser ran out of text, perhaps in the middle of a word such as "false"."""
+    """True if the parser ran out of text, perhaps in the middle of a word such as "false"."""
     if error.msg.startswith("Extra data"):
         return False
     return error.msg.startswith("Unterminated string") or error.pos >= len(error.doc.rstrip()) - len("-Infinit")

@@ -14,7 +14,7 @@ from ckptguard.storage.protocol import Entry
 
 
 def is_count(value: object) -> bool:
-    """Whether it is a size or an offset that a file can have."""
+    """True if it is a size or an offset that a file can have."""
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -70,7 +70,7 @@ BYTES = ("uint8", "int8")
 
 
 def holds_bytes(tensor: TensorPlace) -> bool:
-    """Whether a tensor is a row of bytes, as which a file may be kept."""
+    """True if a tensor is a row of bytes, as which a file may be kept."""
     return tensor.dtype in BYTES and not tensor.strides and sum(size != 1 for size in tensor.shape) <= 1
 
 
@@ -141,7 +141,7 @@ class Structure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_broken(self) -> bool:
-        """Whether it is not whole, or cannot be read as its format."""
+        """True if it is not whole, or cannot be read as its format."""
         return any(not problem.doubt for problem in self.problems)
 
 

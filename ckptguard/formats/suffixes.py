@@ -31,6 +31,13 @@ _PROMISES_STATE = re.compile(r"model|optim|adapter|weight|lora|params|pytorch|co
 _NUMPY_STATE = re.compile(
     r"model|optim|adapter|weight|checkpoint|ckpt|lora|params|(?:^|[^a-z])(?:ema(?![a-z])|(?:step|iter|epoch)[-_=.]?\d)"
 )
+_ALGORITHM = r"(?:md5|sha-?(?:1|224|256|384|512)|blake(?:2b?|3))"
+_SIDECAR = re.compile(rf"(.+)\.(?:{_ALGORITHM}(?:sums?)?|(?:{_ALGORITHM}\.)?check_?sums?)(?:\.txt)?", re.IGNORECASE)
+_SUM_LIST = re.compile(
+    rf"(?:.*[._-])?(?:(?:{_ALGORITHM}|b[23])[_-]?sums?|check_?sums?)(?:\.txt|\.{_ALGORITHM})?|{_ALGORITHM}(?:\.txt)?"
+    r"|checklist\.chk",
+    re.IGNORECASE,
+)
 Rule = Callable[[str, bytes], bool]  # of a path and the file's first bytes
 
 
@@ -57,12 +64,12 @@ _derived: tuple[tuple[Format, ...], dict[tuple[str, ...], tuple[str, ...]]] = ((
 
 
 def has_tensor_suffix(path: str) -> bool:
-    """Whether files of this suffix usually hold tensors (training_args.bin has the suffix, but none)."""
+    """True if files of this suffix usually hold tensors (training_args.bin has the suffix, but none)."""
     return name_of(path).endswith(suffixes_of("tensors", "pieces"))
 
 
 def tensor_suffix(path: str) -> bool:
-    """Whether a checkpoint cannot do without a file of this name, judged by the name alone."""
+    """True if a checkpoint cannot do without a file of this name, judged by the name alone."""
     name = name_of(path)
     if name.endswith(suffixes_of("arrays")):
         return _NUMPY_STATE.search(name) is not None
@@ -70,23 +77,35 @@ def tensor_suffix(path: str) -> bool:
 
 
 def is_dcp_metadata(path: str) -> bool:
-    """Whether the name is that of what explains torch.distributed.checkpoint's ``.distcp`` files."""
+    """True if the name is that of what explains torch.distributed.checkpoint's ``.distcp`` files."""
     return _DCP_METADATA.fullmatch(name_of(path)) is not None
 
 
 def may_be_foreign(path: str) -> bool:
-    """Whether a name says nothing but ``.bin``, as token files and vocabularies do too."""
+    """True if a name says nothing but ``.bin``, as token files and vocabularies do too."""
     name = name_of(path)
     return name.endswith(".bin") and not _STATE_WORDS.search(name)
 
 
 def promises_state(path: str) -> bool:
-    """Whether a name says that the file holds weights or what an optimizer keeps: it is nothing else beside them."""
+    """True if a name says that the file holds weights or what an optimizer keeps: it is nothing else beside them."""
     return _PROMISES_STATE.search(name_of(path)) is not None
 
 
+def is_sum_list(path: str) -> bool:
+    """Whether a file's name says that it holds checksums: ``SHA256SUMS``, ``model.pt.md5``, ``checksums.txt``."""
+    name = path.rpartition("/")[2]
+    return _SUM_LIST.fullmatch(name) is not None or summed_file(name) is not None
+
+
+def summed_file(path: str) -> str | None:
+    """The name of the file whose checksum a file of this name holds (``model.pt`` of ``model.pt.md5``), or None."""
+    match = _SIDECAR.fullmatch(path.rpartition("/")[2])
+    return match[1] if match is not None else None
+
+
 def is_pickle_name(path: str) -> bool:
-    """Whether the name is that of a pickle."""
+    """True if the name is that of a pickle."""
     return name_of(path).endswith(suffixes_of("objects"))
 
 
@@ -130,12 +149,12 @@ def is_pickle(path: str, head: bytes) -> bool:
 
 
 def is_marked_pickle(head: bytes) -> bool:
-    """Whether bytes begin with the mark of a binary pickle."""
+    """True if bytes begin with the mark of a binary pickle."""
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
 def may_begin_file(head: bytes) -> bool:
-    """Whether bytes within a file may be one of their own: an archive, arrays, or a pickle of any protocol."""
+    """True if bytes within a file may be one of their own: an archive, arrays, or a pickle of any protocol."""
     if head.startswith((ZIP_MAGIC, NUMPY_MAGIC)) or is_marked_pickle(head) or is_safetensors(".pt", head):
         return True
     return head[:1] in _BEGIN_PICKLES and head != b""

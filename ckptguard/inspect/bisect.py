@@ -1,4 +1,4 @@
-"""Bisect: the last good checkpoint of a series against the first bad one, and which of its tensors went first."""
+"""Bisect: the last good checkpoint of a series against the first bad one, and what is wrong in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     """Where a series turned bad. `last_good` and `first_bad` are the newest such turn: a good one and the next bad
     one after it; of those in between nothing is known. Without a good one before it, `first_bad` is the first of all.
 
-    `culprits`: what is wrong in the first bad one, what went first at the top. `diff`: it against the newest good one
+    `culprits`: what is wrong in the first bad one. `diff`: it against the newest good one
     that is still there; None where the two cannot be compared, `notes` say why.
     """
 

@@ -213,7 +213,7 @@ class _Comparison:
 
 
 def _same_bytes(a: HeldTensor, b: HeldTensor) -> bool:
-    """Whether digests and places alone say that two tensors are equal."""
+    """True if digests and places alone say that two tensors are equal."""
     if a.place.shape != b.place.shape or a.place.dtype != b.place.dtype or a.digest is None or a.digest != b.digest:
         return False
     places = [(t.place.start, t.place.stop, t.place.strides, t.place.byte_order, t.length) for t in (a, b)]

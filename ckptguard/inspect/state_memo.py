@@ -225,7 +225,7 @@ class Glance:
         return self._row(id, files=files).judged
 
     def has_changed(self, id: CheckpointId, entries: Sequence[Entry]) -> bool:
-        """Whether there is a verdict on what was sealed under this id, and it is about other files than these."""
+        """True if there is a verdict on what was sealed under this id, and it is about other files than these."""
         row = self._row(id, files=False)
         if row.sealed is None or row.judged is None:
             return False
@@ -315,7 +315,7 @@ def _heaviest_reason(verdict: Verdict) -> str:
 
 
 def _is_told_apart(entry: Entry) -> bool:
-    """Whether a record that is made anew under the same name will look different to storage."""
+    """True if a record that is made anew under the same name will look different to storage."""
     if entry.etag or entry.inode is not None:
         return True
     if entry.mtime_ns is None:

@@ -89,7 +89,7 @@ def keep_checkpoint(
 
 
 def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
-    """Whether what was copied is what was listed: links are the very files, whatever lies there by now; of other
+    """True if what was copied is what was listed: links are the very files, whatever lies there by now; of other
     copies the sources have not changed."""
     entries = (find_entry(view.run.records, copy.key(file)) for file in copy.files)
     kept = [entry.signature if entry is not None else None for entry in entries]
@@ -102,7 +102,7 @@ def _is_as_listed(view: RunView, copy: KeptCopy) -> bool:
 
 
 def is_saved_over(view: RunView, checkpoint: Checkpoint) -> bool:
-    """Whether this path was seen to be saved over in place: one of its files was written again through its inode."""
+    """True if this path was seen to be saved over in place: one of its files was written again through its inode."""
     history = view.history
     waiting = [c for c in view.waiting_copies(checkpoint.series) if c.path == checkpoint.path]
     sealed = (history.manifest(id) for id in history.generations(checkpoint.series, checkpoint.step)[-2:])
@@ -112,7 +112,7 @@ def is_saved_over(view: RunView, checkpoint: Checkpoint) -> bool:
 
 
 def _clones_are_copies(storage: Storage, records_prefix: str, folder: str) -> bool:
-    """Whether the storage is known to have no reflinks, tried with a small record of ours."""
+    """True if the storage is known to have no reflinks, tried with a small record of ours."""
     if storage.root is None:
         return False
     sample = f"{records_prefix}{folder}/.tmp-sample"
@@ -143,7 +143,7 @@ def put_aside(run: Run, copy: KeptCopy) -> None:
 
 
 def shares_place(run: Run, copy: KeptCopy, files: Iterable[str]) -> bool:
-    """Whether these files of a kept copy are hard links to those in place: the same bytes, and the same damage."""
+    """True if these files of a kept copy are hard links to those in place: the same bytes, and the same damage."""
     return copy.how == "link" and all(_is_linked(run, copy, file) for file in files)
 
 

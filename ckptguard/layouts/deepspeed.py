@@ -23,7 +23,7 @@ _MOST_NAMED = 20
 
 
 def is_state_of_rank(name: str) -> bool:
-    """Whether a file's name is that of model or optimizer states."""
+    """True if a file's name is that of model or optimizer states."""
     return (MODEL_STATES.fullmatch(name) or OPTIM_STATES.fullmatch(name)) is not None
 
 

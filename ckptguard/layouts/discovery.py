@@ -24,7 +24,7 @@ _FINAL_BESIDE = ("config.json", "generation_config.json", "adapter_config.json",
 
 
 def enter(key: str) -> bool:
-    """Whether a listing of a run goes into this folder: not into our records, temporaries or hidden folders, and not
+    """True if a listing of a run goes into this folder: not into our records, temporaries or hidden folders, and not
     into a hub cache, whose models are nobody's saves."""
     name = key.rpartition("/")[2]
     if _IN_HUB_CACHE.fullmatch(key):
@@ -105,7 +105,7 @@ class _Tree:
         return {path: row for path, row in roots.items() if not self._is_piece(path, roots)}
 
     def _is_piece(self, path: str, roots: dict[str, Layout]) -> bool:
-        """Whether a folder inside a checkpoint is a piece of it instead of a checkpoint nested in it."""
+        """True if a folder inside a checkpoint is a piece of it instead of a checkpoint nested in it."""
         above = [p for p in _upwards(path)[1:] if p in roots]
         uncounted = bool(above) and not counts_steps(path.rpartition("/")[2])
         return uncounted or any(roots[p].pieces(path[len(p) + 1 :]) for p in above)

@@ -15,12 +15,12 @@ _FSDP = re.compile(r"(?:pytorch_model_fsdp|optimizer)_\d+")
 
 
 def has_engine_states(checkpoint: Checkpoint) -> bool:
-    """Whether weights lie in a DeepSpeed or FSDP folder inside."""
+    """True if weights lie in a DeepSpeed or FSDP folder inside."""
     return bool(_deepspeed_folders(checkpoint)) or any(f.startswith("pytorch_model") for f in _fsdp_folders(checkpoint))
 
 
 def optimizer_there(checkpoint: Checkpoint) -> bool:
-    """Whether optimizer state lies in a file of its own, or in a DeepSpeed or FSDP folder inside."""
+    """True if optimizer state lies in a file of its own, or in a DeepSpeed or FSDP folder inside."""
     own = any(tensor_suffix(key) and file_role(key) == "optimizer" for key in checkpoint.files)
     return own or bool(_deepspeed_folders(checkpoint)) or any(f.startswith("optim") for f in _fsdp_folders(checkpoint))
 

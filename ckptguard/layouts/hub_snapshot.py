@@ -54,7 +54,7 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def _are_other_weights(key: str) -> bool:
-    """Whether nobody misses safetensors beside a file of this name."""
+    """True if nobody misses safetensors beside a file of this name."""
     return key.endswith(suffixes_of("arrays", "objects", "pieces")) or _FOREIGN_WEIGHTS.fullmatch(key) is not None
 
 

@@ -27,19 +27,19 @@ def _gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
 
 
 def holds_state(key: str) -> bool:
-    """Whether a file, by its name, carries weights or optimizer state (not merely RNG, scheduler or arguments)."""
+    """True if a file, by its name, carries weights or optimizer state (not merely RNG, scheduler or arguments)."""
     return tensor_suffix(key) and file_role(key) in ("model", "optimizer", "ema", "")
 
 
 def holds_weights(key: str) -> bool:
-    """Whether a file by itself, by its name, carries weights: in any folder, under any name that states nothing
+    """True if a file by itself, by its name, carries weights: in any folder, under any name that states nothing
     else (``unet/diffusion_pytorch_model.safetensors``, ``mm_projector.bin``)."""
     by_itself = not key.endswith(".distcp") and not is_dcp_metadata(key)  # those are pieces of something
     return by_itself and tensor_suffix(key) and file_role(key) in ("model", "")
 
 
 def is_loose(file_name: str, around: Collection[str] = ()) -> bool:
-    """Whether a tensor file is a checkpoint of its own: it is no shard, and its name states a step, or which of
+    """True if a tensor file is a checkpoint of its own: it is no shard, and its name states a step, or which of
     several it is (``last.ckpt``, ``best.pt``). `around` are the names beside it."""
     stated = step_from_name(file_name, around) is not None or bool(_ALONE.fullmatch(file_name))
     return stated and holds_state(file_name)

@@ -25,7 +25,7 @@ _MODEL = re.compile(r"((?:model|pytorch_model))_(\d+)(\.(?:safetensors|bin))")
 
 
 def is_part(name: str, around: Collection[str] = ()) -> bool:
-    """Whether a name's digits name a shard or a rank instead of a step. `around` are the names beside it:
+    """True if a name's digits name a shard or a rank instead of a step. `around` are the names beside it:
     ``model_1.safetensors`` is Accelerate's second model where ``model.safetensors`` is there too, else a save."""
     if _PART.search(name) is not None:
         return True
@@ -56,7 +56,7 @@ def step_from_name(name: str, around: Collection[str] = ()) -> Step:
 
 
 def counts_steps(name: str) -> bool:
-    """Whether a name says by a word what it counts (``step_5``, ``checkpoint-5``, ``epoch_5``), or is a bare number;
+    """True if a name says by a word what it counts (``step_5``, ``checkpoint-5``, ``epoch_5``), or is a bare number;
     a number at the end of another word (``lora-8``) may be anything."""
     if is_part(name):
         return False
@@ -64,7 +64,7 @@ def counts_steps(name: str) -> bool:
 
 
 def counts_by_word(name: str) -> bool:
-    """Whether a name says by a word what it counts."""
+    """True if a name says by a word what it counts."""
     return not is_part(name) and (_STEP.search(name) is not None or _COUNTED.search(name) is not None)
 
 

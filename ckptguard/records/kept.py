@@ -30,12 +30,12 @@ class KeptCopy(PlaceMark, frozen=True, kw_only=True):
     read_at: tuple[int | None, ...] = ()  # the mtimes of its files, once these were read and right; None: of no use
 
     def lies_in(self, entries: Iterable[Entry]) -> bool:
-        """Whether these entries of a listing hold every file that was copied, as it was then; others may be there."""
+        """True if these entries of a listing hold every file that was copied, as it was then; others may be there."""
         there = {e.key: e.signature for e in entries}
         return all(there.get(file) == source for file, source in zip(self.files, self.sources, strict=False))
 
     def is_of(self, entries: Sequence[Entry]) -> bool:
-        """Whether these entries are of exactly the files that were copied, as they were then."""
+        """True if these entries are of exactly the files that were copied, as they were then."""
         return len(entries) == len(self.files) and self.lies_in(entries)
 
     def key(self, file: str) -> str:

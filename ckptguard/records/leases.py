@@ -90,7 +90,7 @@ def take(run: Run, lease: Lease) -> bool:
 
 
 def holds(run: Run, lease: Lease) -> bool:
-    """Whether it is still there, and not another one in its place. CouldNotTellError."""
+    """True if it is still there, and not another one in its place. CouldNotTellError."""
     found = read_parsed(run, lease.key, Lease, "a lease")
     return found is not None and found.token == lease.token
 
@@ -109,14 +109,14 @@ def release(run: Run, lease: Lease) -> None:
 
 
 def surely_gone(run: Run, lease: Lease) -> bool:
-    """Whether its owner is known to be at it no more: asked for where that can be, else past `until` or long silent."""
+    """True if its owner is known to be at it no more: asked for where that can be, else past `until` or long silent."""
     if is_here(lease.owner):
         return has_ended(lease.owner)
     return is_past(run, lease) or _is_silent(run, lease)
 
 
 def is_past(run: Run, lease: Lease) -> bool:
-    """Whether its `until` has come, and it lasted as long by a clock that nobody sets. That is its machine's, or this
+    """True if its `until` has come, and it lasted as long by a clock that nobody sets. That is its machine's, or this
     one's since it saw the lease first. What does not say how long it lasts ends at `until`."""
     since, until = seconds_of(lease.since), seconds_of(lease.until or "")
     if until is None or until >= time.time():

@@ -35,7 +35,7 @@ def series_names(run: Run, series: str, *, known: Collection[str] = ()) -> list[
 
 
 def is_about(verdict: Verdict, manifest: Manifest | None, *, sealed: bool) -> bool:
-    """Whether a verdict is one on what was sealed here, and not a copy of another run's. `sealed`: a manifest is there,
+    """True if a verdict is one on what was sealed here, and not a copy of another run's. `sealed`: a manifest is there,
     if one that cannot be read. A verdict of an older version does not say what it is about."""
     if not verdict.manifest:
         return True

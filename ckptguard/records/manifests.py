@@ -91,7 +91,7 @@ def checked_metrics(given: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def is_metric_name(name: str) -> bool:
-    """Whether a name can be recorded."""
+    """True if a name can be recorded."""
     return 1 <= len(name) <= _LONGEST_NAME and not any("\ud800" <= c <= "\udfff" for c in name)
 
 

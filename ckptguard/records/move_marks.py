@@ -39,7 +39,7 @@ class Mark(PlaceMark, frozen=True, kw_only=True):
     signature: tuple[tuple[str, int, int | None, int | None, str | None], ...]
 
     def is_of(self, id: CheckpointId) -> bool:
-        """Whether it speaks of this generation, and of paths that stay in the run and out of the records."""
+        """True if it speaks of this generation, and of paths that stay in the run and out of the records."""
         paths = (*self.files, *(key for key, *_ in self.signature), *(() if self.path == "." else (self.path,)))
         safe = all(is_safe_path(path) and path.split("/")[0] != RECORDS_FOLDER for path in paths)
         return safe and self.id == id

@@ -61,7 +61,7 @@ def list_pins(run: Run) -> list[Pin]:
 
 
 def counts(run: Run, pin: Pin) -> bool:
-    """Whether a pin holds: its time has not passed, or, if it is in use, its owner may still live."""
+    """True if a pin holds: its time has not passed, or, if it is in use, its owner may still live."""
     return not (surely_gone(run, pin) if pin.reason == IN_USE else is_past(run, pin))
 
 

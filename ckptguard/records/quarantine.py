@@ -30,7 +30,7 @@ def mark_moved(run: Run, mark: Quarantined) -> None:
 
 
 def was_moved(run: Run, mark: Quarantined) -> bool:
-    """Whether the move was finished."""
+    """True if the move was finished."""
     return read_record(run, mark.folder + ".moved") is not None
 
 

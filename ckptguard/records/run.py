@@ -141,7 +141,7 @@ def _refuse_counted_folder(run: Run) -> None:
 
 
 def has_records(run: Run) -> bool:
-    """Whether ckptguard ever wrote records for this run."""
+    """True if ckptguard ever wrote records for this run."""
     return read_record(run, FORMAT_KEY) is not None
 
 
@@ -208,7 +208,7 @@ def record_names(run: Run, folder: str) -> list[str]:
 
 
 def has_content(run: Run, key: str) -> bool:
-    """Whether a record is there and not empty: only a broken write leaves empty ones."""
+    """True if a record is there and not empty: only a broken write leaves empty ones."""
     entry = find_entry(run.records, key)
     return entry is not None and entry.kind == "file" and entry.size > 0
 

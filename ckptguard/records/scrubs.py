@@ -39,7 +39,7 @@ class Scrub(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left to be read."""
+        """True if nothing is left to be read."""
         return self.done >= self.files
 
     @property

@@ -43,7 +43,7 @@ def mark_taken(run: Run, mark: Trashed) -> None:
 
 
 def is_taken(run: Run, mark: Trashed) -> bool:
-    """Whether its place counts no more."""
+    """True if its place counts no more."""
     found = find_entry(run.records, mark.folder + ".taken")
     return found is not None and found.kind == "file"
 

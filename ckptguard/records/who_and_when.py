@@ -54,13 +54,13 @@ def this_process() -> Owner:
 
 
 def is_here(owner: Owner) -> bool:
-    """Whether it can be told if the process is gone: it is one of this start of this machine, and of this container."""
+    """True if it can be told if the process is gone: it is one of this start of this machine, and of this container."""
     here = (owner.host, owner.boot_id) == this_host() and owner.namespace == _namespace()
     return here and owner.boot_id != "" and 0 < owner.pid < 2**31
 
 
 def has_ended(owner: Owner) -> bool:
-    """Whether the process is known to be gone. False where that cannot be told: it is not `is_here`."""
+    """True if the process is known to be gone. False where that cannot be told: it is not `is_here`."""
     if not is_here(owner):
         return False
     try:

@@ -103,7 +103,7 @@ class RollbackScope:
         )
 
     def _counts(self, checkpoint: Checkpoint, good: tuple[Content, ...]) -> bool:
-        """Whether it may have to go, or a pointer from it. What has a lower number than what its series goes back to
+        """True if it may have to go, or a pointer from it. What has a lower number than what its series goes back to
         stays."""
         own = checkpoint.series == self.known_good.id.series
         target = self.known_good if own else next((c for c in good if not self.is_newer(c)), None)

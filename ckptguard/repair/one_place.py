@@ -183,7 +183,7 @@ def _damaged(storage: Storage, manifest: Manifest, prefix: str = "") -> list[Dam
 
 
 def _is_still(repair: Repair, checkpoint: Checkpoint, wanted: CheckpointId, *, damaged: bool) -> bool:
-    """Whether the wanted generation lies in place, and no new save. BusyError while it is being saved again."""
+    """True if the wanted generation lies in place, and no new save. BusyError while it is being saved again."""
     checked = _verify(repair, checkpoint, Verification(md5=False, record=not repair.dry_run, resave=Resave.WAIT))
     same = checked.id == wanted
     if damaged and same and checked.outcome is Outcome.BAD:
@@ -319,7 +319,7 @@ def record_kept_damage(
 
 
 def _in_place(view: RunView, manifest: Manifest) -> bool:
-    """Whether the place is where this generation lies, as far as records and sizes tell."""
+    """True if the place is where this generation lies, as far as records and sizes tell."""
     id, history = manifest.id, view.history
     verdict = history.verdict(id)
     if verdict is None or verdict.place_damaged or history.current_if_readable(id.series, id.step, manifest.path) != id:

@@ -36,7 +36,7 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def still_bad(self) -> bool:
-        """Whether a checkpoint that was looked at is bad all the same."""
+        """True if a checkpoint that was looked at is bad all the same."""
         return any(one.outcome is Outcome.BAD for one in self.checked)
 
 

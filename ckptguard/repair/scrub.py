@@ -29,7 +29,8 @@ from ckptguard.records.scrubs import (
 )
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.repair.one_place import record_kept_damage
-from ckptguard.reporting.notify import Event, incident_event, news_in, verdict_event
+from ckptguard.reporting.channels import Event
+from ckptguard.reporting.events import incident_event, news_in, verdict_event
 from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
@@ -74,7 +75,7 @@ class Subset(msgspec.Struct, frozen=True):
     of: int
 
     def holds(self, due: Due) -> bool:
-        """Whether a generation is in this part."""
+        """True if a generation is in this part."""
         digest = hashlib.sha256(f"{due.id.series}/{due.id}".encode("utf-8", "surrogateescape")).digest()
         return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
 
@@ -261,7 +262,7 @@ def _manifest(this: _Scrub, due: Due) -> Manifest:
 
 
 def _is_current(view: RunView, due: Due, manifest: Manifest) -> bool:
-    """Whether this generation should lie in place. Of the newest one of its step no other manifest is read for it."""
+    """True if this generation should lie in place. Of the newest one of its step no other manifest is read for it."""
     history, id = view.history, due.id
     newest = history.generations(id.series, id.step)[-1:] == [id] and not history.is_quarantined(id)
     return (newest and manifest.path == due.path) or history.current(id.series, id.step, due.path) == id

@@ -69,7 +69,7 @@ def _read_back(source: Run, target: Run) -> None:
 
 
 def _is_empty(view: RunView) -> bool:
-    """Whether there is neither a checkpoint in place nor one on record."""
+    """True if there is neither a checkpoint in place nor one on record."""
     if list_records(view.run, LEDGER, recursive=True) or list_records(view.run, MANIFESTS, recursive=True):
         return False
     try:

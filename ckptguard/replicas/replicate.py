@@ -213,14 +213,14 @@ def _standing(target: RunView, wanted: Sequence[Candidate]) -> tuple[int, Checkp
 
 
 def _is_there(target: RunView, candidate: Candidate, arrived: set[CheckpointId]) -> bool:
-    """Whether nothing is to be sent; what is there for good is noted in `arrived`."""
+    """True if nothing is to be sent; what is there for good is noted in `arrived`."""
     if candidate.id not in arrived and has_arrived(target, candidate) and not _is_lost(target, candidate):
         arrived.add(candidate.id)
     return candidate.id in arrived
 
 
 def _is_lost(target: RunView, candidate: Candidate) -> bool:
-    """Whether a replica holds a checkpoint by its records only: its files are damaged, gone or not those that were read
+    """True if a replica holds a checkpoint by its records only: its files are damaged, gone or not those that were read
     there, and nobody pruned it."""
     run, verdict = target.run, target.history.verdict(candidate.id)
     if verdict is None or verdict.outcome is not Outcome.GOOD:
@@ -233,7 +233,7 @@ def _is_lost(target: RunView, candidate: Candidate) -> bool:
 
 
 def _is_gone(view: RunView, candidate: Candidate) -> bool:
-    """Whether retention, or the trainer, has removed the whole of a checkpoint since it was looked for."""
+    """True if retention, or the trainer, has removed the whole of a checkpoint since it was looked for."""
     id = candidate.id
     try:
         view.refresh(id.series)
@@ -308,12 +308,12 @@ Choose = Callable[[RunView, Wanted], Candidate | None]  # the best known-good ch
 
 
 def known_bad(history: History, id: CheckpointId) -> bool:
-    """Whether a run has a verdict on this content, and not a good one."""
+    """True if a run has a verdict on this content, and not a good one."""
     return history.has_verdict(id) and not is_good(history, id)
 
 
 def has_newest(history: History, id: CheckpointId, wanted: Wanted = ANY) -> bool:
-    """Whether no newer checkpoint than this one is on record as good, among those that may be taken."""
+    """True if no newer checkpoint than this one is on record as good, among those that may be taken."""
     newest: dict[str, CheckpointId] = {}
     for other in ranked_candidates(history, wanted):
         if other.series not in newest and (other == id or is_good(history, other)):

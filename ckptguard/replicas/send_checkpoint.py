@@ -130,7 +130,7 @@ def send_checkpoint(source: RunView, target: RunView, candidate: Candidate, *, w
 
 
 def has_arrived(target: RunView, candidate: Candidate) -> bool:
-    """Whether the target has a verdict on this very checkpoint. CouldNotTellError if it has another of the same id."""
+    """True if the target has a verdict on this very checkpoint. CouldNotTellError if it has another of the same id."""
     return manifest_there(target, candidate) is not None and target.history.verdict(candidate.id) is not None
 
 
@@ -179,7 +179,7 @@ def _commit(sending: Sending, *, aside: bool, occupant: CheckpointId | None) -> 
         _mark_kept(target.run, manifest)
     if occupant is not None and occupant.generation < id.generation:
         with contextlib.suppress(ObjectMissingError):
-            quarantine(target, manifest.path, reason=f"its run has saved step {id.step} anew", suspect=False)
+            quarantine(target, manifest.path, reason=f"its run has saved {manifest.path} anew", suspect=False)
     try:
         write_manifest(target.run, manifest)
     except BusyError as error:

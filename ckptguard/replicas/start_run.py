@@ -141,7 +141,7 @@ def _send_first_whole(replica: RunView, target: RunView, wanted: Wanted, work: W
 
 
 def _is_good(replica: RunView, id: CheckpointId) -> bool:
-    """Whether a generation may be sent, by its name alone where that says so: its records come with it then."""
+    """True if a generation may be sent, by its name alone where that says so: its records come with it then."""
     standing = replica.history.standings(id.series).get(id)
     return (standing is not None and standing.outcome is Outcome.GOOD) or replica.is_good(id)
 

@@ -85,7 +85,7 @@ def throw_away(run: Run, checkpoint: Checkpoint, id: CheckpointId) -> bool:
 
 
 def moves_files(run: Run) -> bool:
-    """Whether a checkpoint can be moved to the trash by rename."""
+    """True if a checkpoint can be moved to the trash by rename."""
     if run.storage.root is None or run.records.root is None:
         return False
     return os.stat(run.storage.root).st_dev == os.stat(run.records.root).st_dev
@@ -134,7 +134,7 @@ def delete_for_good(run: Run, mark: Trashed) -> None:
 
 
 def _is_saved_anew(run: Run, mark: Trashed) -> bool:
-    """Whether other files lie in place under its names: a newer save, which may still be using some of the old ones."""
+    """True if other files lie in place under its names: a newer save, which may still be using some of the old ones."""
     now = ((tuple(signature), find_entry(run.storage, key)) for key, *signature in mark.signature)
     return any(entry is not None and entry.signature != signature for signature, entry in now)
 
@@ -210,7 +210,7 @@ def _damaged(run: Run) -> list[tuple[str, CheckpointId]]:
 
 
 def _has_no_use(view: RunView, place: str, id: CheckpointId) -> bool:
-    """Whether the checkpoint is good without these bytes, and was seen whole since they were put aside."""
+    """True if the checkpoint is good without these bytes, and was seen whole since they were put aside."""
     standing = view.history.standings(id.series).get(id)
     if standing is None or standing.outcome is not Outcome.GOOD or read_set_aside(view.run, id) is not None:
         return False

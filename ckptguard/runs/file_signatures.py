@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def looks_as_read(entries: Iterable[Entry], sealed: Sealed, verdict: Judged | None = None) -> bool:
-    """Whether all that storage tells of the sealed files is as it was when their bytes were read: when they were
+    """True if all that storage tells of the sealed files is as it was when their bytes were read: when they were
     sealed, or for this verdict. Other files may be beside them. A verdict of damage is about what it saw alone."""
     wanted = {f.path for f in sealed.files}
     there = {e.key: e for e in entries if e.kind == "file" and e.key in wanted}
@@ -41,7 +41,7 @@ def _are_as(known: Iterable[Seen], there: dict[str, Entry]) -> bool:
 
 
 def _is_as(size: int, told: Iterable[int | str | None], entry: Entry) -> bool:
-    """Whether size, and all else that was known then and is told now, is equal. It must be something, if anything is
+    """True if size, and all else that was known then and is told now, is equal. It must be something, if anything is
     known or told."""
     pairs = list(zip(told, (entry.mtime_ns, entry.inode, entry.etag), strict=True))
     both = [pair for pair in pairs if None not in pair]
@@ -50,7 +50,7 @@ def _is_as(size: int, told: Iterable[int | str | None], entry: Entry) -> bool:
 
 
 def is_same_file(listed: Entry, opened: Entry, *, local: bool) -> bool:
-    """Whether the file that was opened is the listed one, by all that storage tells. A store may state a time otherwise
+    """True if the file that was opened is the listed one, by all that storage tells. A store may state a time otherwise
     in a listing: there a tag says more."""
     if local:
         return listed.signature == opened.signature
@@ -61,7 +61,7 @@ def is_same_file(listed: Entry, opened: Entry, *, local: bool) -> bool:
 
 
 def is_new(sealed: File, entry: Entry | None) -> bool:
-    """Whether the storage says that a file was written again since it was sealed (or is gone). A copy that kept its
+    """True if the storage says that a file was written again since it was sealed (or is gone). A copy that kept its
     time has another inode, but nobody saved it again. What has neither on record cannot be told to be new."""
     if entry is None:
         return True
@@ -72,7 +72,7 @@ def is_new(sealed: File, entry: Entry | None) -> bool:
 
 
 def saved_over(before: Iterable[Seen], now: Iterable[Entry]) -> bool:
-    """Whether a file was written again through its inode since: by then every hard link to it had changed, too."""
+    """True if a file was written again through its inode since: by then every hard link to it had changed, too."""
     known = {path: (inode, size, mtime_ns) for path, size, mtime_ns, inode, _ in before if inode is not None}
     there = ((known.get(e.key), (e.inode, e.size, e.mtime_ns)) for e in now)
     return any(was is not None and was[0] == is_[0] and was != is_ for was, is_ in there)
@@ -84,6 +84,6 @@ def seen_when_sealed(manifest: Manifest) -> list[Seen]:
 
 
 def all_there(storage: Storage, files: Iterable[File]) -> bool:
-    """Whether all of these files are there now, with their sizes."""
+    """True if all of these files are there now, with their sizes."""
     now = ((find_entry(storage, file.path), file) for file in files)
     return all(entry is not None and entry.size == file.size for entry, file in now)

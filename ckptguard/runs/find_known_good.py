@@ -15,7 +15,7 @@ from ckptguard.decisions.known_good import NUMBER_IN_NAME, Standpoint, choose_kn
 from ckptguard.errors import CouldNotTellError, NoKnownGoodError
 from ckptguard.records.kept import KeptCopy, read_kept
 from ckptguard.records.names_by_step import ListedSteps, list_steps
-from ckptguard.records.run import Run
+from ckptguard.records.run import Run, has_records
 from ckptguard.records.trash import list_trashed
 from ckptguard.runs.file_signatures import looks_as_read
 from ckptguard.runs.history import History, histories_by_step, load_history
@@ -87,16 +87,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     sure: bool = False
 
     def may_be(self, id: CheckpointId) -> bool:
-        """Whether it may be one of them, by its id alone."""
+        """True if it may be one of them, by its id alone."""
         in_time = self.before_step is None or id.number is None or id.number < self.before_step
         return in_time and self.step in (None, id.number if id.number is not None else self.step)
 
     def is_of(self, series: str) -> bool:
-        """Whether it may be one of this series."""
+        """True if it may be one of this series."""
         return self.series in (None, series) and (self.folders is None or folder_of(series) in self.folders)
 
     def includes(self, manifest: Manifest) -> bool:
-        """Whether it is one of them, if its id may be."""
+        """True if it is one of them, if its id may be."""
         if manifest.id.number is not None or (self.before_step is None and self.step is None):
             return True
         step = manifest.training_step
@@ -149,13 +149,23 @@ def _in_order(run: Run, listed: ListedSteps, series: str, wanted: Wanted) -> Ite
 
 
 def none_found(run: Run, before_step: int | None) -> NoKnownGoodError:
-    """What to raise where there is none. What retention removed and is still in the trash is named in the hint."""
+    """What to raise where there is none. The hint says where nothing was ever recorded, and names what retention
+    removed and is still in the trash."""
     before = f" before step {before_step}" if before_step is not None else ""
     step = _good_in_trash(run, before_step)
     hint = f"ckptguard verify {run.url} says what there is"
     if step is not None:
         hint = f"a good one is in the trash: ckptguard restore {run.url} --step {step} --to DEST"
+    elif _has_no_records(run):  # a lone file may have been read as no part of a run, which records nothing
+        hint = f"nothing is on record there: ckptguard-daemon --once {run.url} verifies and records what there is"
     return NoKnownGoodError(f"{run.url} has no known-good checkpoint{before}", hint=hint)
+
+
+def _has_no_records(run: Run) -> bool:
+    """True if nothing was ever recorded of the run, and that can be told."""
+    with contextlib.suppress(CouldNotTellError):
+        return not has_records(run)
+    return False
 
 
 def _good_in_trash(run: Run, before_step: int | None) -> int | None:
@@ -213,7 +223,7 @@ def _best_first(every: Iterable[Iterator[Candidate]]) -> Iterator[Candidate]:
 
 
 def is_newer(one: Candidate, other: Candidate) -> bool:
-    """Whether one known-good checkpoint is to be preferred to another."""
+    """True if one known-good checkpoint is to be preferred to another."""
     if one.id.series == other.id.series:
         return one.id.order > other.id.order
     return choose_series([standpoint_of(one.manifest), standpoint_of(other.manifest)])[0] == 0

@@ -50,7 +50,7 @@ class History(msgspec.Struct):
         return self._standings[series]
 
     def has_verdict(self, id: CheckpointId) -> bool:
-        """Whether the ledger holds an entry of this generation."""
+        """True if the ledger holds an entry of this generation."""
         return id in self.standings(id.series)
 
     def sealed(self, series: str) -> KeysView[CheckpointId]:
@@ -82,11 +82,11 @@ class History(msgspec.Struct):
                 ordered.insert(place, id)
 
     def is_quarantined(self, id: CheckpointId) -> bool:
-        """Whether a generation was moved aside."""
+        """True if a generation was moved aside."""
         return id in self.quarantined.get(id.series, ())
 
     def may_be_kept(self, id: CheckpointId) -> bool:
-        """Whether there can be a kept copy, as far as that is known without asking for it."""
+        """True if there can be a kept copy, as far as that is known without asking for it."""
         return self._kept is None or id in self._kept.get(id.series, ())
 
     def manifest(self, id: CheckpointId) -> Manifest | None:
@@ -112,7 +112,7 @@ class History(msgspec.Struct):
         return self._verdicts[id]
 
     def fits(self, verdict: Verdict) -> bool:
-        """Whether a verdict of this ledger is about what was sealed under its id."""
+        """True if a verdict of this ledger is about what was sealed under its id."""
         manifest = self.manifest(verdict.id) if verdict.manifest else None
         sealed = bool(verdict.manifest) and manifest is None and verdict.id in self.sealed(verdict.series)
         return is_about(verdict, manifest, sealed=sealed)
@@ -230,7 +230,7 @@ class History(msgspec.Struct):
         return newest if is_open else CheckpointId(series, step, newest.generation + 1)
 
     def was_good(self, id: CheckpointId) -> bool:
-        """Whether any verdict of this generation was ever GOOD."""
+        """True if any verdict of this generation was ever GOOD."""
         if id.series not in self._ever_good:
             self._ever_good[id.series] = ever_good(id.series, self.names.get(id.series, ()))
         return id in self._ever_good[id.series]

@@ -54,7 +54,7 @@ class Judged(Protocol):
 
 
 def is_good(history: History, id: CheckpointId) -> bool:
-    """Whether what was sealed under this generation is good, wherever a whole copy lies. It is GOOD now, or was when
+    """True if what was sealed under this generation is good, wherever a whole copy lies. It is GOOD now, or was when
     last seen whole, and only its place was damaged since."""
     if not history.was_good(id):
         return False
@@ -68,7 +68,7 @@ def sealed_outcome(verdict: Judged) -> Outcome | None:
 
 
 def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
-    """Whether a kept copy holds what was sealed: it was made of the files that were sealed, or was read and right.
+    """True if a kept copy holds what was sealed: it was made of the files that were sealed, or was read and right.
     A copy of a save that raced with the seal holds something else."""
     if len(copy.read_at) == len(copy.files):
         return True
@@ -81,14 +81,14 @@ def made_of_sealed(copy: KeptCopy, manifest: Sealed) -> bool:
 
 
 def kept_matches(run: Run, copy: KeptCopy, manifest: Sealed) -> bool:
-    """Whether a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
+    """True if a kept copy was made of exactly the files that were sealed, and is there with the sealed sizes (not
     yet that its bytes are right). A hard link that was written through, or touched, since it was read has another
     time."""
     return made_of_sealed(copy, manifest) and is_untouched(run, copy, {f.path: f.size for f in manifest.files})
 
 
 def is_untouched(run: Run, copy: KeptCopy, sizes: Mapping[str, int]) -> bool:
-    """Whether these files of a kept copy are there with these sizes, and the times of hard links, which are those of
+    """True if these files of a kept copy are there with these sizes, and the times of hard links, which are those of
     the trainer's file, are as when they were made or last read."""
     made_of = dict(zip(copy.files, copy.sources, strict=False))
     read_at = dict(zip(copy.files, copy.read_at, strict=False))

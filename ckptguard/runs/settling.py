@@ -45,7 +45,7 @@ def wait_until_quiet(
 
 
 def was_left(storage: Storage, entry: Entry) -> bool:
-    """Whether a temporary is a leftover; in doubt it is none. On a local disk its writer holds it, and is asked for
+    """True if a temporary is a leftover; in doubt it is none. On a local disk its writer holds it, and is asked for
     first. Its age counts by our clock and by the storage's own, for either may be wrong."""
     # An object store tells no time of a folder, only of what lies in it.
     below = storage.list(entry.key, recursive=True) if entry.kind == "folder" else []
@@ -57,7 +57,7 @@ def was_left(storage: Storage, entry: Entry) -> bool:
 
 
 def is_old(storage: Storage, entries: Sequence[Entry]) -> bool:
-    """Whether none of these was written for long, by both clocks."""
+    """True if none of these was written for long, by both clocks."""
     newest = _newest(entries)
     if newest is None or time.time() - newest < OLD:
         return False

@@ -182,7 +182,7 @@ def _square(values: Values) -> float:
 
 
 def _in_stored_order(a: TensorPlace, b: TensorPlace) -> bool:
-    """Whether the stored elements, one after the other, are the same elements in both and all of the tensors."""
+    """True if the stored elements, one after the other, are the same elements in both and all of the tensors."""
     if a.strides != b.strides or not a.stop - a.start == b.stop - b.start == math.prod(a.shape):
         return False
     reach = 1

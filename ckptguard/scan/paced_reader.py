@@ -46,7 +46,7 @@ class Pace:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a rate."""
+        """True if there is a rate."""
         return self._rate is not None
 
     def before(self) -> None:

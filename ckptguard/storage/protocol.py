@@ -172,12 +172,12 @@ class Storage(Protocol):
 
 
 def is_encodable(name: str) -> bool:
-    """Whether the name is valid Unicode; names that a file system holds as other bytes carry surrogates."""
+    """True if the name is valid Unicode; names that a file system holds as other bytes carry surrogates."""
     return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def is_plain(name: str) -> bool:
-    """Whether one listed name can be a part of a key."""
+    """True if one listed name can be a part of a key."""
     return name not in ("", ".", "..") and "\0" not in name and "/" not in name and is_encodable(name)
 
 

@@ -30,7 +30,7 @@ class StoreTraits(msgspec.Struct, frozen=True, kw_only=True):
     mangled_names: str | None = None  # a pattern of names that it, or its library, would silently take for others
 
     def holds(self, name: str) -> bool:
-        """Whether an object or folder of this name can be stored under it."""
+        """True if an object or folder of this name can be stored under it."""
         return self.mangled_names is None or re.search(self.mangled_names, name) is None
 
 

@@ -72,7 +72,7 @@ class SupervisedCommand:
                 os.kill(self._pid, number)
 
     def shares_our_terminal(self) -> bool:
-        """Whether it is in our process group: then it has what the terminal sent us."""
+        """True if it is in our process group: then it has what the terminal sent us."""
         with contextlib.suppress(OSError):
             return self._pid is not None and os.getpgid(self._pid) == os.getpgrp()
         return False

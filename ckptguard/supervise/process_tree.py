@@ -22,7 +22,7 @@ class Process(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended and only waits to be collected."""
+        """True if it has ended and only waits to be collected."""
         return self.state in ("Z", "X")
 
 

@@ -72,7 +72,7 @@ class HeldSignals:
 
 
 def means_it(asked: Sequence[float], now: float, from_terminal: bool) -> bool:
-    """Whether one more word means that patience is over: of the keys of a terminal the second in a row, because to a
+    """True if one more word means that patience is over: of the keys of a terminal the second in a row, because to a
     debugger Ctrl-C is no end; of others any but what comes with the first (`timeout` tells us, and then our group)."""
     if from_terminal:
         return bool(asked) and now - asked[-1] < _KEYS_IN_A_ROW

@@ -37,7 +37,7 @@ _log = logging.getLogger("ckptguard")
 
 
 def is_alive(run: Run, *, deadline: float = 2.0) -> bool:
-    """Whether a daemon of this host answers for the run."""
+    """True if a daemon of this host answers for the run."""
     answer = _ask(run, "GET", "/healthz", None, deadline)
     return answer is not None and answer[0] == 200
 

@@ -33,7 +33,7 @@ class Ranks:
     size = 1
 
     def any(self, mine: bool) -> bool:
-        """Whether any rank says so."""
+        """True if any rank says so."""
         return mine
 
     def gather(self, mine: Any) -> list[Any]:

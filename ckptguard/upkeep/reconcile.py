@@ -78,12 +78,12 @@ class Start:
 
     @cached_property
     def has_trash(self) -> bool:
-        """Whether anything lies in the trash."""
+        """True if anything lies in the trash."""
         return any(name.startswith(f"{TRASH}/") for name in self.names)
 
     @cached_property
     def has_unfinished_quarantines(self) -> bool:
-        """Whether a checkpoint was marked to be moved aside, and not that it was moved."""
+        """True if a checkpoint was marked to be moved aside, and not that it was moved."""
         own = [name for name in self.names if name.startswith(f"{QUARANTINE}/") and name.count("/") == 2]
         moved = {name.removesuffix(".moved") for name in own if name.endswith(".moved")}
         return any(name.removesuffix(".json") not in moved for name in own if name.endswith(".json"))
@@ -104,7 +104,7 @@ class CheckpointSample:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was looked at and found to be finished."""
+        """True if it was looked at and found to be finished."""
         return self.looked and self.unfinished is None
 
     def stable_for(self, checkpoint: Checkpoint) -> float:
@@ -140,7 +140,7 @@ class PassNotes:
     settled: Start | None = None  # what the last pass began from, if it left nothing to be done
 
     def prune_is_due(self) -> bool:
-        """Whether it is; the next time is some minutes away."""
+        """True if it is; the next time is some minutes away."""
         now = time.monotonic()
         due = now >= self.prune_at
         self.prune_at = now + _PRUNE_INTERVAL if due else self.prune_at
@@ -152,7 +152,7 @@ class PassNotes:
         self.settled = None
 
     def nothing_to_do(self, start: Start) -> bool:
-        """Whether a pass that begins so would do what the last one did: nothing more."""
+        """True if a pass that begins so would do what the last one did: nothing more."""
         return start == self.settled and time.monotonic() < min(self.collect_at, self.prune_at)
 
 
@@ -366,7 +366,7 @@ def _verify(
 
 
 def _stands(view: RunView, checkpoint: Checkpoint) -> bool:
-    """Whether a verdict stands for exactly these files, as far as storage reports: sizes, times and inodes."""
+    """True if a verdict stands for exactly these files, as far as storage reports: sizes, times and inodes."""
     id = view.current(checkpoint)
     if id is None or not view.history.has_verdict(id):
         return False

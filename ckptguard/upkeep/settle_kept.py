@@ -181,7 +181,7 @@ def _settle_doubtful(view: RunView, copy: KeptCopy, manifest: Manifest, work: Wo
 
 
 def _holds_later_content(view: RunView, copy: KeptCopy, entries: Iterable[Entry | None]) -> bool:
-    """Whether a file of a copy is one that was read as part of what was saved over it: it needs no second reading."""
+    """True if a file of a copy is one that was read as part of what was saved over it: it needs no second reading."""
     later = view.history.current_if_readable(copy.series, copy.step, copy.path)
     manifest = view.history.manifest(later) if later not in (None, copy.id) else None
     read = {(f.path, f.size, f.mtime_ns, f.inode) for f in (manifest.files if manifest is not None else ())}
@@ -215,7 +215,7 @@ def _good_without_copy(view: RunView) -> Iterator[tuple[Checkpoint, CheckpointId
 
 
 def looks_as_judged(view: RunView, checkpoint: Checkpoint, id: CheckpointId) -> bool:
-    """Whether its files look as they did when this generation was judged: another content would be no copy of it."""
+    """True if its files look as they did when this generation was judged: another content would be no copy of it."""
     return view.history.verdict(id) is not None and _looks_sealed(view, checkpoint, id)
 
 

@@ -63,6 +63,11 @@ class CheckpointId(msgspec.Struct, frozen=True):
         return single_number(self.step)
 
     @property
+    def nth_save(self) -> str:
+        """What is said behind the path: `` (save 4)`` for the 4th content under one name, nothing for the first."""
+        return f" (save {self.generation})" if self.generation > 1 else ""
+
+    @property
     def record_name(self) -> str:
         """The id as records are named, so that names sort by step: ``000000000500.1``."""
         return f"{record_step(self.step)}.{self.generation}"
@@ -123,14 +128,14 @@ def series_from_folder(folder: str) -> str:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a path read from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
+    """True if a path read from a file may be joined to a folder: relative, normalised, inside, no URL, no NUL."""
     if not path or "\0" in path or "://" in path or path.startswith("/"):
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file or folder name is a writer's temporary, which belongs to no checkpoint. So are the ``._`` files
+    """True if a file or folder name is a writer's temporary, which belongs to no checkpoint. So are the ``._`` files
     in which macOS keeps attributes of the file that they are named after, and the folder of a file system's repairs."""
     return name.startswith((".tmp", "tmp-", "._")) or name.endswith(".tmp") or name == "lost+found"
 

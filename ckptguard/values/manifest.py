@@ -1,7 +1,7 @@
 """The manifest: what a checkpoint consists of, byte by byte. Written last; writing it is the commit.
 
 Spans and tensors travel as JSON arrays, so that a checkpoint with 100 000 tensors stays readable and small.
-Digests are lower-case hexadecimal. `FORMAT.md` beside the records specifies the text.
+Digests are lower-case hexadecimal. `docs/reference/records.md` specifies the text.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _SMALLEST = 4  # rows of a triangle that is no coincidence
 
 
 def may_be_mask(name: str, shape: Sequence[int], infinite: int, first: int | None) -> bool:
-    """Whether a tensor of a model, one finite value beside `infinite` times -Inf from index `first` on, is a mask.
+    """True if a tensor of a model, one finite value beside `infinite` times -Inf from index `first` on, is a mask.
 
     Its name says so (``h.0.attn.causal_mask``), or it is a causal mask by its very form: matrices of which exactly the
     half beyond the diagonal is infinite, under a name that is not one of a weight, a statistic or a moment.

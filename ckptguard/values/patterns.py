@@ -49,7 +49,7 @@ def choose(patterns: Sequence[Pattern], path: str) -> Pattern | None:
 
 
 def is_ignored(patterns: Sequence[Pattern], key: str) -> bool:
-    """Whether a pattern takes this file, or a folder that it lies in, out of the run."""
+    """True if a pattern takes this file, or a folder that it lies in, out of the run."""
     parts = key.split("/")
     above = ["/".join(parts[: n + 1]) for n in range(len(parts))]
     return any(p.ignore and any(fnmatchcase(a, p.path) for a in above) for p in patterns)

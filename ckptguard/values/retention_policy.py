@@ -47,12 +47,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rules(self) -> bool:
-        """Whether any rule says which GOOD checkpoints stay, so that the others may go."""
+        """True if any rule says which GOOD checkpoints stay, so that the others may go."""
         return bool(self.keep_last or self.keep_every or self.keep_within or self.keep_best)
 
     @property
     def asks_nothing(self) -> bool:
-        """Whether nothing at all may be removed."""
+        """True if nothing at all may be removed."""
         return not self.has_rules and not self.drop_failed
 
 

@@ -17,6 +17,7 @@ from ckptguard.values.retention_policy import Policy, parse_best, parse_span
 from ckptguard.values.storage_options import NO_OPTIONS, StorageOptions
 
 _WEEK = 7 * 86400.0
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S.*", re.DOTALL)
 ENVIRONMENT_PREFIX = "CKPTGUARD_"
 # Variables with that prefix that are no settings: of the commands, and of those who develop ckptguard.
 _NO_SETTINGS = ("DEBUG", "SUPERVISED", "CAMPAIGN", "MUTANTS", "TRAINERS", "TORCH", "TEST_DEVICE", "AZURITE")
@@ -40,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     patterns: tuple[Pattern, ...] = ()  # the user's own words about names: what is a checkpoint, and its step
     on_incident: tuple[str, ...] = ()  # command (argv) told of incidents
     webhook: str | None = None  # http(s) URL told of incidents
+    notify: tuple[str, ...] = ()  # addresses of Slack, Discord, e-mail and others, as apprise writes them
     digest: str = "md5"  # "md5": each pass takes whole files' MD5 too; "blake3": not where it is on record already
     executor: str = "threads"  # where the command line scans: "inline", "threads" or "processes"; a daemon: a process
     workers: int = 0  # how many threads or processes scan side by side; 0: as many as there are processors
@@ -98,6 +100,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise SettingsError("worker_memory must be at least 268435456 bytes (256 MiB)")
         if self.webhook is not None and not self.webhook.startswith(("http://", "https://")):
             raise SettingsError("webhook must be an http or https URL")
+        for number, address in enumerate(self.notify, 1):
+            if not _ADDRESS.fullmatch(address):
+                raise SettingsError(  # which is not quoted: it may be a secret
+                    f'address {number} of notify does not begin as "slack://" or "mailto://" does',
+                    hint="in the environment, write a JSON list if an address has a comma",
+                )
         self.retention()
         self._span("trash_grace")
         for place in (*self.replicas, self.records or ""):
@@ -108,6 +116,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise SettingsError(
                     f'replicas: "{place}" is no path or URL', hint="{run} stands for the run's own name, and no other"
                 )
+
+    def __repr__(self) -> str:
+        """As of any value, without the addresses of people: a token stands in them."""
+        text = super().__repr__()
+        for address in (*self.notify, self.webhook or ""):
+            text = text.replace(repr(address), "'***'") if address else text
+        return text
 
     def scrub_seconds(self, *, local: bool) -> float | None:
         """Seconds after which a daemon reads a checkpoint again; None for never. "auto": weekly on a local disk, never
@@ -156,13 +171,27 @@ def parse_settings(text: str, source: str) -> Settings:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         place = re.search(r"\(at (line \d+, column \d+)\)$", str(error))
         raise SettingsError(f"{source} is no valid TOML{f': see {place[1]}' if place else ''}") from error
+    return with_table(Settings(), table, source)
+
+
+def with_table(settings: Settings, table: Mapping[str, Any], source: str) -> Settings:
+    """Settings with some replaced, by their names; SettingsError names `source` and what is wrong."""
     unknown = [name for name in table if name not in _FIELDS]
     if unknown:
-        raise SettingsError(f"{source}: there is no setting {unknown[0]!r}", hint=_did_you_mean(unknown[0], _FIELDS))
+        hint = _did_you_mean(str(unknown[0]), _FIELDS)
+        raise SettingsError(f"{source}: there is no setting {unknown[0]!r}", hint=hint)
     try:
-        return Settings(**{name: _converted(name, value, name) for name, value in table.items()})
+        given = {name: _converted(name, value, name) for name, value in table.items()}
+        return msgspec.structs.replace(settings, **given)
     except SettingsError as error:
-        raise SettingsError(f"{source}: {error.message}", hint=error.hint) from error
+        raise SettingsError(f"{source}: {error.message}", hint=error.hint) from None  # it says all that this one says
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The names of the settings in a TOML text that `parse_settings` takes."""
+    import tomllib
+
+    return frozenset(tomllib.loads(text))
 
 
 def with_environment(settings: Settings, environ: Mapping[str, str]) -> Settings:
@@ -227,6 +256,8 @@ def _converted(name: str, value: Any, called: str) -> Any:
     """The value of one setting; SettingsError says what it must be. Nothing of a table or list is quoted."""
     if name == "storage":
         return StorageOptions(value)
+    if name == "notify" and isinstance(value, str):
+        value = [value]
     try:
         return msgspec.convert(value, type=_FIELDS[name].type, strict=False)
     except msgspec.ValidationError as error:

@@ -17,8 +17,9 @@ MOST_CONSTANT = 1000  # names in `Facts.constant`: if there are as many, others 
 _CLEARED = "cleared: "
 
 
-class Outcome(enum.Enum):
-    """What a verdict says. PENDING is the absence of a verdict and is never written to the ledger."""
+class Outcome(enum.StrEnum):
+    """What a verdict says: ``outcome == "good"`` works too. PENDING is the absence of a verdict and is never written to
+    the ledger."""
 
     GOOD = "good"
     SUSPECT = "suspect"
@@ -27,7 +28,7 @@ class Outcome(enum.Enum):
     PENDING = "pending"
 
 
-class Severity(enum.Enum):
+class Severity(enum.StrEnum):
     """How much one finding weighs, the heaviest first."""
 
     ERROR = "error"
@@ -122,7 +123,7 @@ def clearance(reason: str) -> Finding:
 
 
 def is_clearance(finding: Finding) -> bool:
-    """Whether a finding says that a user lifted SUSPECT."""
+    """True if a finding says that a user lifted SUSPECT."""
     return finding.check == "incident" and finding.severity is Severity.NOTICE and finding.message.startswith(_CLEARED)
 
 

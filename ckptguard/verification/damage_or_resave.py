@@ -121,7 +121,7 @@ def classify_change(
 
 
 def _is_written(sealed: File, file: ScannedFile | None) -> bool:
-    """Whether a file is new by its times (or gone). Where its own checksums are right another inode or etag will do."""
+    """True if a file is new by its times (or gone). Where its own checksums are right another inode or etag will do."""
     if file is None or is_new(sealed, file.entry):
         return True
     pairs = ((sealed.inode, file.entry.inode), (sealed.etag, file.entry.etag))
@@ -130,7 +130,7 @@ def _is_written(sealed: File, file: ScannedFile | None) -> bool:
 
 
 def _counted_on(before: Iterable[Counter], now: Iterable[Counter]) -> bool:
-    """Whether a counter rose, and none fell."""
+    """True if a counter rose, and none fell."""
     known = {c.kind: c.value for c in before}
     common = [(known[c.kind], c.value) for c in now if c.kind in known]
     return any(new > old for old, new in common) and all(new >= old for old, new in common)
@@ -154,7 +154,7 @@ def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile
 
 
 def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> bool:
-    """Whether a whole archive that checks its own content holds another one than any that is `known`. Where a manifest
+    """True if a whole archive that checks its own content holds another one than any that is `known`. Where a manifest
     of an older version does not say what it stated, another tensor tells."""
     archives = [f for f in changed if found[f.path].structure.format == f.format == "torch_zip"]
     return any(
@@ -166,7 +166,7 @@ def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: s
 def _looks_harmed(
     sealed: Sequence[File], changed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts
 ) -> bool:
-    """Whether a float tensor that changed is all one value now or holds a piece of what a lost page leaves, or holds
+    """True if a float tensor that changed is all one value now or holds a piece of what a lost page leaves, or holds
     numbers that no update makes (scrambled bytes)."""
     most = max(facts.largest_magnitude or 0.0, 1.0) * _GROWTH
     before = {s.blake3 for f in sealed for s in f.spans}
@@ -220,19 +220,19 @@ def _differing_by_span(sealed: File, now: ScannedFile) -> list[list[bool]]:
 
 
 def _is_one_place(spans: Sequence[Sequence[bool]]) -> bool:
-    """Whether all that differs lies in a row, and that begins or ends amid a tensor."""
+    """True if all that differs lies in a row, and that begins or ends amid a tensor."""
     runs = sum(differs for differs, _ in itertools.groupby(itertools.chain.from_iterable(spans)))
     return runs == 1 and any(any(differ) and not all(differ) for differ in spans)
 
 
 def _is_all_over(differ: Sequence[bool]) -> bool:
-    """Whether all pieces of a span differ, or half of them and in three places."""
+    """True if all pieces of a span differ, or half of them and in three places."""
     places = sum(differs for differs, _ in itertools.groupby(differ))
     return all(differ) or (places >= 3 and sum(differ) * 2 >= len(differ))
 
 
 def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bool]) -> bool:
-    """Whether what differs in a span is what is left where a page was lost: in most pieces, or in many bytes."""
+    """True if what differs in a span is what is left where a page was lost: in most pieces, or in many bytes."""
     dtype = next((t.dtype for t in sealed.tensors if t.span == number), None)
     filled = filled_pieces(sealed.spans[number].length, DTYPES[dtype].size, now.pieces[number]) if dtype else []
     lost = [size if differs else 0 for size, differs in zip(filled, differ, strict=False)]
@@ -241,7 +241,7 @@ def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bo
 
 
 def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
-    """Whether a tensor of a span holds numbers that are no update of those before. One number may be a counter."""
+    """True if a tensor of a span holds numbers that are no update of those before. One number may be a counter."""
     largest = {t.name: t.largest or 0.0 for t in sealed.tensors if t.span == number}
     return any(
         numbers is not None and numbers.count > 1 and numbers.largest > max(largest[tensor.name], 1.0) * _GROWTH_OF_ONE
@@ -258,7 +258,7 @@ def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tupl
 
 
 def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], elsewhere: set[tuple[str, ...]]) -> bool:
-    """Whether a file has its old float tensors, which no other step has, and was not written together with those that
+    """True if a file has its old float tensors, which no other step has, and was not written together with those that
     changed. Frozen weights that are saved again are written when the others are, and in the same order as before."""
     present = [f for f in sealed if f.path in found]
     kept = [f for f in present if _has_floats(f) and _digests(f) == found[f.path].span_digests]
@@ -268,7 +268,7 @@ def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], el
 
 
 def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]) -> bool:
-    """Whether the times of two files fit one save by the writer of the sealed ones; unknown times do not."""
+    """True if the times of two files fit one save by the writer of the sealed ones; unknown times do not."""
     times = (old.mtime_ns, changed.mtime_ns, found[old.path].entry.mtime_ns, found[changed.path].entry.mtime_ns)
     if any(time is None for time in times):
         return False

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -31,29 +32,58 @@ Exit codes:
   10 with --once: no such run
   11 another daemon has the socket
 """
+_EXAMPLES = {"service": "ckptguard-daemon.service", "container": "Containerfile", "settings": "ckptguard.toml"}
+
+
+def _print_example(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    if name is not None:
+        text = Path(__file__).with_name("deploy").joinpath(_EXAMPLES[name]).read_text(encoding="utf-8")
+        program = Path(sys.executable).with_name("ckptguard-daemon")
+        if program.is_file():  # systemd knows no PATH of ours, and takes a % for the start of a specifier
+            text = text.replace("%h/.local/bin/ckptguard-daemon", f'"{program}"'.replace("%", "%%"))
+        click.echo(text, nl=False)
+        context.exit()
 
 
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--once", is_flag=True, help="Verify what is there and end: for cron or a job's epilog.")
-@click.option("--config", metavar="FILE", help="Settings (TOML) instead of ./ckptguard.toml.")
-@click.option("--socket", "socket_path", metavar="PATH", help="Where to listen, instead of the runtime folder.")
+@click.option("--once", is_flag=True, help="Verify what is there, and end: for cron or a job's epilog.")
+@click.option("--config", metavar="FILE", help="Use this settings file, not ./ckptguard.toml.")
+@click.option("--socket", "socket_path", metavar="PATH", help="Listen here, not in the runtime folder.")
 @click.option("--parent", type=int, metavar="PID", help="Stop when this parent process is gone.")
 @click.option("--log-file", metavar="PATH", help="Append the log to a file instead of stderr.")
-@click.option("--settle", type=float, metavar="SECONDS", help="A save is finished when it is unchanged for so long.")
-@click.option("--interval", type=float, metavar="SECONDS", help="How often to look without being told of a change.")
-@click.option("--records", metavar="URL", help="Where the records are, if not in RUN/_ckptguard.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    metavar="FORM",
+    help="Log text or json; auto is text on a terminal.",
+)
+@click.option(
+    "--settle", type=float, metavar="SECONDS", help="Take a save for finished when it is unchanged for so long."
+)
+@click.option("--interval", type=float, metavar="SECONDS", help="Look this often, also without a sign of change.")
+@click.option("--records", metavar="URL", help="Keep the records here, not in RUN/_ckptguard.")
+@click.option(
+    "--example",
+    type=click.Choice(list(_EXAMPLES)),
+    metavar="WHAT",
+    is_eager=True,
+    expose_value=False,
+    callback=_print_example,
+    help="Print an example to edit, and end: service, container or settings.",
+)
 @click.version_option(__version__, package_name="ckptguard", message="%(prog)s %(version)s")
 def command(runs: tuple[str, ...], **options: Any) -> None:
-    """Guard training runs: verify every new save, and answer which checkpoint is the last known-good one.
+    """Watch training runs: verify every new save, keep copies of the good ones, and tell you of bad ones.
 
-    RUN is the folder or URL under which a training run saves; it need not exist yet.
+    RUN is the folder or URL into which a training saves. It need not exist yet.
     """
     try:
         flags = {"settle": options["settle"], "scan_interval": options["interval"], "records": options["records"]}
         settings = load_settings(options["config"], os.environ, **flags)
         urls = distinct_urls(runs, settings)
-        _start_logging(options["log_file"])
+        _start_logging(options["log_file"], options["log_format"])
     except CkptguardError as error:
         _end(error)
     # Imported after the settings are known to be sound: a mistake in them is answered at once.
@@ -95,9 +125,9 @@ def distinct_urls(runs: Sequence[str], settings: Settings) -> tuple[str, ...]:
     return urls
 
 
-def _start_logging(log_file: str | None) -> None:
+def _start_logging(log_file: str | None, form: str) -> None:
     try:
-        start_logging(log_file)
+        start_logging(log_file, form)
     except OSError as error:
         raise SettingsError(f"cannot write the log {log_file}: {error.strerror}") from error
 

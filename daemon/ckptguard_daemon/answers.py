@@ -1,6 +1,6 @@
 """The HTTP answers: DESIGN's routes, each one call of an operation. Bad questions get a sentence and a status.
 
-`daemon/README.md` shows one example of each document.
+`docs/reference/http.md` shows one example of each document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.names_by_step import list_steps
-from ckptguard.reporting.notify import Hooks, incident_event
+from ckptguard.reporting.events import incident_event
+from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number
@@ -257,7 +258,7 @@ async def _body(request: Request, kind: type[_Body], empty: _Body | None) -> _Bo
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether tables and lists are nested so deep that not every reader of JSON can follow."""
+    """True if tables and lists are nested so deep that not every reader of JSON can follow."""
     level = [value]
     for _ in range(_DEEPEST + 1):
         inner = (v.values() if isinstance(v, dict) else v if isinstance(v, list) else () for v in level)

@@ -42,7 +42,7 @@ class Loop:
             self._changed.notify()
 
     def has_seen_all(self, run_id: str) -> bool:
-        """Whether nothing hinted at a change in a run since its last pass began."""
+        """True if nothing hinted at a change in a run since its last pass began."""
         with self._changed:
             return run_id not in self._woken and run_id != self._under_way
 

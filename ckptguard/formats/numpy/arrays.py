@@ -210,7 +210,7 @@ def _blocks_of(reader: Reader, offset: int, length: int) -> Iterator[bytes]:
 
 
 def _is_plain(header: Header) -> bool:
-    """Whether the scan can look at the stored data by itself."""
+    """True if the scan can look at the stored data by itself."""
     return len(header.fields) == 1 and not header.fields[0].name and not header.pickled
 
 

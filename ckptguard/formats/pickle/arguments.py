@@ -167,7 +167,7 @@ def elements(part: object) -> bool:
 
 
 def is_device(part: object) -> bool:
-    """Whether it names a device, as torch writes it."""
+    """True if it names a device, as torch writes it."""
     if type(part) is Call:
         return part.calls("torch.device")
     if type(part) is not str:
@@ -207,7 +207,7 @@ def sparse_parts(part: object) -> bool:
 
 
 def _is_index(part: object) -> bool:
-    """Whether a plain tensor is of the kinds of whole numbers that torch writes indices in."""
+    """True if a plain tensor is of the kinds of whole numbers that torch writes indices in."""
     stored = part.args[0] if type(part) is Call and type(part.args) is tuple and part.args else None
     parts = stored.value if type(stored) is PersistentId else None
     kind = parts[1] if type(parts) is tuple and len(parts) > 1 else None

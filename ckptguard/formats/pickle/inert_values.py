@@ -80,5 +80,5 @@ class Call(_Inert, eq=False):
     kind: Kind = Kind.OBJECT
 
     def calls(self, *dotted: str) -> bool:
-        """Whether the thing called is one of these globals."""
+        """True if the thing called is one of these globals."""
         return type(self.func) is Global and self.func.dotted in dotted

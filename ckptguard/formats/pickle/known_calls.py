@@ -49,7 +49,7 @@ def what_comes(call: Call, *, new: bool = False) -> str | None:
 
 
 def _may_be_called(func: Global, args: object, *, new: bool) -> bool:
-    """Whether what the table lacks may be called. Of other libraries anything may; of torch the classes of modules
+    """True if what the table lacks may be called. Of other libraries anything may; of torch the classes of modules
     that the table does not list, as their objects and the members of enumerations are written."""
     library = func.module.partition(".")[0]
     if library != "torch" or func.module in _CALLED_BY_NAME:
@@ -147,7 +147,7 @@ def _is_array_state(_: object, shape: object, dtype: object, fortran: object, da
 
 
 def _fills(shape: object, dtype: object, data: object) -> bool:
-    """Whether so many bytes, or objects, make an array of this shape."""
+    """True if so many bytes, or objects, make an array of this shape."""
     shape = tuple(shape.items) if type(shape) is Sequence else shape
     stated = dtype.args[0] if type(dtype) is Call and type(dtype.args) is tuple and dtype.args else None
     if not may_be.dtype(dtype) or type(stated) is not str or not may_be.integers(shape):

@@ -38,7 +38,7 @@ _UNREAD = NumpyContent(unread=True)
 
 
 def is_numpy(call: Call) -> bool:
-    """Whether loading this call would make a numpy array or scalar."""
+    """True if loading this call would make a numpy array or scalar."""
     func = call.func
     return type(func) is Global and func.name in _NAMES and func.module in _MODULES
 
@@ -63,17 +63,17 @@ def numpy_content(call: Call) -> NumpyContent:
 
 
 def is_type(name: object) -> bool:
-    """Whether it is how a pickle calls a numpy type."""
+    """True if it is how a pickle calls a numpy type."""
     return type(name) is str and _TYPE.fullmatch(name) is not None
 
 
 def is_placeholder(part: object) -> bool:
-    """Whether it is the element type that numpy writes for an array whose own type follows."""
+    """True if it is the element type that numpy writes for an array whose own type follows."""
     return part == "b" or raw_bytes(part) == b"b"
 
 
 def is_type_state(args: object, state: object) -> bool:
-    """Whether numpy sets this state on the type that is made of these arguments."""
+    """True if numpy sets this state on the type that is made of these arguments."""
     name = args[0] if type(args) is tuple and args else None
     if type(state) is not tuple or len(state) < 8 or type(name) is not str or not is_type(name):
         return False
@@ -96,7 +96,7 @@ def is_type_state(args: object, state: object) -> bool:
 
 
 def hides_floats(parts: object) -> bool:
-    """Whether these parts of an object nobody knows are a numpy type of floats beside raw bytes."""
+    """True if these parts of an object nobody knows are a numpy type of floats beside raw bytes."""
     if type(parts) is not tuple:
         return False
     dtypes = [p for p in parts if type(p) is Call and p.calls(_DTYPE)]

@@ -45,7 +45,7 @@ def attributes(name: str, prefix: str, state: Mapping) -> Iterator[tuple[str, ob
 
 
 def _is_plain_key(key: object) -> bool:
-    """Whether a key, which may be a tuple, holds nothing that must be looked at."""
+    """True if a key, which may be a tuple, holds nothing that must be looked at."""
     if type(key) is tuple:
         return len(key) <= _MAX_PARTS and all(type(k) is not tuple and _is_plain_key(k) for k in key)
     return math.isfinite(key) if type(key) is float else type(key) in WITHOUT_FLOATS

@@ -78,7 +78,7 @@ class Composite(NamedTuple):
 
 
 def is_tensor(value: Described) -> bool:
-    """Whether loading this would make a tensor of stored elements, or a bare storage of them."""
+    """True if loading this would make a tensor of stored elements, or a bare storage of them."""
     if type(value) is PersistentId:
         return type(value.value) is tuple and len(value.value) >= 5 and value.value[0] == "storage"
     func = _unwrap(value).func if type(value) is Call else None
@@ -86,7 +86,7 @@ def is_tensor(value: Described) -> bool:
 
 
 def is_untyped(value: Described) -> bool:
-    """Whether it is a bare storage that does not say what its bytes are."""
+    """True if it is a bare storage that does not say what its bytes are."""
     if type(value) is not PersistentId or not is_tensor(value):
         return False
     kind = value.value[1]  # type: ignore[index]
@@ -94,7 +94,7 @@ def is_untyped(value: Described) -> bool:
 
 
 def is_plain(call: Call) -> bool:
-    """Whether it is a tensor of stored elements and nothing besides: what nearly all of them are."""
+    """True if it is a tensor of stored elements and nothing besides: what nearly all of them are."""
     return call.state is None and type(call.func) is Global and call.func.dotted in _NEVER_QUANTISED
 
 
@@ -111,7 +111,7 @@ def packed_storage(value: Described) -> tuple[Call, str] | None:
 
 
 def is_whole_tensor(value: object) -> bool:
-    """Whether it is a tensor of whole numbers, and nothing besides."""
+    """True if it is a tensor of whole numbers, and nothing besides."""
     if type(value) is not Call or not is_plain(value) or value.flat:
         return False
     try:
@@ -154,7 +154,7 @@ def _needs_gradient(layer: Call) -> bool:
 
 
 def is_meta(value: Described) -> bool:
-    """Whether it is a tensor that was saved without its elements."""
+    """True if it is a tensor that was saved without its elements."""
     return type(value) is Call and _unwrap(value).calls(_META)
 
 
@@ -276,7 +276,7 @@ def _view(
 
 
 def _is_scaled(stated: tuple[object, ...], shape: tuple[int, ...]) -> bool:
-    """Whether there is a scale, or one for each index of an axis."""
+    """True if there is a scale, or one for each index of an axis."""
     if not stated or type(stated[0]) is not tuple or len(stated[0]) != 4:
         return True
     _, *parts, axis = stated[0]
@@ -290,7 +290,7 @@ def _check_count(shape: tuple[int, ...]) -> None:
 
 
 def _is_row_major(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements lie one after the other in the order of their indices."""
+    """True if the elements lie one after the other in the order of their indices."""
     expected = 1
     for size, step in zip(reversed(shape), reversed(stride), strict=True):
         if size > 1:

@@ -136,7 +136,7 @@ class _Walk:
         return TreeContents(self.tensors, leaves, problems, _containers(root), unread, most - room, files)
 
     def saw(self, values: Iterable[object]) -> bool:
-        """Whether all of these are parts of what was walked."""
+        """True if all of these are parts of what was walked."""
         tensors = {id(value) for _, value in self.tensors}
         return all(value == () or id(value) in self.visits or id(value) in tensors for value in values)
 
@@ -237,7 +237,7 @@ class _Walk:
                 yield from attributes(name, prefix, state)
 
     def is_silent(self, value: object) -> bool:
-        """Whether there are only texts and whole numbers in it, however deep."""
+        """True if there are only texts and whole numbers in it, however deep."""
         waiting, seen = [value], set[int]()
         for _ in range(_MAX_SILENT):
             if not waiting:
@@ -342,7 +342,7 @@ def _is_flat(value: object) -> bool:
 
 
 def _is_packed(call: Call) -> bool:
-    """Whether it would make floats out of bytes in a way of its own."""
+    """True if it would make floats out of bytes in a way of its own."""
     args, func = call.args if type(call.args) is tuple else (), call.func
     if type(func) is not Global or func.row is not None or func.module == "datetime":
         return False
@@ -354,5 +354,5 @@ def _is_packed(call: Call) -> bool:
 
 
 def _takes_storage(call: Call) -> bool:
-    """Whether nobody knows what it would make of a storage."""
+    """True if nobody knows what it would make of a storage."""
     return type(call.args) is tuple and any(type(part) is PersistentId for part in call.args)

@@ -49,7 +49,7 @@ def split_root(root: str) -> tuple[str, tuple[str, ...]]:
 
 
 def is_holding(root: str, parts: Sequence[str]) -> bool:
-    """Whether names directly in the folder `parts` below `root` are a checkpoint's own, in the records."""
+    """True if names directly in the folder `parts` below `root` are a checkpoint's own, in the records."""
     base, above = split_root(root)
     inside = [*above, *parts]
     if base.rpartition("/")[2] != RECORDS_FOLDER:
@@ -73,7 +73,7 @@ def lying_as(folder: int, name: str, *, held: bool) -> str:
 
 
 def _may_lie_bare(name: str) -> bool:
-    """Whether a file that lies under this very name may be that of this name; else it is another one's, held."""
+    """True if a file that lies under this very name may be that of this name; else it is another one's, held."""
     return own_name(name) == name or held_name(name) == name
 
 

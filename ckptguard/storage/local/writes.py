@@ -61,7 +61,7 @@ def shown_as_written(folder: str) -> Iterator[None]:
 
 
 def has_locks(path: str) -> bool:
-    """Whether the kernel can lock this file, which nobody else has."""
+    """True if the kernel can lock this file, which nobody else has."""
     with translated("", path), open(path, "rb+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +73,7 @@ def has_locks(path: str) -> bool:
 
 
 def is_being_written(path: str) -> bool:
-    """Whether a process of this machine still writes a temporary file or folder; False where that cannot be told."""
+    """True if a process of this machine still writes a temporary file or folder; False where that cannot be told."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -86,7 +86,7 @@ class RemoteRoot:
         return self.under(key, recursive=True, enter=None) if entry.kind == "folder" else [entry]
 
     def is_present(self, key: str) -> bool:
-        """Whether anything is there, be it only a prefix of objects."""
+        """True if anything is there, be it only a prefix of objects."""
         if self.cut_above(self.path(key)) is not None:
             return bool(self._everything(key, None))
         try:

@@ -138,7 +138,7 @@ class S3Parts:
             self._fs.call_s3("abort_multipart_upload", **self._upload)
 
     def _is_there(self) -> bool:
-        """Whether the object under the key was joined from these very parts."""
+        """True if the object under the key was joined from these very parts."""
         try:
             tag = self._fs.call_s3("head_object", **self._place)["ETag"].strip('"')
             sums = b"".join(bytes.fromhex(tag.strip('"')) for _, tag in sorted(self._tags.items()))

@@ -204,7 +204,7 @@ class ConditionalPuts:
         self._of_parts: bool | None = self._of_objects
 
     def of_objects(self) -> bool:
-        """Whether `pipe_file(mode="create")` is exclusive."""
+        """True if `pipe_file(mode="create")` is exclusive."""
         if self._of_objects is None:
             self._of_objects = self._first_wins("create", self._put_whole)
         return self._of_objects

@@ -224,7 +224,7 @@ class SftpStorage(Storage):
             self._session.run(lambda client: client.remove(path))
 
     def _can_link(self) -> bool:
-        """Whether the server makes hard links, and refuses to replace by one: found out once with a file of ours."""
+        """True if the server makes hard links, and refuses to replace by one: found out once with a file of ours."""
         if self._links is None:
             probe = self._made(f".tmp-{secrets.token_hex(8)}")
             try:

@@ -53,12 +53,12 @@ def in_memory(tensor: Any) -> Any:
 
 
 def is_writable_in_place(tensor: Any) -> bool:
-    """Whether bytes written through `view_of` arrive in this tensor."""
+    """True if bytes written through `view_of` arrive in this tensor."""
     return bool(tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
 
 
 def is_finite(block: memoryview, dtype: str) -> bool:
-    """Whether whole elements of a type (as torch calls it) hold neither NaN nor infinity. Exact; True for types that
+    """True if whole elements of a type (as torch calls it) hold neither NaN nor infinity. Exact; True for types that
     can hold neither."""
     import numpy
 

@@ -36,13 +36,14 @@ class NameMismatch:
 class TrainingParts:
     """The objects that training consists of; each offers ``state_dict`` and ``load_state_dict``. Not `strict`: what
     does not match between a checkpoint and them is a warning, and the rest is loaded; `fit` says what the last one
-    that was loaded did not have in common with the model."""
+    that was loaded did not have in common with the model. `framework` is what they belong to, where that is known."""
 
     model: Any
     optimizer: Any = None
     scheduler: Any = None
     scaler: Any = None
     strict: bool = True
+    framework: str = "plain"
     fit: NameMismatch = field(default_factory=NameMismatch)
 
     def capture(self) -> Captured:

@@ -36,7 +36,8 @@ def judge_last_save(
         if newest is not None:
             checked = verify_checkpoint(view, newest, work=_within(seconds))
             if checked.outcome is not Outcome.GOOD:
-                _log.error("the last save, %s, is %s: ckptguard show %s", newest.path, checked.outcome.value, run.url)
+                path = run.usable(newest.path)
+                _log.error("the last save is %s; this says why: ckptguard show %s", checked.outcome.value, path)
     except Exception as error:  # training is over, and well: nothing of ours may end it on one rank alone
         _log.warning("the last save has no verdict (%s); this gives it one: ckptguard verify %s", error, run.url)
 

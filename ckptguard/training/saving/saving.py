@@ -44,7 +44,7 @@ class BackgroundSave:
             self._run()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether the save is over, after it had `seconds` for that (None: as long as it takes)."""
+        """True if the save is over, after it had `seconds` for that (None: as long as it takes)."""
         if self._owner != os.getpid():
             return True  # forked: the thread lives on in the parent only
         return self._over.wait(seconds)
@@ -105,7 +105,7 @@ class Saves:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is in flight."""
+        """True if a save is in flight."""
         return not self.wait(0)
 
     def begin(self, step: int, extra: Mapping[str, Any], *, blocking: bool = True, asked: bool = False) -> str:
@@ -125,7 +125,7 @@ class Saves:
         return path
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether no save is in flight any more, after it had `seconds` to end (None: as long as it takes)."""
+        """True if no save is in flight any more, after it had `seconds` to end (None: as long as it takes)."""
         current = self._in_flight
         if current is None:
             return True

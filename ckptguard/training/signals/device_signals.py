@@ -20,7 +20,7 @@ _MOST_BLOCKS = 8  # a device that is further behind than this is waited for: tra
 
 
 def on_device(value: Any) -> bool:
-    """Whether reading this number would wait for a device."""
+    """True if reading this number would wait for a device."""
     return getattr(value, "is_cpu", True) is False
 
 
@@ -71,7 +71,7 @@ class DeviceSignals:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are signals that were not read yet."""
+        """True if there are signals that were not read yet."""
         return self._filling is not None or bool(self._sent)
 
     def put(self, step: int, numbers: tuple[Any, Any, Any], skipped: bool | None) -> None:

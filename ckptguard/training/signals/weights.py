@@ -56,11 +56,11 @@ class PendingLook:
                 self._answers.append((answer, mark(flags.device) if on_device(flags) else None))
 
     def arrived(self) -> bool:
-        """Whether the answer can be had without waiting."""
+        """True if the answer can be had without waiting."""
         return all(event is None or event.query() for _, event in self._answers)
 
     def all_finite(self) -> bool:
-        """Whether there is nothing to see. If not, look again exactly: masks are allowed to be infinite."""
+        """True if there is nothing to see. If not, look again exactly: masks are allowed to be infinite."""
         for _, event in self._answers:
             if event is not None:
                 event.synchronize()

@@ -151,7 +151,7 @@ class DataPosition:
 
 
 def _is_stream(loader: Any) -> bool:
-    """Whether what comes next may depend on what was drawn before."""
+    """True if what comes next may depend on what was drawn before."""
     from torch.utils.data import IterableDataset
 
     return not hasattr(loader, "dataset") or isinstance(loader.dataset, IterableDataset)
@@ -205,13 +205,13 @@ def _forget_loader_state(loader: Any) -> None:
 
 
 def _keeps_state(loader: Any) -> bool:
-    """Whether it is torchdata's loader itself: one that another framework wraps fetches batches ahead."""
+    """True if it is torchdata's loader itself: one that another framework wraps fetches batches ahead."""
     kind = getattr(sys.modules.get("torchdata.stateful_dataloader"), "StatefulDataLoader", None)
     return kind is not None and isinstance(loader, kind) and not hasattr(loader, "base_dataloader")
 
 
 def _knows_its_samples(loader: Any) -> bool:
-    """Whether the order of its samples is part of its state, or always the same; else it would be shuffled anew."""
+    """True if the order of its samples is part of its state, or always the same; else it would be shuffled anew."""
     from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
     if isinstance(loader.dataset, IterableDataset):

@@ -36,7 +36,7 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 def same_rng(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether nothing was drawn on the CPU between two captures."""
+    """True if nothing was drawn on the CPU between two captures."""
     pairs = [(first[name], second[name]) for name in ("python", "torch")]
     pairs += zip(first.get("numpy", ()), second.get("numpy", ()), strict=False)
     return all(bool((a == b).all() if hasattr(a, "all") else a == b) for a, b in pairs)

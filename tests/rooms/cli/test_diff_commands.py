@@ -31,14 +31,14 @@ def prefixed(turned):
 
 
 def test_the_document_of_diff_is_as_shown(document, turned, prefixed):
-    """diff prints what DOCUMENTS.md shows."""
+    """diff prints what json.md shows."""
     code, found = document("diff", turned / "net-300.pt", prefixed)
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["diff"]))
     assert code == 3  # it could be compared, but one of the two is damaged
 
 
 def test_the_document_of_bisect_is_as_shown(document, turned):
-    """bisect prints what DOCUMENTS.md shows; its diff is as in diff."""
+    """bisect prints what json.md shows; its diff is as in diff."""
     code, found = document("bisect", turned)
     example = shape(EXAMPLES["bisect"])
     assert found["diff"]["changes"]
@@ -50,7 +50,7 @@ def test_the_document_of_bisect_is_as_shown(document, turned):
 
 
 def test_the_document_of_sums_is_as_shown(document, verified):
-    """sums prints what DOCUMENTS.md shows."""
+    """sums prints what json.md shows."""
     code, found = document("sums", verified / "net-300.pt")
     assert ordered(shape(found)) == ordered(shape(EXAMPLES["sums"]))
     assert (code, found["recorded"]) == (0, True)
@@ -113,7 +113,7 @@ def test_bisect_tells_the_story(invoke, turned):
     assert result.exit_code == 3
     lines = result.stdout.splitlines()
     assert [line.split("<- ")[1] for line in lines if "<-" in line] == ["last good", "first bad"]
-    assert "It turned bad between step 300 and step 400." in lines
+    assert "It turned bad between net-300.pt and net-400.pt." in lines
     assert any(line.split()[:2] == ["finite", "embed.weight"] for line in lines)
 
 
@@ -128,7 +128,7 @@ def test_bisect_of_a_run_that_never_was_well(invoke, root):
     torch.save({"w": torch.tensor([[1.0, float("inf")]])}, root / "net-1.pt")
     result = invoke("bisect", root)
     assert result.exit_code == 13
-    assert "It turned bad by step 1." in result.stdout
+    assert "It is bad from net-1.pt on." in result.stdout
     assert "1 +Inf of 2" in result.stdout
 
 
@@ -208,8 +208,8 @@ def test_patterns_count_in_every_command(root, invoke):
     (root.parent / "ckptguard.toml").write_text('[[patterns]]\npath = "it*k.weights"\nstep = "it(\\\\d+)k"\n')
     assert "2 good" in invoke("verify", root).stdout
     first, second = root / "it1k.weights", root / "it2k.weights"
-    assert "1.1" in invoke("show", first).stdout
-    assert "1.1, good" in invoke("diff", first, second).stdout
+    assert "step:        1\n" in invoke("show", first).stdout
+    assert "it1k.weights  (good, " in invoke("diff", first, second).stdout
     assert '"id": "2.1"' in invoke("sums", second, "--json").stdout
     result = invoke("bisect", root)
     assert (result.exit_code, "all are good" in result.stdout) == (0, True)

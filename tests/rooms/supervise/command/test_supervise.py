@@ -315,6 +315,8 @@ if start(run) == 1:
         ("incident", 4, "supervise"),
     ], done.stderr
     assert {e["held"] for e in events} == {0}
+    noted = [p.stem for p in (run / "_ckptguard" / "told").rglob("*.json")]
+    assert sorted(noted) == sorted(["before.0001", *(e["id"].partition(".")[2] for e in events)])
 
 
 FIXED = """

@@ -79,7 +79,7 @@ def test_without_a_step_nothing_is_left_behind(replica, tmp_path, caplog):
 @pytest.mark.parametrize("inside", ["sub", "a/b"])
 def test_no_run_begins_in_its_own_replica(replica, inside):
     """Nor around it."""
-    with pytest.raises(SettingsError, match="lies in the other"):
+    with pytest.raises(SettingsError, match="is inside the other"):
         start_run(look(replica), f"{replica.url}/{inside}", QUICK)
-    with pytest.raises(SettingsError, match="lies in the other"):
+    with pytest.raises(SettingsError, match="is inside the other"):
         start_run(look(replica), os.path.dirname(replica.url), QUICK)

@@ -74,7 +74,7 @@ def test_only_a_repeat_is_worth_the_whole_range():
     assert (first.onset_step, first.before_step, first.further) == (50, 50, 0)
     again = decide(RollbackPolicy(), [PastRollback(onset_step=50, target_step=40)], **asked)
     assert (again.onset_step, again.before_step, again.further) == (41, 41, 1)
-    assert "since the last clean look" in again.reason
+    assert "since the last clean read of the tensors" in again.reason
     far = decide(RollbackPolicy(), [PastRollback(onset_step=500, target_step=490)], **asked)
     assert far.onset_step == 50
     replayed = decide(RollbackPolicy(skip=False), [PastRollback(onset_step=50, target_step=40)], **asked)
@@ -133,7 +133,7 @@ def train(run, hot, *, total=24, **options):
 
 
 def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
-    """At first only the batch at which it was seen is skipped; when it comes back, all since the last clean look."""
+    """At first only the batch at which it was seen is skipped; on its return, all since the last clean read."""
     model, seen = train(tmp_path, hot=14, policy=ckptguard.RollbackPolicy(check_every=6))
     assert torch.isfinite(model.seen).all()
     assert 14 not in seen.values()
@@ -143,7 +143,7 @@ def test_a_hidden_poison_is_left_behind_on_the_second_try(tmp_path):
         details = incident.known_details()
         assert (details.onset, details.onset_through) == (13, 18)
     assert "skipping the batches in question" in first.actions[-1]
-    assert "since the last clean look" in second.actions[-1]
+    assert "since the last clean read of the tensors" in second.actions[-1]
     # The repeat goes back to the start: updates 1 to 12 are made again, and the draws 12 to 18 are left out.
     assert [number for _, number in sorted(seen.items())] == [*range(12), *range(19, 31)]
     text, page = (form(report_of(look(run), first)) for form in (report_text, report_html))

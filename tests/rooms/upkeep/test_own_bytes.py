@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_the_link_and_says_so(root, run, monkeypatch):
     if how_kept(run) == {"2.1": "reflink"}:
         pytest.skip("this file system has reflinks")
     assert how_kept(run) == {"2.1": "link"}
-    assert ["not against saving over it" in one for one in done.could_not_tell] == [True]
+    assert ["not against being overwritten" in one for one in done.could_not_tell] == [True]
     reconcile(look(run), PassNotes())
     assert how_kept(run) == {"2.1": "copy"}
 

@@ -16,8 +16,8 @@ from ckptguard import CkptguardError
 from ckptguard.cli.exit_codes import of_outcomes
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
-from ckptguard.verify.selection import Selection
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 
 def check(folder: Path) -> int:

@@ -13,7 +13,7 @@ from ckptguard.cli.entry import COMMANDS
 from ckptguard.values.settings import Settings
 from ckptguard.values.storage_options import StorageOptions
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

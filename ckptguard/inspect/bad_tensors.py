@@ -10,7 +10,7 @@ from ckptguard.inspect.tensor_table import TensorSource
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.scan import ScanOptions
 from ckptguard.values.verdict import Finding, Severity
-from ckptguard.verify.collect_evidence import roles_of
+from ckptguard.verification.collect_evidence import roles_of
 
 _FIRST_ROLES = ("model", "ema", "optimizer")  # a sick model makes a sick optimizer more often than the other way
 

@@ -19,7 +19,7 @@ from ckptguard.runs.settling import wait_until_quiet
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.verdict import Finding, Outcome
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 _LONGEST_WAIT = 60.0  # seconds for files that are still being written; the newest save rarely is what turned
 

@@ -19,7 +19,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, Tensor
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Verdict
-from ckptguard.verify.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.verification.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
 
 _BITS = dict(SAFETENSORS_DTYPES.values())  # of one element, by our names
 

@@ -23,7 +23,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.collect_evidence import roles_of
+from ckptguard.verification.collect_evidence import roles_of
 
 
 @dataclass(frozen=True)

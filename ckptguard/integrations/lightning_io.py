@@ -27,9 +27,9 @@ from ckptguard.storage.protocol import Entry, Reader, Storage
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.collect_evidence import collect_evidence, manifest_files
-from ckptguard.verify.seal import seal_written
+from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.collect_evidence import collect_evidence, manifest_files
+from ckptguard.verification.seal import seal_written
 
 _BLOCK = 64 * 1024**2  # one write of more than 2 GiB is cut short
 _log = logging.getLogger("ckptguard")

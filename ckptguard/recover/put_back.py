@@ -16,7 +16,7 @@ from ckptguard.runs.lock import run_lock
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.storage.protocol import find_entry
-from ckptguard.verify.collect_evidence import copy_differs
+from ckptguard.verification.collect_evidence import copy_differs
 
 
 @contextlib.contextmanager

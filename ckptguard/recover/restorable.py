@@ -22,7 +22,7 @@ from ckptguard.storage import Storage
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 _log = logging.getLogger("ckptguard")
 _QUARANTINED, _TRASHED = "quarantine", "trash"

@@ -39,8 +39,8 @@ from ckptguard.storage.read_ahead import CHUNK, IN_FLIGHT
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
-from ckptguard.verify.collect_evidence import copy_differs
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.collect_evidence import copy_differs
 
 _log = logging.getLogger("ckptguard")
 _BLOCK = 4 << 20  # from a local disk, where one reader is enough

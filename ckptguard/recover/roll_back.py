@@ -35,10 +35,10 @@ from ckptguard.runs.settling import youngest_age
 from ckptguard.runs.work import PLAIN, Work
 from ckptguard.values.ids import CheckpointId, folder_of, numbers_of, single_number
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
-from ckptguard.verify.collect_evidence import unfinished_because
-from ckptguard.verify.read_known_good import wrong_in_copy
-from ckptguard.verify.seal import as_stored, seal_written
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.collect_evidence import unfinished_because
+from ckptguard.verification.read_known_good import wrong_in_copy
+from ckptguard.verification.seal import as_stored, seal_written
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ResavingError
-from ckptguard.incidents.open_and_close import leave_report
 from ckptguard.keep.copies import put_aside, shares_place
 from ckptguard.keep.quarantine import damaged_folder
 from ckptguard.layouts import Checkpoint
@@ -19,6 +18,7 @@ from ckptguard.records.scrubs import Where
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.repair.replace_files import LINKED, CopySource, Damaged, exchange, stage, staging, whole_source
 from ckptguard.replicas.replicate import open_replicas
+from ckptguard.reporting.open_and_close import leave_report
 from ckptguard.runs.file_signatures import all_there
 from ckptguard.runs.lock import run_lock
 from ckptguard.runs.results import Checked
@@ -33,7 +33,7 @@ from ckptguard.storage.redaction import plain_url
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings
-from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 _CHECK = "repair"

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ckptguard.errors import BusyError, CouldNotTellError, ObjectMissingError, RecordsError, SettingsError
-from ckptguard.incidents.notify import Event, incident_event, news_in, verdict_event
-from ckptguard.incidents.open_and_close import record_bad_save
 from ckptguard.keep.copies import shares_place
 from ckptguard.layouts import LAYOUTS, Checkpoint
 from ckptguard.records.kept import list_kept, read_kept
@@ -31,6 +29,8 @@ from ckptguard.records.scrubs import (
 )
 from ckptguard.records.who_and_when import seconds_of
 from ckptguard.repair.one_place import record_kept_damage
+from ckptguard.reporting.notify import Event, incident_event, news_in, verdict_event
+from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.settling import youngest_age
@@ -40,7 +40,7 @@ from ckptguard.scan.reread import ReadingStopped, WrongFile, reread
 from ckptguard.values.ids import CheckpointId, Step
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Finding, Outcome
-from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
 
 _GO_ON_WITHIN = 7 * 86400.0  # a reading that was cut short longer ago begins anew, where no other age is asked for
 _SAVE_EVERY = 600.0  # seconds of reading that a kill may cost

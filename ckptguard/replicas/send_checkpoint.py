@@ -41,7 +41,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import File, Manifest, decode_manifest, identity
 from ckptguard.values.record_text import decode_checked
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 _FILES_AT_ONCE = 3

@@ -18,7 +18,6 @@ from ckptguard.decisions.restarts import GAVE_UP
 from ckptguard.decisions.rollback import before_repeat
 from ckptguard.decisions.rollback_plan import Content
 from ckptguard.errors import CkptguardError, CouldNotTellError, NoKnownGoodError, NotFoundError, NotGivenBackError
-from ckptguard.incidents.notify import Event, Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.keep.quarantine import quarantine
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.incidents import Incident, list_incidents, update_incident
@@ -26,6 +25,7 @@ from ckptguard.records.pins import InUse
 from ckptguard.records.run import Run, has_records, open_run
 from ckptguard.recover.roll_back import GoBack, RolledBack, roll_back
 from ckptguard.recover.rollback_scope import content_of, training_in
+from ckptguard.reporting.notify import Event, Known, known_outcomes, news_in, reason_of, verdict_event
 from ckptguard.runs.find_known_good import Wanted, newest_candidate
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
@@ -35,7 +35,7 @@ from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import MAX_STEP, CheckpointId, folder_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.collect_evidence import unfinished_because
+from ckptguard.verification.collect_evidence import unfinished_because
 
 _SOONEST, _LOCAL, _SHARE = 0.2, 2.0, 20.0
 Tell = Callable[[str], None]  # a sentence for people

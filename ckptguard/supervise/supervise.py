@@ -24,10 +24,10 @@ from ckptguard.errors import (
     RollbackExhausted,
     SettingsError,
 )
-from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks, incident_event
-from ckptguard.incidents.open_and_close import close_incident
 from ckptguard.records.incidents import Incident, open_incident
 from ckptguard.records.run import has_records
+from ckptguard.reporting.notify import COMMAND_SECONDS, Hooks, incident_event
+from ckptguard.reporting.open_and_close import close_incident
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of
 from ckptguard.supervise.command import SupervisedCommand

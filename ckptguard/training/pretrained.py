@@ -11,8 +11,8 @@ from ckptguard.runs.settings_file import training_settings
 from ckptguard.values.ids import escape
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Finding, Outcome, Severity
-from ckptguard.verify.selection import Selection
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 _SHOWN = 3
 _SERIOUS = (Severity.ERROR, Severity.SICKNESS)

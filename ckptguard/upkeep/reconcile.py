@@ -34,9 +34,9 @@ from ckptguard.upkeep.settle_kept import looks_as_judged, protect, release_other
 from ckptguard.values.ids import Step, numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import Resave, Verification, verify_checkpoint
-from ckptguard.verify.collect_evidence import completeness
-from ckptguard.verify.kept_copy import verify_kept
+from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
+from ckptguard.verification.collect_evidence import completeness
+from ckptguard.verification.kept_copy import verify_kept
 
 _COLLECT_INTERVAL = 3600.0  # seconds; files that are not old enough yet are removed next time
 _PRUNE_INTERVAL = 600.0  # seconds; empties the trash and lifts pins even if nothing is saved

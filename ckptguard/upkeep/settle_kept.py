@@ -23,7 +23,7 @@ from ckptguard.storage.protocol import Entry, find_entry
 from ckptguard.values.ids import CheckpointId, Step, numbers_of
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.collect_evidence import copy_differs, unfinished_because
+from ckptguard.verification.collect_evidence import copy_differs, unfinished_because
 
 
 def protect_finished(view: RunView) -> list[str]:
@@ -108,45 +108,63 @@ def settle_kept(view: RunView, *, work: Work = PLAIN, saved_over: bool = False) 
     `saved_over` is as for `give_own_bytes`.
     """
     troubles: list[str] = []
-    try:
-        with run_lock(view.run):
-            doubtful = _release_refuted(view)
-        for copy, manifest in doubtful:
+    doubtful: list[tuple[KeptCopy, Manifest]] = []
+    with _noted(troubles), run_lock(view.run):
+        doubtful = _release_refuted(view, troubles)
+    for copy, manifest in doubtful:
+        with _noted(troubles):
             _settle_doubtful(view, copy, manifest, work)
-        with run_lock(view.run):
-            for checkpoint, id in list(_good_without_copy(view)):
+    all_known = not troubles
+    with _noted(troubles), run_lock(view.run):
+        for checkpoint, id in list(_good_without_copy(view)):
+            with _noted(troubles):
                 keep_checkpoint(view, checkpoint, id)
-            trim_kept(view)
-        troubles = give_own_bytes(view, work, saved_over=saved_over)
-        with run_lock(view.run):
-            trim_kept(view)
+    if all_known:
+        _trim(view, troubles)
+    with _noted(troubles):
+        troubles += give_own_bytes(view, work, saved_over=saved_over)
+    if all_known:
+        _trim(view, troubles)
+    return list(dict.fromkeys(troubles))
+
+
+@contextlib.contextmanager
+def _noted(troubles: list[str]) -> Iterator[None]:
+    """Add a problem with one copy as a sentence, so that it does not stop the other copies."""
+    try:
+        yield
     except (BusyError, CouldNotTellError) as error:
         troubles.append(f"kept copies could not be checked: {error.message}")
-    return troubles
 
 
-def _release_refuted(view: RunView) -> list[tuple[KeptCopy, Manifest]]:
+def _trim(view: RunView, troubles: list[str]) -> None:
+    """Remove the copies that no rule keeps. Never call it while a copy is doubtful: it would count as a good one, and the
+    older good one would be removed."""
+    with _noted(troubles), run_lock(view.run):
+        trim_kept(view)
+
+
+def _release_refuted(view: RunView, troubles: list[str]) -> list[tuple[KeptCopy, Manifest]]:
     """Release copies whose content is not what a verdict calls good. Returns copies that must be read first.
 
     The files of those look different. A touched file has another time and the same bytes.
     """
-    run, unwanted, doubtful = view.run, [], []
+    run, unwanted, doubtful = view.run, list[CheckpointId](), list[tuple[KeptCopy, Manifest]]()
     for id in list_kept(run):
-        copy = read_kept(run, id)
-        if copy is None or not view.history.has_verdict(id):
-            continue
-        manifest = view.history.manifest(id)
-        of_sealed = manifest is not None and made_of_sealed(copy, manifest)
-        if manifest is not None and of_sealed and view.is_good(id):
-            if not kept_matches(run, copy, manifest):
-                doubtful.append((copy, manifest))
-            continue
-        if read_kept(run, id) != copy:
-            continue  # unreadable once, and maybe the last whole copy: the next pass checks it again
-        if manifest is not None and not of_sealed:
-            release(run, id)  # even if pinned: pins are for sealed content
-        else:
-            unwanted.append(id)
+        with _noted(troubles):
+            copy, manifest = read_kept(run, id), view.history.manifest(id)
+            if copy is None or not view.history.has_verdict(id):
+                continue
+            of_sealed = manifest is not None and made_of_sealed(copy, manifest)
+            if manifest is not None and of_sealed and view.is_good(id):
+                if not kept_matches(run, copy, manifest):
+                    doubtful.append((copy, manifest))
+            elif read_kept(run, id) != copy:
+                continue  # unreadable once, and maybe the last whole copy: the next pass checks it again
+            elif manifest is not None and not of_sealed:
+                release(run, id)  # even if pinned: pins are for sealed content
+            else:
+                unwanted.append(id)
     release_unpinned(run, unwanted)
     return doubtful
 

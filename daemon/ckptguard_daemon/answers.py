@@ -32,12 +32,12 @@ from ckptguard.errors import (
     RefusedError,
     SettingsError,
 )
-from ckptguard.incidents.notify import Hooks, incident_event
 from ckptguard.inspect.list_states import survey, undecided
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.incidents import open_incident
 from ckptguard.records.names_by_step import list_steps
+from ckptguard.reporting.notify import Hooks, incident_event
 from ckptguard.runs.find_known_good import KnownGood, find_known_good
 from ckptguard.upkeep.reconcile import Waiting
 from ckptguard.values.ids import MAX_STEP, CheckpointId, Step, is_safe_path, single_number

@@ -8,13 +8,13 @@ import time
 import msgspec
 
 from ckptguard.errors import CkptguardError, NotFoundError
-from ckptguard.incidents.notify import Hooks, Known, known_outcomes, news_in, reason_of, verdict_event
-from ckptguard.incidents.open_and_close import record_bad_save
 from ckptguard.inspect.state_memo import StateMemo
 from ckptguard.records.daemon_record import DaemonRecord, clear_daemon_record, read_daemon_record, write_daemon_record
 from ckptguard.records.run import Run, open_run
 from ckptguard.records.who_and_when import utc_now
 from ckptguard.replicas.replicate import Replica
+from ckptguard.reporting.notify import Hooks, Known, known_outcomes, news_in, reason_of, verdict_event
+from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.results import Checked
 from ckptguard.runs.run_view import RunView
@@ -25,7 +25,7 @@ from ckptguard.upkeep.reconcile import PassNotes, PassResult, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 from ckptguard_daemon.log import log
 
 _SOONEST = 0.2

@@ -15,11 +15,11 @@ import msgspec
 
 from ckptguard.documents.build import fields
 from ckptguard.errors import CkptguardError, StoppedError
-from ckptguard.incidents.notify import Hooks, replica_event
 from ckptguard.layouts import Checkpoint
 from ckptguard.records.scrubs import Where
 from ckptguard.repair.scrub import Due, Reread, Scrubbed, ScrubListener, ScrubOrder, scrub
 from ckptguard.replicas.replicate import Replica, replica_urls, replicate
+from ckptguard.reporting.notify import Hooks, replica_event
 from ckptguard.runs.run_view import RunView
 from ckptguard.runs.work import Work
 from ckptguard.scan.process.low_priority import lower_priority

@@ -13,11 +13,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ckptguard.errors import CkptguardError
-from ckptguard.incidents.notify import COMMAND_SECONDS, Hooks
 from ckptguard.inspect.list_states import survey
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.run import open_run
 from ckptguard.records.who_and_when import this_host, utc_now
+from ckptguard.reporting.notify import COMMAND_SECONDS, Hooks
 from ckptguard.runs.run_view import open_view
 from ckptguard.scan.process.process_scanner import ProcessScanner
 from ckptguard.scan.process.worker_process import limits_of

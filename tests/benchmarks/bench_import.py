@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 PROGRAM = """
 import json, sys, time

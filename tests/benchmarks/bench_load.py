@@ -35,7 +35,7 @@ from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.saving.own_layout import read_checkpoint
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 Ways = dict[str, Callable[[], object]]
 

@@ -29,7 +29,7 @@ from ckptguard.replicas.replicate import replicate
 from ckptguard.runs.run_view import open_view
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 if TYPE_CHECKING:
     from servers.s3 import S3Server

@@ -21,7 +21,7 @@ from pathlib import Path
 from ckptguard.records.run import open_run
 from ckptguard.repair.scrub import scrub
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 CHUNK = 8 << 20
 FILES = 5

@@ -35,7 +35,7 @@ from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.training.ranks import GlooRanks
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=False)
 

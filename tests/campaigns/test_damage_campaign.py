@@ -15,7 +15,7 @@ from support.views import look
 from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 SEEDS = 20 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 1
 

@@ -17,7 +17,7 @@ from ckptguard.runs.history import load_history
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 
 SEEDS = 20 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 1
 STATE = ("model", "optimizer", "ema")

@@ -14,8 +14,8 @@ import pytest
 from support.runs import QUICK
 
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.selection import Selection
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 TESTS = Path(__file__).resolve().parent.parent
 FULL = os.environ.get("CKPTGUARD_CAMPAIGN") == "full"

@@ -29,7 +29,7 @@ sys.path[:0] = sys.argv[5:]
 from pathlib import Path
 from support.tiny_run import SERIES, content, files_of_manifest, name_of
 from ckptguard.errors import BusyError
-from ckptguard.verify.seal import seal_written
+from ckptguard.verification.seal import seal_written
 from ckptguard.records.run import open_run
 
 assert "torch" not in sys.modules

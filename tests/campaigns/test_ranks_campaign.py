@@ -19,8 +19,8 @@ from ckptguard.records.pins import counts, list_pins
 from ckptguard.records.run import open_run
 from ckptguard.training.sharded.sharded_store import ShardedStore
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.selection import Selection
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 CASES = Path(__file__).resolve().parents[2] / "examples" / "cases"
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]

@@ -19,7 +19,7 @@ from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 # On a busy machine the fixture, which is the demo itself, takes longer than a test may.
 pytestmark = pytest.mark.timeout(300)

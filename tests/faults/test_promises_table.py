@@ -19,13 +19,13 @@ from support.views import look
 import ckptguard
 from ckptguard.cli.entry import commands
 from ckptguard.errors import NoKnownGoodError
-from ckptguard.incidents.open_and_close import record_bad_save
 from ckptguard.inspect.list_states import survey
 from ckptguard.inspect.status import status
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.recover.restore import restore
 from ckptguard.recover.roll_back import GoBack, roll_back
+from ckptguard.reporting.open_and_close import record_bad_save
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.scan import scan_files
 from ckptguard.supervise.save_watch import SaveWatch

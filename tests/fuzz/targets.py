@@ -301,7 +301,7 @@ def fuzz_any(data: bytes) -> None:
 
 def fuzz_check_sums(data: bytes) -> None:
     """Any checksum file ends in sums under keys inside the storage, or in a sentence."""
-    from ckptguard.verify.checksum_files import parse_check_sums, sums_for
+    from ckptguard.verification.checksum_files import parse_check_sums, sums_for
 
     try:
         sums = sums_for(parse_check_sums(data, "it"), "m", ["m/a", "m/b/c"], root="/r", folder="/r/x")

@@ -8,7 +8,7 @@ from support.half_training import flip_last_byte
 from support.runs import QUICK
 
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 pytestmark = [pytest.mark.gpu, pytest.mark.torch]
 

@@ -25,8 +25,8 @@ from ckptguard.runs.work import Work
 from ckptguard.storage import open_storage
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.seal import seal_written
+from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.seal import seal_written
 
 COUNTS = (20, 100, 400)
 MOST = 1.2  # times the requests of the smallest run

@@ -24,7 +24,7 @@ TORCH = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
-    "ckptguard.verify.target",
+    "ckptguard.verification.target",
     "ckptguard.scan.one_file",
     "ckptguard.scan.byte_pass",
     "ckptguard.training.guard",

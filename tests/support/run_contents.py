@@ -1,6 +1,6 @@
 """What lies in a run: the bytes of its checkpoints in place, and what verifying them says."""
 
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 from support.views import look
 
 

@@ -21,7 +21,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import protect_finished
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 from support.tiny_run import SERIES, TINY, Content, delete, forget, inline, name_of, rot, save
 from support.views import look
 

@@ -35,7 +35,7 @@ from ckptguard.values.ids import CheckpointId
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 from support.faulty_storage import Fault, Faults, injected
 from support.store_crashes import Killed, at_call, die, gone
 from support.tiny_run import cycle, forget, inline, leftovers

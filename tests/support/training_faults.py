@@ -16,7 +16,7 @@ from ckptguard.records.run import open_run
 from ckptguard.runs.history import load_history
 from ckptguard.training.saving import destinations, stores
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from support.views import look
 
 TOTAL, SAVE_EVERY = 16, 3

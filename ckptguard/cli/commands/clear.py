@@ -25,7 +25,7 @@ def command(run: str, checkpoint: str, reason: str, shared: Shared) -> None:
     """
     from ckptguard.runs.run_view import open_view
     from ckptguard.values.ids import escape
-    from ckptguard.verify.user_decisions import clear
+    from ckptguard.verification.user_decisions import clear
 
     if not reason.strip():
         raise click.BadParameter("it is empty", param_hint="--reason")
@@ -47,7 +47,7 @@ def reseal_command(ckpt: str, shared: Shared) -> None:
     """
     from ckptguard.errors import NotFoundError
     from ckptguard.runs.target import resolve_target
-    from ckptguard.verify.user_decisions import reseal
+    from ckptguard.verification.user_decisions import reseal
 
     target = resolve_target(ckpt, shared.settings())
     if target.view is None or target.checkpoint is None:
@@ -72,7 +72,7 @@ def accept_command(run: str, checkpoint: str | None, step: int | None, shared: S
     It is verified again.
     """
     from ckptguard.runs.run_view import open_view
-    from ckptguard.verify.user_decisions import accept
+    from ckptguard.verification.user_decisions import accept
 
     if (checkpoint is None) == (step is None):
         raise click.UsageError("name one checkpoint: by its path or id, or by --step")

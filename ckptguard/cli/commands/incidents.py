@@ -43,8 +43,8 @@ def command(run: str, shared: Shared) -> None:
 def incident_command(run: str, incident_id: str | None, html: str | None, read: bool, shared: Shared) -> None:
     """Show what is known about an incident of RUN: when it began, which tensors went first, its likely causes and
     what to do about them. The newest incident, or the one whose ID (or the start of it) is given."""
-    from ckptguard.incidents.build_report import choose_incident, report_of
-    from ckptguard.incidents.report_text import report_text
+    from ckptguard.reporting.build_report import choose_incident, report_of
+    from ckptguard.reporting.report_text import report_text
     from ckptguard.runs.run_view import open_view
 
     view = open_view(run, shared.settings())
@@ -52,7 +52,7 @@ def incident_command(run: str, incident_id: str | None, html: str | None, read: 
     with working("reading") as work:
         report = report_of(view, incident, read=read, work=work)
     if html is not None:
-        from ckptguard.incidents.report_html import report_html
+        from ckptguard.reporting.report_html import report_html
 
         page = report_html(report)
         try:

@@ -59,7 +59,7 @@ def _read(run: str, settings: Settings, wanted: Wanted, *, everything: bool) -> 
     from ckptguard.replicas.replicate import find_known_good_anywhere
     from ckptguard.runs.run_view import open_view
     from ckptguard.scan.scanners import scanner_of
-    from ckptguard.verify.read_known_good import read_known_good
+    from ckptguard.verification.read_known_good import read_known_good
 
     with scanner_of(settings) as scanner, working("reading", scanner=scanner) as work:
 

@@ -43,8 +43,8 @@ def command(
     Bytes come from the disk, not from the page cache, and are compared by BLAKE3. Damage turns the verdict BAD, is an
     incident, and is told to hooks; a damaged kept copy counts no more. `ckptguard repair` puts the right bytes back.
     """
-    from ckptguard.incidents.notify import Hooks
     from ckptguard.repair.scrub import ScrubListener, ScrubOrder, parse_subset, scrub
+    from ckptguard.reporting.notify import Hooks
     from ckptguard.runs.target import open_named_run
     from ckptguard.scan.scanners import scanner_of
     from ckptguard.values.retention_policy import parse_span

@@ -43,8 +43,8 @@ def command(target: str, no_record: bool, shared: Shared, **options: Any) -> Non
     read.
     """
     from ckptguard.scan.scanners import scanner_of
-    from ckptguard.verify.selection import Selection
-    from ckptguard.verify.target import verify_target
+    from ckptguard.verification.selection import Selection
+    from ckptguard.verification.target import verify_target
 
     settings = shared.settings(**{name: options.pop(name) for name in _OF_SETTINGS})
     what = Selection(record=not no_record, **{name: said for name, said in options.items() if said is not None})

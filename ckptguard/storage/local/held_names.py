@@ -69,7 +69,7 @@ def lying_as(folder: int, name: str, *, held: bool) -> str:
     if not held:
         return name
     spelled = held_name(name)
-    return name if _may_lie_bare(name) and not _is_there(folder, spelled) and _is_there(folder, name) else spelled
+    return name if _may_lie_bare(name) and not is_there(folder, spelled) and is_there(folder, name) else spelled
 
 
 def _may_lie_bare(name: str) -> bool:
@@ -99,7 +99,7 @@ def hold_names(folder: int, root: str, parts: Sequence[str]) -> None:
             own = own_name(name)
             new = held_name(own) if held else own
             with contextlib.suppress(OSError):
-                if new != name and not _is_there(folder, new):
+                if new != name and not is_there(folder, new):
                     os.rename(name, new, src_dir_fd=folder, dst_dir_fd=folder)
                     name = new
                 if is_folder and len(parts) < DEEPEST:
@@ -111,7 +111,8 @@ def hold_names(folder: int, root: str, parts: Sequence[str]) -> None:
         sync(folder)
 
 
-def _is_there(folder: int, name: str) -> bool:
+def is_there(folder: int, name: str) -> bool:
+    """Whether anything, also a dangling link, has this name in an open folder."""
     try:
         os.lstat(name, dir_fd=folder)
     except FileNotFoundError:

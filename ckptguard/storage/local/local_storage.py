@@ -17,7 +17,7 @@ from ckptguard.errors import (
 from ckptguard.storage.failures import translated
 from ckptguard.storage.local import folders as folders
 from ckptguard.storage.local.folders import entry_of
-from ckptguard.storage.local.held_names import hold_names, is_holding, lying_path
+from ckptguard.storage.local.held_names import hold_names, is_holding, is_there, lying_path
 from ckptguard.storage.local.syncs import sync
 from ckptguard.storage.local.writes import NO_LINKS, clone_into, move_exclusively, publish, temporary, write_all
 from ckptguard.storage.protocol import Capabilities, Enter, Entry, Reader, Storage, Upload, parts_below, parts_of
@@ -94,7 +94,7 @@ class LocalStorage(Storage):
             descriptor, entry = self._open_file(folder, name, source)
             try:
                 with translated(target, self.url), self._place(target, make=True) as (target_folder, target_name):
-                    if _exists(target_folder, target_name):  # before any work; the publication is exclusive anyway
+                    if is_there(target_folder, target_name):  # before any work; the publication is exclusive anyway
                         raise ObjectExistsError(f"{escape(target)}: exists already", key=target)
                     done = self._copy_file(descriptor, entry, target_folder, target_name, how)
                     if done is None and _link(folder, name, descriptor, target_folder, target_name):
@@ -105,7 +105,7 @@ class LocalStorage(Storage):
 
     def move(self, source: str, target: str) -> None:
         with translated(source, self.url), self._place(source) as (folder, name), translated(target, self.url):
-            kind = folders.entry_at(folder, name, source).kind if _exists(folder, name) else None
+            kind = folders.entry_at(folder, name, source).kind if is_there(folder, name) else None
             if kind is None:
                 raise ObjectMissingError(f"{escape(source)}: there is no such object", key=source)
             with self._place(target, make=True) as (target_folder, target_name):
@@ -197,14 +197,6 @@ def _link(source_folder: int, source: str, descriptor: int, folder: int, name: s
         raise ChangedWhileReadError(f"{escape(source)} changed while it was linked", key=source)
     sync(descriptor)  # trainers do not sync their saves; a protected one should survive a power cut
     folders.sync_folder(folder)
-    return True
-
-
-def _exists(folder: int, name: str) -> bool:
-    try:
-        os.lstat(name, dir_fd=folder)
-    except FileNotFoundError:
-        return False
     return True
 
 

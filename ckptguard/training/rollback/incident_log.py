@@ -65,7 +65,7 @@ def end_incident(
     if incident is None:
         return None
     try:
-        from ckptguard.incidents.open_and_close import close_incident  # the report is loaded when one is written
+        from ckptguard.reporting.open_and_close import close_incident  # the report is loaded when one is written
 
         named = str(known_good) if known_good is not None else None
         return close_incident(run, incident, action=action, known_good=named, state=state)

@@ -15,7 +15,7 @@ from ckptguard.upkeep.settle_kept import looks_as_judged
 from ckptguard.values.ids import numbers_of
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 _log = logging.getLogger("ckptguard")
 

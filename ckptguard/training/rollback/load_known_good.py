@@ -46,7 +46,7 @@ from ckptguard.training.state.rng import capture_rng, restore_rng
 from ckptguard.values.ids import MAX_STEP, CheckpointId, single_number
 from ckptguard.values.manifest import Manifest
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import Verification, verify_checkpoint
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
 from ckptguard.version import __version__
 
 _log = logging.getLogger("ckptguard")

@@ -30,7 +30,7 @@ from ckptguard.training.content.safetensors_file import FileStream, Stream
 from ckptguard.upkeep.leftovers import collect_claim
 from ckptguard.values.ids import series_of
 from ckptguard.values.manifest import File, Manifest
-from ckptguard.verify.seal import as_stored, seal_written
+from ckptguard.verification.seal import as_stored, seal_written
 
 _FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE)
 _log = logging.getLogger("ckptguard")

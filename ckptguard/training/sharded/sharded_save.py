@@ -26,7 +26,7 @@ from ckptguard.training.saving.own_layout import STATE_FORMAT, write_state
 from ckptguard.training.sharded.dcp_plan import HashingWriter, LastPlan, Planned, from_words, in_words
 from ckptguard.training.signals.weights import first_of
 from ckptguard.values.manifest import File
-from ckptguard.verify.collect_evidence import manifest_file
+from ckptguard.verification.collect_evidence import manifest_file
 
 _log = logging.getLogger("ckptguard")
 

@@ -13,7 +13,7 @@ from ckptguard.layouts import Checkpoint
 from ckptguard.scan.result import Numbers, Scan, ScannedFile
 from ckptguard.storage.protocol import Entry
 from ckptguard.values.verdict import Finding, Outcome, Severity, judge, limit_findings
-from ckptguard.verify.checksum_files import parse_check_sums
+from ckptguard.verification.checksum_files import parse_check_sums
 
 FINE = Numbers(count=4, largest=1.0)
 
@@ -216,7 +216,7 @@ def test_numpy_arrays_in_pickles_are_state_too():
 def test_where_stated_sums_apply():
     """One file by its name; a folder by paths relative to it or to its parent; nothing stated is refused."""
     from ckptguard.errors import SettingsError
-    from ckptguard.verify.checksum_files import sums_for
+    from ckptguard.verification.checksum_files import sums_for
 
     a, b = ("md5", "a" * 32), ("md5", "b" * 32)
     assert sums_for({"deep/x.pt": a}, "x.pt", ["x.pt"]) == {"x.pt": a}

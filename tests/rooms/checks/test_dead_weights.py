@@ -16,8 +16,8 @@ from support.views import look
 from ckptguard.checks import Evidence
 from ckptguard.records.run import open_run
 from ckptguard.values.verdict import Facts, Finding, Outcome, Severity
-from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.user_decisions import clear
+from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.user_decisions import clear
 
 ALIVE = Facts(largest_magnitude=1.0)
 DEAD = (

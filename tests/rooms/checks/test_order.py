@@ -19,7 +19,7 @@ from ckptguard.runs.run_view import open_view
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 _SCHEDULES = {"config": {"step": 7}, "args": {"iteration": 8}, "hyper_parameters": {"global_step": 9}}
 

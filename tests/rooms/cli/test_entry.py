@@ -39,7 +39,7 @@ def test_known_good_is_answered_from_the_records_alone(verified):
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
         "ours = [name for name in sys.modules if name.startswith('ckptguard.')]\n"
-        "readers = {'formats', 'layouts', 'scan', 'checks', 'verify', 'replicas'}\n"
+        "readers = {'formats', 'layouts', 'scan', 'checks', 'verification', 'replicas'}\n"
         "rooms = {name.split('.')[1] for name in ours} & readers\n"
         "heavy = {'numpy', 'rich', 'fsspec', 'torch', 'blake3', 'asyncio'} & set(sys.modules)\n"
         "sys.exit(str((len(ours), rooms, heavy)) if len(ours) > 50 or rooms or heavy else 0)"

@@ -11,7 +11,7 @@ from support.hub_caches import COMMIT, LATER, Hub, flip, git_sha1, sharded_files
 from ckptguard.cli.output import bytes_below
 from ckptguard.runs.work import Work
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 SHARD = "model-00002-of-00003.safetensors"
 REPOSITORY = "models--org--tiny"

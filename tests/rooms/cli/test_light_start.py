@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 PROGRAM = """
 import json, sys

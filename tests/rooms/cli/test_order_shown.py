@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 
 def _save(path, number, **beside):

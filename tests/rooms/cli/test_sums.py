@@ -10,7 +10,7 @@ import torch
 from support.runs import state_dict, write_safetensors, write_torch
 
 from ckptguard.inspect.sums import check_line
-from ckptguard.verify.checksum_files import parse_check_sums
+from ckptguard.verification.checksum_files import parse_check_sums
 
 needs_md5sum = pytest.mark.skipif(shutil.which("md5sum") is None, reason="needs GNU coreutils")
 

@@ -12,7 +12,7 @@ from support.runs import save_file, state_dict, write_safetensors, write_torch
 
 import ckptguard.runs.history
 from ckptguard.errors import DeniedError, StorageError
-from ckptguard.verify import checkpoint as checkpoint_module
+from ckptguard.verification import checkpoint as checkpoint_module
 
 CONTRACT = ["path", "series", "layout", "step", "id", "outcome", "digest_origin", "bytes", "seconds", "findings"]
 FINDING = ["check", "severity", "file", "tensor", "count", "expected", "found", "message"]

@@ -19,8 +19,8 @@ from support.daemon_process import PATIENCE, Starter, flip_bit, save, until
 from support.daemon_readme import assert_like, example
 from support.hook_commands import command, told, toml
 
-from ckptguard.incidents import notify
-from ckptguard.incidents.notify import Hooks
+from ckptguard.reporting import notify
+from ckptguard.reporting.notify import Hooks
 from ckptguard.values.settings import Settings
 
 

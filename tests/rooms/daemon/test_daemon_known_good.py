@@ -23,10 +23,10 @@ from ckptguard_daemon.service import run_id_of
 from starlette.types import ASGIApp
 from support.daemon_process import PATIENCE, Starter, save
 
-from ckptguard.incidents.notify import Hooks
 from ckptguard.records.daemon_record import DaemonRecord
 from ckptguard.records.ledger import append_verdict
 from ckptguard.records.run import open_run
+from ckptguard.reporting.notify import Hooks
 from ckptguard.runs.history import load_history
 from ckptguard.scan import scan_files
 from ckptguard.values.ids import CheckpointId

@@ -23,8 +23,8 @@ from ckptguard.scan import ScannedFile
 from ckptguard.storage import open_storage
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Severity
-from ckptguard.verify.selection import Selection
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 NAN, INF = math.nan, math.inf
 

@@ -14,8 +14,8 @@ from support.runs import QUICK
 
 from ckptguard.scan import ScannedFile
 from ckptguard.values.verdict import Outcome, Severity
-from ckptguard.verify.selection import Selection
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SHARED = torch.nn.SiLU()

@@ -14,7 +14,7 @@ from ckptguard.records.ledger import ledger_names
 from ckptguard.recover.roll_back import GoBack, roll_back
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 
 def save_sick(root, step, *, series="net", seed=None, **where):

@@ -13,7 +13,7 @@ from ckptguard.inspect.diff import diff
 from ckptguard.runs.work import Work
 from ckptguard.scan import compare as compare_module
 from ckptguard.scan import scan_files
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 
 def compare(a, b, **options):

@@ -33,8 +33,8 @@ from ckptguard.storage.local.local_storage import LocalStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.retention_policy import Policy
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.user_decisions import clear
+from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.user_decisions import clear
 
 WORK = Work(scanner=inline)
 STEPS = (100, 200, 300, 400, 500)

@@ -9,7 +9,7 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 pytestmark = [pytest.mark.writers, pytest.mark.timeout(300)]
 

@@ -17,7 +17,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.manifest import Counter, decode_manifest
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 SERIES = "net-#.pt"
 

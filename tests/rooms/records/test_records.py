@@ -20,7 +20,7 @@ from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 
 def ledger(root):

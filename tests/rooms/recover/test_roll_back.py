@@ -18,8 +18,8 @@ from ckptguard.scan import scan_files
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.user_decisions import clear
+from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.user_decisions import clear
 
 
 def visible(root):
@@ -295,7 +295,7 @@ def test_suspicion_follows_a_checkpoint_that_is_moved_back(root, three):
 def test_reseal_lifts_no_suspicion(three):
     """Taking the same bytes as a new generation does not make them trusted."""
     from ckptguard.keep.quarantine import mark_suspect
-    from ckptguard.verify.user_decisions import reseal
+    from ckptguard.verification.user_decisions import reseal
 
     reconcile(look(three), PassNotes())
     mark_suspect(look(three), CheckpointId("net-#.pt", 300, 1), "sick soon after")
@@ -306,7 +306,7 @@ def test_reseal_lifts_no_suspicion(three):
 def test_two_paths_with_one_step_are_told_apart(root, run):
     """Quarantining one of two files of the same series and step does not make the other one new."""
     from ckptguard.keep.quarantine import quarantine
-    from ckptguard.verify.target import verify_target
+    from ckptguard.verification.target import verify_target
 
     for epoch in (1, 2):
         torch.save(state_dict(epoch), root / f"epoch={epoch}-step=500.ckpt")

@@ -17,7 +17,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.history import load_history
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from ckptguard.records.run import open_run
 from ckptguard.replicas.replicate import find_known_good_anywhere, replicate
 from ckptguard.runs.find_known_good import ANY, find_known_good
 from ckptguard.runs.work import Work
-from ckptguard.verify.read_known_good import read_known_good
+from ckptguard.verification.read_known_good import read_known_good
 
 
 @pytest.fixture

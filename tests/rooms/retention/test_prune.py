@@ -266,7 +266,7 @@ def test_where_nothing_else_is_good_the_trash_is_named(five, root, tmp_path):
 
 def watch_again(run):
     """Have everything verified again."""
-    from ckptguard.verify.checkpoint import verify_checkpoint
+    from ckptguard.verification.checkpoint import verify_checkpoint
 
     for checkpoint in look(run).checkpoints:
         verify_checkpoint(look(run), checkpoint)
@@ -291,7 +291,7 @@ def test_a_wrong_clock_removes_nothing_early(five, root, monkeypatch):
     for off in (YEAR, -YEAR):
         monkeypatch.setattr(who_and_when.time, "time", lambda off=off: time.time_ns() / 1e9 + off)
         assert removed(prune(look(five), Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []
-        monkeypatch.setattr("ckptguard.verify.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
+        monkeypatch.setattr("ckptguard.verification.seal.utc_now", lambda off=off: iso(time.time_ns() / 1e9 + off))
         write_torch(root, 600 if off > 0 else 700, seed=int(off))
         reconcile(look(five, QUICK.changed(keep="none")), PassNotes())
         assert removed(prune(look(five), Policy(keep_within=3600.0, keep_good=1), grace=DAY)) == []

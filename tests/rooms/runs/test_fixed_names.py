@@ -16,7 +16,7 @@ from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.run_view import open_view
 from ckptguard.values.ids import CheckpointId, id_from_record, numbers_of, parse_id, series_folder
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 _NUMBERS = st.lists(st.integers(0, 10**12 - 1), max_size=4).map(tuple)
 

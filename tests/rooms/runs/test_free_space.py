@@ -18,7 +18,7 @@ from ckptguard.runs.free_space import need_room
 from ckptguard.storage import open_storage
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 
 class Stop(Exception):

@@ -21,7 +21,7 @@ from ckptguard.runs.work import Work
 from ckptguard.storage.remote.remote_storage import RemoteStorage
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,9 @@ from ckptguard.storage.protocol import Entry
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.manifest import File
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
-from ckptguard.verify.read_known_good import read_known_good
-from ckptguard.verify.user_decisions import clear
+from ckptguard.verification.checkpoint import verify_checkpoint
+from ckptguard.verification.read_known_good import read_known_good
+from ckptguard.verification.user_decisions import clear
 
 WORK = Work(scanner=inline)
 STEPS = (100, 200, 300)

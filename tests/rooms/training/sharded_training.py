@@ -25,7 +25,7 @@ from ckptguard.training.sharded.sharded_store import ShardedStore
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.ids import CheckpointId
 from ckptguard.values.settings import Settings
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 SETTINGS = Settings(settle=0)
 

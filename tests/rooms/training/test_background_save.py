@@ -17,7 +17,7 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.saving import destinations, own_layout
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 BEHIND = ckptguard.Saving(blocking=False)
 

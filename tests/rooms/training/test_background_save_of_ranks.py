@@ -13,7 +13,7 @@ from support.runs import QUICK
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 pytestmark = pytest.mark.torch
 VICTIMS = range(3) if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else (0,)

@@ -253,7 +253,7 @@ def test_pretrained_weights_that_cannot_be_read(tmp_path, monkeypatch):
     """Could not tell is not good, and not bad."""
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.randn(8, 8)}, path)
-    from ckptguard.verify import stray
+    from ckptguard.verification import stray
 
     def unreadable(*_, **__):
         raise CouldNotTellError("the disk does not answer")

@@ -11,7 +11,7 @@ from ckptguard.errors import SettingsError, SickTrainingError
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,9 +14,9 @@ import ckptguard
 from ckptguard.decisions.health import Signal
 from ckptguard.decisions.rollback import RollbackPolicy
 from ckptguard.errors import RollbackExhausted
-from ckptguard.incidents.build_report import choose_incident, report_of
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.reporting.build_report import choose_incident, report_of
 from ckptguard.training.content.training_parts import TrainingParts
 from ckptguard.training.signals.incident_evidence import (
     MOST,
@@ -258,7 +258,7 @@ def test_a_report_that_cannot_be_made_stops_nothing(tmp_path, monkeypatch, caplo
     def broken(*_, **__):
         raise RuntimeError("no report today")
 
-    monkeypatch.setattr("ckptguard.incidents.open_and_close.report_of", broken)
+    monkeypatch.setattr("ckptguard.reporting.open_and_close.report_of", broken)
     monkeypatch.setattr("ckptguard.training.signals.incident_evidence.sick_tensors", broken)
     sick_run(tmp_path / "run")
     (incident,) = list_incidents(open_run(str(tmp_path / "run")))

@@ -15,7 +15,7 @@ from ckptguard.training.options import Saving
 from ckptguard.training.rollback import last_save
 from ckptguard.training.rollback.last_save import judge_last_save
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 
 def outcomes(run):

@@ -11,14 +11,14 @@ import ckptguard
 from ckptguard.decisions.health import Diagnosis, Health, Limits, Signal
 from ckptguard.decisions.rollback import PastRollback, RollbackPolicy, decide
 from ckptguard.errors import SickTrainingError
-from ckptguard.incidents.build_report import report_of
-from ckptguard.incidents.report_html import report_html
-from ckptguard.incidents.report_text import report_text
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
+from ckptguard.reporting.build_report import report_of
+from ckptguard.reporting.report_html import report_html
+from ckptguard.reporting.report_text import report_text
 from ckptguard.training.ranks import agree
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 LOOK, BAD = {"looked": True}, {"looked": True, "bad_tensor": "w"}
 

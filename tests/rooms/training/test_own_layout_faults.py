@@ -22,8 +22,8 @@ from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
-from ckptguard.verify.user_decisions import reseal
+from ckptguard.verification.target import verify_target
+from ckptguard.verification.user_decisions import reseal
 
 KILLS = 200 if os.environ.get("CKPTGUARD_CAMPAIGN") == "full" else 12
 

@@ -24,7 +24,7 @@ from ckptguard.storage.remote.upload import SMALLEST_PART, RemoteUpload
 from ckptguard.training.saving import destinations
 from ckptguard.training.saving.destinations import local_root
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 
 @pytest.fixture(params=["memory", "s3"])

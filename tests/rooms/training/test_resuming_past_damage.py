@@ -8,7 +8,7 @@ from support.views import look
 import ckptguard
 from ckptguard.errors import DeniedError
 from ckptguard.records.run import open_run
-from ckptguard.verify.checkpoint import verify_checkpoint
+from ckptguard.verification.checkpoint import verify_checkpoint
 
 
 def test_older_ones_are_verified_when_the_known_good_is_damaged(tmp_path):

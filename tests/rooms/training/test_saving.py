@@ -17,8 +17,8 @@ from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.training.saving import destinations
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.selection import Selection
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.target import verify_target
 
 
 @pytest.mark.parametrize("after", [0, 100, 30_000])

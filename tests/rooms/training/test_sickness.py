@@ -15,7 +15,7 @@ from ckptguard.inspect.list_states import survey
 from ckptguard.records.incidents import list_incidents
 from ckptguard.records.run import open_run
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 
 @pytest.mark.parametrize("tell_norm", [True, False])

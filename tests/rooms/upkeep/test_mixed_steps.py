@@ -6,7 +6,7 @@ from support.views import look
 from ckptguard.inspect.list_states import survey
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.values.verdict import Outcome
-from ckptguard.verify.target import verify_target
+from ckptguard.verification.target import verify_target
 
 NAMES = ("checkpoint-7.safetensors", "recovery-0-50.safetensors", "recovery-1-5.safetensors", "last.safetensors")
 

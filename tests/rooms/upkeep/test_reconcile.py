@@ -232,7 +232,7 @@ def test_one_shard_saved_anew_waits_for_the_others(root, run):
 
 def test_a_missing_tensor_against_the_reference_is_suspect_until_accepted(root, run):
     """The schema of the previous good checkpoint is the reference; `accept` makes a change deliberate."""
-    from ckptguard.verify.user_decisions import accept
+    from ckptguard.verification.user_decisions import accept
 
     write_torch(root, 100, seed=1)
     state = state_dict(2)

@@ -15,10 +15,12 @@ from support.records_on_disk import at
 from support.runs import QUICK, state_dict
 from support.views import look
 
+from ckptguard.errors import StorageError
 from ckptguard.records import kept
 from ckptguard.records.run import open_run
 from ckptguard.runs.find_known_good import find_known_good
 from ckptguard.runs.work import PLAIN, Work
+from ckptguard.upkeep import settle_kept as settle
 from ckptguard.upkeep.reconcile import PassNotes, reconcile
 from ckptguard.upkeep.settle_kept import settle_kept
 
@@ -99,3 +101,49 @@ def test_a_touched_link_is_read_once(root):
     for _ in range(2):
         assert settle_kept(look(run, links), work=Work(scanner=scanner)) == []
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("failing", [100, 200, 300])
+def test_trouble_with_one_checkpoint_holds_up_no_other(root, monkeypatch, failing):
+    """The others are kept, and a sentence names the trouble."""
+    for step in (100, 200, 300):
+        (root / f"checkpoint-{step}").mkdir()
+        torch.save(state_dict(step, layers=1, width=8), root / f"checkpoint-{step}" / "model.pt")
+    run, three = open_run(str(root)), QUICK.changed(keep_good=3)
+    reconcile(look(run, three), PassNotes())
+    copies = kept.list_kept(run)
+    assert len(copies) == 3
+    for id in copies:
+        settle.release(run, id)
+    real = settle.keep_checkpoint
+
+    def fail(view, checkpoint, id, **words):
+        if checkpoint.step == failing:
+            raise StorageError("the disk failed", key=checkpoint.path)
+        return real(view, checkpoint, id, **words)
+
+    monkeypatch.setattr(settle, "keep_checkpoint", fail)
+    troubles = settle_kept(look(run, three))
+    assert [id.step for id in kept.list_kept(run)] == [step for step in (100, 200, 300) if step != failing]
+    assert len(troubles) == 1
+    assert "the disk failed" in troubles[0]
+
+
+def test_nothing_is_trimmed_while_a_copy_is_in_doubt(root, monkeypatch):
+    """It would count as the good one that stays, and the good one behind it would be removed."""
+    run = guarded(root)
+    copies = kept.list_kept(run)
+    newest = max(copies, key=lambda id: id.order)
+
+    def fail(run, copy, manifest):
+        if copy.id == newest:
+            raise StorageError("the disk failed", key=copy.folder)
+        return True
+
+    monkeypatch.setattr(settle, "kept_matches", fail)
+    [trouble] = settle_kept(look(run, QUICK.changed(keep_good=1)))
+    assert "the disk failed" in trouble
+    assert kept.list_kept(run) == copies
+    monkeypatch.undo()
+    assert settle_kept(look(run, QUICK.changed(keep_good=1))) == []
+    assert len(kept.list_kept(run)) < len(copies)

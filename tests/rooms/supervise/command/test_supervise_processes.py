@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from supervised_training import PATIENCE, newest, starts, until
 
-from ckptguard.incidents.notify import Hooks
+from ckptguard.reporting.notify import Hooks
 from ckptguard.scan.process.worker_process import WorkerLimits, WorkerProcess
 from ckptguard.supervise.process_tree import descendants, send_signal
 from ckptguard.supervise.wait_for_command import means_it

@@ -1,0 +1,282 @@
+"""From the evidence of an incident to its likely causes, in order, with what to do about each. Pure.
+
+Each rule looks at the clues and says what it makes of them, or None. None of them is proof: from 0.6 on a cause is
+called likely, below that possible. The first rules are about the arithmetic, the others about what training began from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ckptguard.reporting.evidence_queries import Clues, growth
+from ckptguard.reporting.report_words import few
+from ckptguard.values.incident import IncidentReport, LikelyCause
+
+_LIKELY = 0.6
+_FP16_ZERO = 2.0**-25  # what is not larger rounds to 0 in fp16
+_SHOWN = 3
+_AT_ONCE = 20  # updates
+_FEW = 2  # healthy ones before: what was loaded damaged is sick at once
+_FLOOR = 1.0
+
+
+def _cause(name: str, title: str, weight: float, because: list[str], advice: list[str]) -> LikelyCause:
+    """A cause with its weight put in a word."""
+    weight = round(min(weight, 0.99), 2)
+    confidence = "likely" if weight >= _LIKELY else "possible"
+    return LikelyCause(
+        name=name, title=title, confidence=confidence, weight=weight, because=tuple(because), advice=tuple(advice)
+    )
+
+
+def fp16_overflow(clues: Clues) -> LikelyCause | None:
+    """A value passed 65504, the largest that fp16 can hold."""
+    headroom, falls, norm = clues.headroom, clues.falls, clues.grad_norm
+    near = headroom is not None and headroom > 0.5
+    if clues.fp16 is False or (clues.fp16 is None and not near):
+        return None
+    weight, because = 0.3, []
+    if clues.fp16:
+        where = "weights are fp16" if clues.weights_in_fp16 else "training computes in fp16"
+        because.append(f"{where}, which ends at 65504")
+    if falls >= 2 or clues.report.cause == "loss_scale":
+        weight += 0.4
+        if falls >= 2:
+            because.append(f"the loss scale fell {falls} times without rising again, to {clues.scales[-1]:g}")
+    if near:
+        weight += 0.3 if clues.fp16 else 0.2
+        because.append(f"a weight of the last good checkpoint uses {headroom:.0%} of fp16's range")
+    if any(v is not None and math.isinf(v) for v in (norm, clues.loss)):
+        weight += 0.2
+        because.append("infinity, not NaN, came first: something grew too large")
+    missing_scaler = clues.fp16 is True and clues.training.loss_scaler == "none"
+    if missing_scaler:
+        weight += 0.15
+        because.append("no loss scaler is known of")
+    if masked_batch(clues) is not None or _weights_before_gradients(clues):
+        weight -= 0.25  # finite gradients do not speak for an overflow
+    bf16 = "train in bf16: the range of fp32 at the size of fp16 (torch.autocast(dtype=torch.bfloat16), bf16=True)"
+    advice = {
+        True: [f"{bf16}; this hardware can"],
+        False: [
+            "train in fp32: this hardware has no bf16",
+            "if fp32 does not fit: keep normalisation, attention scores, logits and the loss in fp32",
+        ],
+        None: [f"{bf16}, if the hardware can", "else fp32, or fp32 for normalisation, attention scores and the loss"],
+    }[clues.training.hardware_bf16]
+    if missing_scaler or clues.training.loss_scaler is None:
+        advice.append("with fp16, scale the loss: torch.amp.GradScaler around backward() and step()")
+    advice.append("clip the gradient norm, and unscale before clipping (scaler.unscale_(optimizer))")
+    return _cause("fp16_overflow", "fp16 overflow", weight, because, advice)
+
+
+def gradient_explosion(clues: Clues) -> LikelyCause | None:
+    """The gradients grew before they were no longer finite."""
+    norms, losses = growth(clues.norms), growth(clues.losses)
+    because, weight = [], 0.0
+    if norms is not None and norms >= 4:
+        weight = 0.8 if norms >= 30 else 0.65 if norms >= 10 else 0.4
+        because.append(f"the gradient norm rose to {norms:.3g} times its usual size before the onset")
+    if losses is not None and losses >= 3:
+        weight = max(weight + 0.1, 0.45)
+        because.append(f"the loss rose to {losses:.3g} times its usual size before the onset")
+    if clues.report.cause == "spike":
+        weight = max(weight, _LIKELY)
+        because = because or ["loss or gradient norm spiked and did not come back"]
+    if not because:
+        return None
+    advice = ["clip the gradient norm (torch.nn.utils.clip_grad_norm_(parameters, 1.0))", "lower the learning rate"]
+    if clues.warming_up:
+        because.append("the learning rate was still rising")
+        advice[1] = "warm up more slowly, and to a lower learning rate"
+    elif clues.soon:
+        because.append(f"it happened within {clues.since_start} updates of the start")
+        advice.append("warm the learning rate up from 0")
+    return _cause("gradient_explosion", "Gradient explosion", weight, because, advice)
+
+
+def eps_vanishes(clues: Clues) -> LikelyCause | None:
+    """Adam divides by sqrt(v) + eps; an eps that fp16 rounds to 0 makes that 0/0."""
+    known = clues.training
+    vanishes = clues.weights_in_fp16 and known.eps is not None and known.eps <= _FP16_ZERO
+    if "adam" not in (known.optimizer or "").lower() or not vanishes:
+        return None
+    if clues.report.cause in ("loss_scale", "skipped") and not clues.spoiled():
+        return None  # no update was made that could have divided
+    because = [f"{known.optimizer} divides by sqrt(v) + eps, and eps = {known.eps:g} is 0 in the fp16 of the weights"]
+    weight = _LIKELY if clues.soon else 0.4
+    if _weights_before_gradients(clues):
+        weight = 0.9
+        because.append("weights or optimizer state were poisoned although loss and gradients were finite")
+    advice = [
+        "keep the weights in fp32 and use autocast for the arithmetic, instead of model.half()",
+        "or use bf16, whose smallest numbers are those of fp32",
+        "if the weights must be fp16: an eps of 1e-6 or more",
+    ]
+    return _cause("eps_vanishes", "An eps that vanishes in fp16", weight, because, advice)
+
+
+def masked_batch(clues: Clues) -> LikelyCause | None:
+    """A mean over no labels at all is 0/0: the loss is NaN and nothing is harmed."""
+    loss, norm = clues.loss, clues.grad_norm
+    if loss is None or not math.isnan(loss) or clues.spoiled() or (norm is not None and not math.isfinite(norm)):
+        return None
+    if norm is None:
+        weight, shown = 0.35, "the loss was NaN, and no weight was harmed"
+    else:
+        weight, shown = (0.9 if norm == 0 else 0.7), f"the loss was NaN while the gradient norm was {norm:g}"
+    advice = [
+        "leave out batches in which every label is masked (-100): truncation may have cut the answers away",
+        "raise the maximum length, or truncate the prompt instead of the answer",
+        "or divide the summed loss by max(1, number of labels)",
+    ]
+    because = [shown, "a mean over no labels is 0/0"]
+    return _cause("masked_batch", "A batch whose labels are all masked", weight, because, advice)
+
+
+def bad_batch(clues: Clues) -> LikelyCause | None:
+    """It came out of nowhere: a batch, or an operation that some inputs take out of its domain."""
+    only_buffers = clues.kinds() - {"gradient"} == {"buffer"}
+    if not (clues.sick or only_buffers) or masked_batch(clues) is not None:
+        return None
+    steady = growth(clues.norms)
+    weight, because = 0.25, ["loss or gradients were no longer finite from one update to the next"]
+    if steady is not None and steady < 4:
+        weight += 0.15
+        because = [f"the gradient norm was steady ({clues.norms[-1]:.3g}) up to the update before"]
+    if clues.fp16 is False:
+        weight += 0.15
+        because.append("nothing is computed in fp16")
+    if only_buffers:
+        weight += 0.2
+        because.append("only buffers hold it: the update was skipped, but running statistics saw the batch")
+    first, last = clues.report.onset, clues.report.step
+    which = "that batch" if first == last or None in (first, last) else f"the batches of updates {first} to {last}"
+    advice = [
+        f"look at {which}: NaN or infinity in the inputs, empty sequences, targets out of range",
+        "run it under torch.autograd.set_detect_anomaly(True): it names the operation (log(0), 0/0, sqrt(0) backwards)",
+    ]
+    if only_buffers:
+        advice.append("check inputs before the forward pass: skipping the optimizer's step does not protect buffers")
+    return _cause("bad_batch", "A harmful batch or an unsafe operation", weight, because, advice)
+
+
+def unknown() -> LikelyCause:
+    """Nothing speaks for any of the others."""
+    advice = [
+        "tell the guard of loss and gradient norm (guard.observe(loss=, grad_norm=)): the next report then knows more",
+        "find the operation: torch.autograd.set_detect_anomaly(True) from the last good checkpoint on",
+        "compare the last good checkpoint with the first bad one: ckptguard bisect RUN",
+    ]
+    return _cause("unknown", "Not known", 0.1, ["the evidence fits none of the known causes"], advice)
+
+
+def _weights_before_gradients(clues: Clues) -> bool:
+    known = clues.grad_norm is not None or clues.loss is not None
+    return clues.spoiled() and known and not clues.sick
+
+
+def damaged_file(clues: Clues) -> LikelyCause | None:
+    """A pretrained file or a checkpoint that is not what was saved: NaN from the first updates on."""
+    because, weight = [], 0.0
+    broken = [": ".join(found) for found in clues.errors("digests", "structure", "completeness")]
+    if clues.report.cause == "damage" or broken:
+        weight, because = 0.9, broken[:_SHOWN] or [clues.report.reason]
+    since, well = clues.since_start, max(len(clues.norms), len(clues.losses))
+    if (clues.sick or clues.falls >= 2) and since is not None and since <= _AT_ONCE and well <= _FEW:
+        weight = max(weight, 0.4)
+        began = "the resume" if clues.report.details.resumed is not None else "the start"
+        because.append(f"it was sick within {since} updates of {began}: what was loaded may have been so already")
+        if clues.scales and clues.scales[-1] <= _FLOOR and clues.falls >= 2:
+            weight = max(weight, 0.7)
+            because.append(f"the loss scale fell to {clues.scales[-1]:g}: an overflow would have ended on the way")
+    if not because:
+        return None
+    advice = [
+        "check the pretrained files: ckptguard verify PATH --check-sums SUMS; download again what differs",
+        "in the script, before training: ckptguard.check_pretrained(path, sums=...)",
+        "check the run: ckptguard verify RUN",
+    ]
+    return _cause("damaged_file", "A damaged pretrained file or checkpoint", weight, because, advice)
+
+
+def keys_do_not_match(clues: Clues) -> LikelyCause | None:
+    """Weights that were not in the file keep their random start; weights that the model does not know are lost."""
+    resumed = clues.report.details.resumed
+    said = ((resumed.missing, "missing"), (resumed.unexpected, "unexpected")) if resumed is not None else ()
+    because = [f"{len(names)} {what} when it was loaded: {few(names, _SHOWN)}" for names, what in said if names]
+    because += [wrong for _, wrong in clues.errors("schema")][:_SHOWN]
+    if not because:
+        return None
+    advice = [
+        "load strictly (load_state_dict(strict=True)) and look at what it says",
+        "a prefix (module., _orig_mod., model.) on one side only? Strip it before loading",
+        "is it the configuration of the same model: size, vocabulary, adapters?",
+    ]
+    weight = 0.75 if clues.soon else 0.4
+    return _cause("keys_do_not_match", "Missing or unexpected keys", weight, because, advice)
+
+
+def optimizer_not_loaded(clues: Clues) -> LikelyCause | None:
+    """Moments of zero: the first updates after the resume are as large as the learning rate allows."""
+    resumed = clues.report.details.resumed
+    if resumed is None or "optimizer" not in resumed.anew:
+        return None
+    also = [part for part in resumed.anew if part != "optimizer"]
+    too = f" ({few(also, _SHOWN)} too)" if also else ""
+    because = [f"the resume at step {resumed.step} started the optimizer anew{too}"]
+    advice = [
+        "resume from a checkpoint that holds the optimizer's state (ckptguard show CKPT says what it holds)",
+        "if there is none: warm the learning rate up again",
+    ]
+    weight = 0.65 if clues.soon else 0.3
+    return _cause("optimizer_not_loaded", "Optimizer state not loaded", weight, because, advice)
+
+
+def world_size_differs(clues: Clues) -> LikelyCause | None:
+    """Other ranks than at the save: another batch size, other random numbers, sharded state that does not fit."""
+    resumed, good = clues.report.details.resumed, clues.report.details.last_good
+    saved = resumed.world_size if resumed is not None else good.world_size if good is not None else None
+    now = clues.training.world_size
+    if saved is None or now is None or saved == now:
+        return None
+    because = [f"the checkpoint was saved by {saved} ranks, training runs on {now}"]
+    advice = [
+        f"resume on {saved} ranks",
+        "or keep the global batch size (gradient accumulation), and scale the learning rate with it",
+        "DeepSpeed's sharded optimizer state loads on as many ranks as saved it only",
+    ]
+    weight = 0.55 if clues.soon else 0.3
+    return _cause("world_size_differs", "Another number of ranks than at the save", weight, because, advice)
+
+
+def storage_failed(clues: Clues) -> LikelyCause:
+    """The checkpoint could not be written: nothing is wrong with training."""
+    advice = ["is the disk full, or a quota used up? (df -h, df -i)", "is the run's folder writable, and mounted?"]
+    return _cause("storage_failed", "The storage refused", 0.9, [clues.report.reason], advice)
+
+
+RULES: tuple[Callable[[Clues], LikelyCause | None], ...] = (
+    fp16_overflow,
+    gradient_explosion,
+    eps_vanishes,
+    masked_batch,
+    bad_batch,
+    damaged_file,
+    keys_do_not_match,
+    optimizer_not_loaded,
+    world_size_differs,
+)
+_NOTHING_WRONG = ("asked", "anew", "crash")
+_NOT_SAVED = ("storage", "unsaved")
+
+
+def likely_causes(report: IncidentReport) -> tuple[LikelyCause, ...]:
+    """What may have caused the incident, the likeliest first; empty only where nothing was wrong."""
+    if report.cause in _NOTHING_WRONG:
+        return ()
+    clues = Clues(report)
+    rules = (storage_failed,) if report.cause in _NOT_SAVED else RULES
+    found = [cause for rule in rules if (cause := rule(clues)) is not None]
+    return tuple(sorted(found, key=lambda cause: -cause.weight)) or (unknown(),)

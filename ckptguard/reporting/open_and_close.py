@@ -1,0 +1,152 @@
+"""Open an incident about a bad save, and close incidents, each with its report for people.
+
+A sickness that a guard noticed inside of training, and the poisoned save that a daemon found, are one trouble. Such a
+save becomes evidence of the incident that is there, and incidents about saves are closed with the one they belong to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+
+import msgspec
+
+from ckptguard.checks.schema import QUESTIONS
+from ckptguard.errors import CkptguardError, ObjectExistsError, RecordsError
+from ckptguard.records.incidents import (
+    Incident,
+    list_incidents,
+    open_incident,
+    report_key,
+    update_incident,
+)
+from ckptguard.records.manifests import read_manifest
+from ckptguard.records.run import Run, create_record
+from ckptguard.reporting.build_report import checkpoint_of, report_of
+from ckptguard.reporting.notify import reason_of
+from ckptguard.reporting.report_html import report_html
+from ckptguard.reporting.report_text import report_text
+from ckptguard.reporting.report_words import NO_SICKNESS
+from ckptguard.runs.results import Checked
+from ckptguard.runs.run_view import RunView
+from ckptguard.values.ids import CheckpointId, single_number
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Outcome, Severity
+
+_MOST = 64  # incidents that are looked at, the newest ones
+_LONGEST = 10_000  # characters about bad saves of one trouble
+_SECOND = 1_000_000_000  # incidents are dated to the second
+_OF_NUMBERS = {"finite", "stale", "drift", "incident"}
+_OF_STORAGE = (*NO_SICKNESS, "damage", "crash")
+
+_log = logging.getLogger("ckptguard")
+
+
+def record_bad_save(run: Run, checked: Checked, *, source: str) -> Incident | None:
+    """Open an incident about a checkpoint, and leave what the records know of it as a report; where training noticed
+    the same trouble itself, that becomes evidence of its incident instead. None where there is nothing to record: it is
+    not bad, only the user can say whether it is, or there is an incident about this generation already."""
+    errors = {f.check for f in checked.findings if f.severity in (Severity.ERROR, Severity.SICKNESS)}
+    asks = checked.outcome is Outcome.SUSPECT and errors <= QUESTIONS
+    if asks or checked.outcome not in (Outcome.BAD, Outcome.SUSPECT) or checked.id is None:
+        return None
+    about = {"checkpoint": str(checked.id), "series": checked.series, "path": checked.path}
+    if any(about.items() <= incident.evidence.items() for incident in list_incidents(run)):
+        return None
+    noticed = _noticed_by_guard(run, checked.id) if errors and errors <= _OF_NUMBERS else None
+    if noticed is not None:
+        sentence = f"{checked.path} ({checked.id}): {reason_of(checked)}"
+        known = str(noticed.evidence.get("bad_saves", ""))
+        if sentence in known or len(known) > _LONGEST:
+            return None
+        return update_incident(run, noticed, evidence={"bad_saves": f"{known}; {sentence}" if known else sentence})
+    incident = open_incident(
+        run,
+        step=single_number(checked.step),
+        cause="numeric" if errors & _OF_NUMBERS else "damage",
+        reason=f"{checked.path} is {checked.outcome.value}: {reason_of(checked)}",
+        evidence=dict(about),
+        source=source,
+    )
+    leave_report(run, incident)
+    return incident
+
+
+def close_incident(
+    run: Run, incident: Incident, *, action: str, known_good: str | None = None, state: str = "closed"
+) -> str | None:
+    """Record what was done and leave the report; returns where its text is, None if it could not be made: a report is
+    worth having, and never worth what it reports. `state` is "open" where somebody else has to go on. What a daemon
+    noted about saves of the same trouble is closed with it.
+
+    Whatever the storage refuses of the record itself is raised.
+    """
+    concluded = None
+    try:
+        known = msgspec.structs.replace(incident, known_good=known_good or incident.known_good)
+        concluded = report_of(_view(run), known).details
+    except Exception as error:
+        _log.warning("the report of incident %s is not complete: %r", incident.id, error)
+    closed = update_incident(run, incident, state=state, action=action, known_good=known_good, details=concluded)
+    try:
+        _close_same_trouble(run, closed, action=action)
+    except CkptguardError as error:
+        _log.warning("incidents about saves of the same trouble stay open: %s", error.message)
+    return leave_report(run, closed)
+
+
+def leave_report(run: Run, incident: Incident) -> str | None:
+    """Write the report as text and page; returns where the text is. One that is there already stays: what came later
+    is in the incident's revisions. Never raises."""
+    try:
+        report = report_of(_view(run), incident)
+        for suffix, text in (("html", report_html(report)), ("txt", report_text(report))):
+            with contextlib.suppress(ObjectExistsError):
+                create_record(run, report_key(incident.id, suffix), text.encode("utf-8", "backslashreplace"))
+        return run.usable_record(report_key(incident.id, "txt"))
+    except Exception as error:
+        _log.warning("the report of incident %s could not be written: %r", incident.id, error)
+        return None
+
+
+def _view(run: Run) -> RunView:
+    """Enough to report by: only records are read, which the settings of a run do not change."""
+    return RunView(run, Settings())
+
+
+def _noticed_by_guard(run: Run, id: CheckpointId) -> Incident | None:
+    """The newest incident from inside of training that explains why a checkpoint's numbers are sick: the save falls
+    between its onset and where it was noticed, and was written before. None if there is none."""
+    found = [incident for incident in list_incidents(run, most=_MOST) if _explains(run, incident, id)]
+    return found[-1] if found else None
+
+
+def _close_same_trouble(run: Run, incident: Incident, *, action: str) -> None:
+    """Close the open incidents about sick saves that this one explains, which was dealt with by `action`."""
+    for other in list_incidents(run, most=_MOST):
+        about_save = (other.source, other.cause, other.state) == ("daemon", "numeric", "open")
+        if about_save and other.id != incident.id and _explains(run, incident, checkpoint_of(other)):
+            reason = f"the same trouble as incident {incident.id}: {action}"
+            update_incident(run, other, state="closed", action=reason, known_good=incident.known_good)
+
+
+def _explains(run: Run, incident: Incident, id: CheckpointId | None) -> bool:
+    if id is None or id.number is None or incident.step is None:
+        return False
+    if incident.source == "daemon" or incident.cause in _OF_STORAGE:
+        return False
+    onset = incident.known_details().onset
+    first = onset if onset is not None else incident.step
+    return first <= id.number <= incident.step and _written_before(run, incident, id)
+
+
+def _written_before(run: Run, incident: Incident, id: CheckpointId) -> bool:
+    """Whether the save was there when the incident was opened: what was saved since is of the training after it."""
+    try:
+        manifest = read_manifest(run, id)
+        opened = datetime.datetime.fromisoformat(incident.opened_at).timestamp()
+    except (RecordsError, ValueError, OverflowError):
+        return False
+    times = [f.mtime_ns for f in manifest.files if f.mtime_ns is not None] if manifest is not None else []
+    return bool(times) and max(times) < (int(opened) + 1) * _SECOND

@@ -1,0 +1,349 @@
+"""An incident's report as one HTML page that needs nothing but itself: no script, no font, no image from elsewhere.
+
+Pure, but for the style sheet beside it. Everything that is not ours goes through `_text`.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ckptguard.formats.dtypes import FP16_LIMIT
+from ckptguard.reporting import report_words as words
+from ckptguard.values.ids import escape
+from ckptguard.values.incident import ChangedTensor, IncidentReport, Magnitude, number
+from ckptguard.version import __version__
+
+WIDTH, HEIGHT = 720, 150
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 16, 24
+_MOST_POINTS = 1000
+_LARGEST = 1e300  # differences of what is drawn stay finite
+_SMALLEST_BAR = 1e-3  # the magnitude at which a bar begins
+# title, field of a sample, whether on a logarithmic scale, whether as a staircase
+_CURVES = (
+    ("Loss", "loss", True, False),
+    ("Gradient norm", "grad_norm", True, False),
+    ("Loss scale", "scale", True, True),
+    ("Learning rate", "lr", False, False),
+)
+
+
+def report_html(report: IncidentReport) -> str:
+    """The whole page."""
+    heading = _text(words.title(report))
+    style = importlib.resources.files(__package__).joinpath("report.css").read_text(encoding="utf-8")
+    commands = (
+        f'<p class="command"><code>{_text(c)}</code> {_text(why)}</p>' for c, why in words.next_commands(report)
+    )
+    body = "".join(
+        [
+            _head(report, heading),
+            _tiles(report),
+            _section("Likely causes, and what to do", _causes(report)),
+            _section("The updates before", _curves(report)),
+            _section("What went first", _tensors(report)),
+            _section("What changed", _changes(report)),
+            _section("Headroom in fp16", _headroom(report)),
+            _section("How training computed", _pairs("facts", words.known_facts(report))),
+            _section("What was noted", _pairs("facts", words.evidence_pairs(report))),
+            _section("What was done", f'<ol class="done">{_items(report.actions)}</ol>' if report.actions else ""),
+            _section("Next", "".join(commands)),
+            f"<footer>Incident {_text(report.id)} &middot; ckptguard {_text(__version__)}</footer>",
+        ]
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        f"<title>{heading}</title><style>\n{style}</style></head>\n<body><main>{body}</main></body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(escape(str(value)), quote=True)
+
+
+def _section(name: str, content: str) -> str:
+    return f"<section><h2>{name}</h2>{content}</section>" if content else ""
+
+
+def _items(lines: Iterable[str]) -> str:
+    return "".join(f"<li>{_text(line)}</li>" for line in lines)
+
+
+def _pairs(rank: str, pairs: Iterable[tuple[str, str]]) -> str:
+    cells = "".join(f"<div><dt>{_text(key)}</dt><dd>{_text(value)}</dd></div>" for key, value in pairs)
+    return f'<dl class="{rank}">{cells}</dl>' if cells else ""
+
+
+def _note(text: str | None) -> str:
+    return f'<p class="note">{text}</p>' if text is not None else ""
+
+
+def _table(rank: str, head: str, rows: list[str], left: int, *, smaller: str = "") -> str:
+    more = _note(f"and {left} more{smaller}") if left > 0 else ""
+    return f'<div class="wide"><table{rank}>{head}{"".join(rows)}</table></div>{more}' if rows else more
+
+
+def _head(report: IncidentReport, heading: str) -> str:
+    state = report.state if report.state in ("open", "handling", "closed") else "open"
+    mended = state == "closed" and (report.known_good is not None or report.cause in words.NO_SICKNESS)
+    return (
+        f'<header class="{"mended" if mended else state}">'
+        f'<p class="over"><span class="pill {state}">{_text(report.state)}</span> '
+        f"{_text(words.when(report.opened_at))} &middot; noticed by {_text(report.source)}</p>"
+        f'<h1>{heading}</h1><p class="lead">{_text(report.reason)}</p>'
+        f'<p class="outcome">{_text(words.outcome(report))}</p>'
+        f'<p class="run"><code>{_text(report.run)}</code></p></header>'
+    )
+
+
+def _tiles(report: IncidentReport) -> str:
+    good, causes = report.details.last_good, report.details.causes
+    back = report.known_good or (good.id if good is not None else None)
+    tiles = [
+        ("Onset", f"step {words.onset_words(report)}", words.onset_note(report) or "the first update under suspicion"),
+        ("Noticed", f"step {words.shown(report.step)}", _later(report)),
+        ("Last good", words.shown(back), good.path if good is not None else "no good checkpoint is known"),
+        *([("Most likely" if causes[0].confidence == "likely" else "Possibly", causes[0].title, "")] if causes else []),
+    ]
+    cells = "".join(
+        f"<div><dt>{name}</dt><dd>{_text(value)}<small>{_text(note)}</small></dd></div>" for name, value, note in tiles
+    )
+    return f'<dl class="tiles">{cells}</dl>'
+
+
+def _later(report: IncidentReport) -> str:
+    if report.step is None or report.onset is None:
+        return ""
+    late = report.step - report.onset
+    if late <= 0:
+        return "in that very update"
+    return f"{'at most ' if words.onset_note(report) else ''}{late} update{'s' * (late > 1)} later"
+
+
+def _causes(report: IncidentReport) -> str:
+    parts: list[str] = []
+    for cause in report.details.causes:
+        rank = "likely" if cause.confidence == "likely" else "possible"
+        head = f'<h3>{_text(cause.title)} <span class="pill {rank}">{_text(cause.confidence)}</span></h3>'
+        body = (
+            f'<ul class="because">{_items(cause.because)}</ul><p class="do">What to do</p>'
+            f'<ol class="advice">{_items(cause.advice)}</ol>'
+        )
+        if not parts:
+            parts.append(f'<article class="cause first {rank}">{head}{body}</article>')
+        else:
+            parts.append(f'<details class="cause {rank}"><summary>{head}</summary>{body}</details>')
+    return "".join(parts)
+
+
+def _curves(report: IncidentReport) -> str:
+    samples, good = report.details.samples, report.details.last_good
+    if not samples:
+        return ""
+    last_good = good.step if good is not None else None
+    axis = Axis((samples[0].step, samples[-1].step), report.onset, report.details.onset_through, last_good)
+    marks = (("onset", "onset", axis.onset), ("good", "last good checkpoint", axis.good))
+    keys = [f'<span class="k {kind}">{name}</span>' for kind, name, step in marks if axis.shows(step)]
+    parts = [f'<p class="legend">{"".join(keys)}<span class="k sick">not finite</span></p>']
+    for name, field, log, steps in _CURVES:
+        points = [(s.step, value) for s in samples if (value := number(getattr(s, field))) is not None]
+        if points:
+            last = _text(words.shown(getattr(samples[-1], field)))
+            drawn = curve_svg(points, axis, label=name, log=log, steps=steps)
+            parts.append(f"<figure><figcaption>{name} <span>at the end: {last}</span></figcaption>{drawn}</figure>")
+    return "".join(parts) + _note(words.loss_note(report))
+
+
+def _tensors(report: IncidentReport) -> str:
+    shown, left = words.first_rows(report.details.tensors, report.details.tensors_omitted)
+    if not shown:
+        return ""
+    rows = [
+        f'<tr><td><span class="kind">{_text(t.kind)}</span></td><td><code>{_text(t.name)}</code></td>'
+        f"<td>{_text(words.tensor_line(t))}</td></tr>"
+        for t in shown
+    ]
+    head = "<thead><tr><th>kind</th><th>tensor</th><th>what</th></tr></thead>"
+    note = _note(f"{_text(words.tensors_title(report))}, in the order of the model.")
+    return note + _table("", head, rows, left)
+
+
+def _changes(report: IncidentReport) -> str:
+    name, details = words.changes_title(report), report.details
+    if name is None:
+        return ""
+    shown, left = words.first_rows(details.changes, details.changes_omitted)
+    head = (
+        '<thead><tr><th>tensor</th><th>change</th><th class="num">largest before</th>'
+        '<th class="num">of fp16</th></tr></thead>'
+    )
+    note = _note(f"{_text(name)}: what became NaN or Inf first, then what changed most.")
+    warning = _note(_text(details.changes_note) if details.changes_note is not None else None)
+    return note + _table(' class="changes"', head, [_change(c) for c in shown], left) + warning
+
+
+def _change(change: ChangedTensor) -> str:
+    role = "" if change.role == "model" else f" <span class=kind>{_text(change.role)}</span>"
+    largest = _plain(change.largest) if change.largest is not None else "-"
+    return (
+        f"<tr><td><code>{_text(change.name)}</code>{role}</td>"
+        f'<td class="{"became" if change.became_nonfinite else ""}">{_text(words.change_line(change))}</td>'
+        f'<td class="num">{largest}</td><td class="num">{_text(words.share_of_fp16(change.largest))}</td></tr>'
+    )
+
+
+def _headroom(report: IncidentReport) -> str:
+    good = report.details.last_good
+    if good is None or not good.largest:
+        return ""
+    shown, left = words.first_rows(good.largest)
+    note = _note(
+        f"The largest magnitudes in <code>{_text(good.path)}</code>, the last good checkpoint. "
+        "fp16 ends at 65504; the bars are logarithmic."
+    )
+    return note + _table(' class="bars"', "", [_bar(m) for m in shown], left, smaller=", all smaller")
+
+
+def _bar(magnitude: Magnitude) -> str:
+    share = magnitude.largest / FP16_LIMIT if math.isfinite(magnitude.largest) else 2.0
+    full = math.log10(FP16_LIMIT / _SMALLEST_BAR)
+    length = 0.0 if magnitude.largest <= _SMALLEST_BAR else math.log10(magnitude.largest / _SMALLEST_BAR) / full
+    rank = "over" if share > 0.5 else "near" if share > 0.1 else "far"
+    left = "beyond it" if share > 1 else f"{_plain(1 / share)} times below it" if share > 0 else "all zero"
+    return (
+        f'<tr><td><code>{_text(magnitude.tensor)}</code></td><td class="num">{_plain(magnitude.largest)}</td>'
+        f'<td class="bar"><i class="{rank}" style="width:{100 * min(1.0, max(0.0, length)):.1f}%"></i></td>'
+        f"<td>{left}</td></tr>"
+    )
+
+
+def _plain(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 1e9 else f"{value:.3g}"
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """The steps from the first to the last of `span`. `onset` and `good` are marked by upright lines; with
+    `onset_through` the onset is a span."""
+
+    span: tuple[int, int]
+    onset: int | None = None
+    onset_through: int | None = None
+    good: int | None = None
+
+    def shows(self, step: int | None) -> bool:
+        """Whether a step is in the picture."""
+        return step is not None and self.span[0] <= step <= self.span[1]
+
+    def x(self, step: int) -> float:
+        """Where a step lies."""
+        first, last = self.span
+        return _LEFT + (WIDTH - _LEFT - _RIGHT) * (step - first) / max(1, last - first)
+
+
+def curve_svg(
+    points: Sequence[tuple[int, float]], axis: Axis, *, label: str, log: bool = False, steps: bool = False
+) -> str:
+    """A curve of (step, value). With `log` the scale is logarithmic where all values are positive and span more than
+    a decade; `steps` draws a staircase.
+
+    The text of `label` must hold nothing but plain characters.
+    """
+    inside = [(step, value) for step, value in points if axis.shows(step)][-_MOST_POINTS:]
+    finite = [(step, max(-_LARGEST, min(_LARGEST, value))) for step, value in inside if math.isfinite(value)]
+    values = [value for _, value in finite] or [0.0, 1.0]
+    scale = _Scale(min(values), max(values), log)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label} by step" class="curve">']
+    parts += [*_span(axis), *_grid(scale, axis), *_mark(axis, axis.onset, "onset"), *_mark(axis, axis.good, "good")]
+    parts += _line([(axis.x(step), scale.y(value)) for step, value in finite], steps=steps)
+    parts += [
+        f'<circle class="sick" cx="{axis.x(step):.1f}" cy="{_TOP}" r="4"><title>step {step}: {_name(value)}'
+        "</title></circle>"
+        for step, value in inside
+        if not math.isfinite(value)
+    ]
+    return "".join(parts) + "</svg>"
+
+
+class _Scale:
+    """From values to heights in the picture."""
+
+    def __init__(self, low: float, high: float, log: bool) -> None:
+        self._log = log and low > 0 and high > 10 * low
+        margin = 0.0 if self._log else 0.08 * (high - low) or abs(high) * 0.1 or 1.0
+        self._low, self._high = low - margin, high + margin
+
+    def y(self, value: float) -> float:
+        """Where a value lies."""
+        of = math.log10 if self._log else float
+        low, high = of(self._low), of(self._high)
+        share = (of(value) - low) / (high - low) if high > low else 0.5
+        return HEIGHT - _BOTTOM - (HEIGHT - _BOTTOM - _TOP) * min(1.0, max(0.0, share))
+
+    def ticks(self) -> list[float]:
+        """Values to name at the left."""
+        if not self._log:
+            return [self._low + share * (self._high - self._low) for share in (0.08, 0.5, 0.92)]
+        first, last = math.ceil(math.log10(self._low)), math.floor(math.log10(self._high))
+        if last - first < 1:
+            return [self._low, self._high]
+        stride = max(1, math.ceil((last - first + 1) / 4))
+        return [10.0**power for power in range(first, last + 1, stride)]
+
+
+def _grid(scale: _Scale, axis: Axis) -> list[str]:
+    parts = []
+    for value in scale.ticks():
+        y = scale.y(value)
+        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{_LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{_short(value)}</text>')
+    first, last = axis.span
+    names = [(first, "start"), *([((first + last) // 2, "middle")] if last - first > 3 else []), (last, "end")]
+    parts += [
+        f'<text class="tick" x="{axis.x(step):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{step:,}</text>'
+        for step, anchor in names
+    ]
+    return parts
+
+
+def _span(axis: Axis) -> list[str]:
+    if axis.onset is None or axis.onset_through is None:
+        return []
+    left, right = (axis.x(max(axis.span[0], min(axis.span[1], s))) for s in (axis.onset, axis.onset_through))
+    height = HEIGHT - _BOTTOM - _TOP + 10
+    box = f'<rect class="span" x="{left:.1f}" y="{_TOP - 10}" width="{right - left:.1f}" height="{height}"/>'
+    return [box] if right > left else []
+
+
+def _mark(axis: Axis, step: int | None, kind: str) -> list[str]:
+    if step is None or not axis.shows(step):
+        return []
+    x = axis.x(step)
+    return [f'<line class="mark {kind}" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 10}" y2="{HEIGHT - _BOTTOM}"/>']
+
+
+def _line(places: list[tuple[float, float]], *, steps: bool) -> list[str]:
+    if len(places) == 1:
+        return [f'<circle class="dot" cx="{places[0][0]:.1f}" cy="{places[0][1]:.1f}" r="2.5"/>']
+    if steps:  # a corner before each but the first
+        corners = [(x, y) for (x, _), (_, y) in zip(places[1:], places, strict=False)]
+        places = [*places[:1], *(place for both in zip(corners, places[1:], strict=True) for place in both)]
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    return [f'<polyline class="line" points="{points}"/>'] if places else []
+
+
+def _short(value: float) -> str:
+    if 0 < abs(value) < 0.01:
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{digits}e{int(power)}"
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _name(value: float) -> str:
+    return "NaN" if value != value else "infinity" if value > 0 else "minus infinity"

@@ -1,0 +1,140 @@
+"""An incident's report as plain text, for terminals and mails. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ckptguard.formats.dtypes import FP16_LIMIT
+from ckptguard.reporting import report_words as words
+from ckptguard.values.ids import escape
+from ckptguard.values.incident import IncidentReport, Sample
+
+_WIDTH = 100
+_LAST_SAMPLES = 12
+_COLUMNS = {"step": "step", "loss": "loss", "gradient norm": "grad_norm", "loss scale": "scale", "learning rate": "lr"}
+
+
+def report_text(report: IncidentReport) -> str:
+    """The report in lines of at most some 100 characters; names from files are escaped."""
+    parts = [
+        "\n".join(_head(report)),
+        _section("Likely causes", _causes(report)),
+        _section("The last updates", _samples(report)),
+        _section(f"{words.tensors_title(report)}, what went first at the top", _tensors(report)),
+        _section(words.changes_title(report) or "", _changes(report)),
+        _headroom(report),
+        _pairs("How training computed", words.known_facts(report)),
+        _pairs("What was noted", words.evidence_pairs(report)),
+        _section("What was done", [f"  - {escape(action)}" for action in report.actions]),
+        _section("Next", [f"  {escape(command)}\n      {why}" for command, why in words.next_commands(report)]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(report: IncidentReport) -> list[str]:
+    good, note, title = report.details.last_good, words.onset_note(report), words.title(report)
+    moment, by = escape(words.when(report.opened_at)), escape(report.source)
+    lines = [
+        escape(title),
+        "=" * min(len(title), _WIDTH),
+        *_wrapped(report.reason, ""),
+        *_wrapped(f"{report.state}: {words.outcome(report)}", ""),
+        "",
+        f"run:        {escape(report.run)}",
+        f"incident:   {escape(report.id)}, {moment}, noticed by {by}",
+        f"onset:      {words.onset_words(report)} (noticed at step {words.shown(report.step)})",
+    ]
+    if note:
+        lines.append(f"            {note}")
+    if report.known_good or good is None:
+        lines.append(f"known-good: {escape(words.shown(report.known_good))}")
+    if good is not None:
+        lines.append(f"last good:  {escape(good.path)} ({escape(words.shown(good.id))})")
+    return lines
+
+
+def _causes(report: IncidentReport) -> list[str]:
+    lines: list[str] = []
+    for place, cause in enumerate(report.details.causes, 1):
+        lines.append(f"  {place}. {escape(cause.title)} ({escape(cause.confidence)})")
+        for said in (*(f"because {reason}" for reason in cause.because), *(f"-> {advice}" for advice in cause.advice)):
+            lines += _wrapped(said, "     ")
+    return lines
+
+
+def _samples(report: IncidentReport) -> list[str]:
+    samples, gap = _around(report)
+    if not samples:
+        return []
+    told = {name: field for name, field in _COLUMNS.items() if any(getattr(s, field) is not None for s in samples)}
+    cells = [[words.shown(getattr(sample, field)) for field in told.values()] for sample in samples]
+    header, *rows = _aligned([list(told), *cells], ">" * len(told))
+    mark = "  <- onset, at the earliest" if words.onset_note(report) else "  <- onset"
+    marked = [row + (mark if sample.step == report.onset else "") for row, sample in zip(rows, samples, strict=True)]
+    if gap:
+        marked.insert(gap, "  ...")
+    note = words.loss_note(report)
+    return [header, *marked, *([f"  {note}"] if note else [])]
+
+
+def _around(report: IncidentReport) -> tuple[tuple[Sample, ...], int]:
+    """The last updates; where the onset lies further back, those around it and the very last ones, and how many come
+    before the gap between them."""
+    samples = report.details.samples
+    onset = next((n for n, s in enumerate(samples) if s.step == report.onset), len(samples))
+    if onset >= len(samples) - _LAST_SAMPLES:
+        return samples[-_LAST_SAMPLES:], 0
+    near = samples[max(0, onset - _LAST_SAMPLES // 2) : onset + _LAST_SAMPLES // 3]
+    return near + samples[-2:], len(near)
+
+
+def _tensors(report: IncidentReport) -> list[str]:
+    shown, left = words.first_rows(report.details.tensors, report.details.tensors_omitted)
+    return [f"  {escape(t.kind):9}  {escape(t.name)}: {escape(words.tensor_line(t))}" for t in shown] + _left(left)
+
+
+def _changes(report: IncidentReport) -> list[str]:
+    details = report.details
+    if words.changes_title(report) is None:
+        return []
+    shown, left = words.first_rows(details.changes, details.changes_omitted)
+    table = [["change", "largest before", "of fp16"]]
+    table += [[escape(words.change_line(c)), words.shown(c.largest), words.share_of_fp16(c.largest)] for c in shown]
+    names = ["tensor", *(escape(c.name if c.role == "model" else f"{c.name} ({c.role})") for c in shown)]
+    lines = [f"{cells}  {name}" for cells, name in zip(_aligned(table, "<>>"), names, strict=True)] if shown else []
+    return [*lines, *_left(left), *_wrapped(details.changes_note or "", "  ")]
+
+
+def _headroom(report: IncidentReport) -> str:
+    good = report.details.last_good
+    if good is None:
+        return ""
+    shown, left = words.first_rows(good.largest)
+    lines = [f"  {m.largest / FP16_LIMIT:8.2%}  {m.largest:<12.6g} {escape(m.tensor)}" for m in shown]
+    return _section(f"Largest magnitudes of {good.path}, and their share of fp16's 65504", lines + _left(left))
+
+
+def _aligned(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
+    """Rows as lines with aligned columns; `sides` holds "<" or ">" for each column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(f"{c:{s}{w}}" for c, s, w in zip(row, sides, widths, strict=True)) for row in rows]
+
+
+def _pairs(name: str, pairs: Sequence[tuple[str, str]]) -> str:
+    width = max((len(n) for n, _ in pairs), default=0) + 1
+    return _section(name, [f"  {(escape(n) + ':').ljust(width)} {escape(value)}" for n, value in pairs])
+
+
+def _section(name: str, lines: Sequence[str]) -> str:
+    return "\n".join([escape(name), "-" * min(len(name), _WIDTH), *lines]) if lines else ""
+
+
+def _left(count: int) -> list[str]:
+    return [f"  ... and {count} more"] if count > 0 else []
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        escape(text), _WIDTH, initial_indent=indent, subsequent_indent=indent + "   ", break_on_hyphens=False
+    )

@@ -1,0 +1,333 @@
+"""Verify checkpoints of a run: read every byte of each once, judge, record."""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from ckptguard.checks import Evidence, facts_of, run_checks
+from ckptguard.checks.evidence import KnownFacts
+from ckptguard.checks.order import counters_of
+from ckptguard.checks.schema import QUESTION, UNCLEAR_SAVE
+from ckptguard.errors import (
+    BusyError,
+    ChangedWhileReadError,
+    CouldNotTellError,
+    DeniedError,
+    RecordsError,
+    ResavingError,
+    StorageFullError,
+)
+from ckptguard.keep.copies import put_aside
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.records.kept import read_kept
+from ckptguard.records.run_settings import allow_nonfinite, allowed_nonfinite
+from ckptguard.records.trash import MOVED, read_trashed
+from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.file_signatures import signature_seen
+from ckptguard.runs.history import History
+from ckptguard.runs.results import Checked, checked
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import sealed_outcome
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
+from ckptguard.scan.result import Scan
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.manifest import Manifest, identity
+from ckptguard.values.verdict import Facts, Finding, Outcome, Severity, Verdict, is_clearance, judge, limit_findings
+from ckptguard.verification.collect_evidence import (
+    collect_evidence,
+    copy_differs,
+    gaps_of,
+    manifest_files,
+    scan_checkpoint,
+)
+from ckptguard.verification.damage_or_resave import Change, KnownBefore, classify_change
+from ckptguard.verification.seal import seal_observed
+from ckptguard.verification.selection import Selection
+from ckptguard.version import __version__
+
+
+class Resave(enum.Enum):
+    """What to do about a sealed checkpoint of which some files were saved anew and others were not."""
+
+    JUDGE = "judge"  # what lies there now is no whole checkpoint: BAD
+    WAIT = "wait"  # raise ResavingError: it may still complete
+    GIVE_UP = "give up"  # INCOMPLETE, until it completes after all
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint is verified. `record`: the verdict goes into the ledger. `md5`: MD5 is taken too, unless the
+    settings leave it out where it is on record. `resealed`: what lies there is a new generation, whatever the manifest
+    says; `was_gone`: its place was seen empty since it was judged. `reference`: the schema to match, in place of the
+    run's own. `notes` go into the verdict."""
+
+    record: bool = True
+    md5: bool = True
+    resealed: bool = False
+    was_gone: bool = False
+    resave: Resave = Resave.JUDGE
+    reference: Manifest | None = None
+    notes: tuple[Finding, ...] = ()
+
+
+FULLY = Verification()
+NEW_GENERATION = (Change.RESAVED, Change.UNCLEAR)
+_UNCLEAR = (
+    "it is not what was verified before, and too little of it differs to tell a new save from damage."
+    " Was it saved again? ckptguard clear RUN CHECKPOINT"
+)
+_RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
+_OTHERS = 20  # neighbours by step whose content a file may be a stale copy of
+
+
+def verify_checkpoint(
+    view: RunView, checkpoint: Checkpoint, how: Verification = FULLY, *, work: Work = PLAIN
+) -> Checked:
+    """Verify a checkpoint in place, now, and record the verdict.
+
+    The caller has seen to it that the files are quiet. The checkpoint's own files are listed again after they were
+    read, and the names of its series' records before the verdict; nothing else of the run is read again.
+
+    Raises CouldNotTellError and its kinds when there can be no verdict: a file changed or vanished while it was read,
+    storage failed, the scanning process died.
+    """
+    may_spare_md5 = how.md5 and view.settings.digest == "blake3" and not how.resealed
+    if may_spare_md5 and _md5_is_recorded(view, checkpoint):
+        how = msgspec.structs.replace(how, md5=False)
+    scan = scan_checkpoint(view.run.storage, checkpoint, ScanOptions(md5=how.md5), work)
+    now = view.look_again(checkpoint.path)
+    if now is None or now.signature != checkpoint.signature:
+        raise ChangedWhileReadError(f"{checkpoint.path} changed while it was read", key=checkpoint.path)
+    for _ in range(_RACES):
+        view.refresh(checkpoint.series)
+        try:
+            return _judge_and_record(view, checkpoint, scan, how, work)
+        except BusyError:
+            continue
+    raise CouldNotTellError(f"other processes kept sealing {checkpoint.path} at the same time")
+
+
+def judge_in_run(
+    view: RunView, what: Selection, reference: Manifest | None, notes: list[str], work: Work
+) -> Callable[[Checkpoint], Checked]:
+    """What verifies one checkpoint after the other through a run's view. `notes` gain what could not be recorded."""
+    how = Verification(record=what.record, reference=reference)
+    if how.record and view.settings.allow_nonfinite:
+        try:
+            allow_nonfinite(view.run, view.settings.allow_nonfinite)
+        except CouldNotTellError as error:
+            notes.append(f"the pattern could not be kept in the run's settings: {error.message}")
+
+    def judge(checkpoint: Checkpoint) -> Checked:
+        nonlocal how
+        try:
+            return verify_checkpoint(view, checkpoint, how, work=work)
+        except (DeniedError, StorageFullError) as error:
+            # Reading works and recording does not: a read-only run, or one on a full disk, still gets its answer.
+            unrecorded = msgspec.structs.replace(how, record=False)
+            found = verify_checkpoint(view, checkpoint, unrecorded, work=work)
+            notes.append(f"verdicts could not be recorded: {error.message}")
+            how = unrecorded  # the next one could not be recorded either
+            return found
+
+    return judge
+
+
+def _md5_is_recorded(view: RunView, checkpoint: Checkpoint) -> bool:
+    """True if an earlier pass took the MD5 of every file that is there now, by all that the storage reports of them. A
+    manifest that its writer sealed has no MD5 of its own: there the verdict of an earlier pass says that it was taken.
+    Files that came later do not count."""
+    id = view.current(checkpoint)
+    sealed = view.history.manifest(id) if id is not None else None
+    if id is None or sealed is None:
+        return False
+    present = {entry.key: entry.signature for entry in checkpoint.entries}
+    if any(present.get(f.path) != (f.size, f.mtime_ns, f.inode, f.etag) for f in sealed.files):
+        return False
+    verdict = view.history.verdict(id)
+    return all(f.md5 for f in sealed.files) or (verdict is not None and "md5" in verdict.digests)
+
+
+class Content(msgspec.Struct, frozen=True):
+    """What was read: its generation, the manifest of that if it is sealed already, and how the files differ."""
+
+    id: CheckpointId
+    sealed: Manifest | None = None
+    change: Change = Change.SAME
+
+
+def _judge_and_record(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, work: Work) -> Checked:
+    history = view.history
+    id = None if how.resealed else view.current(checkpoint)
+    sealed = history.manifest(id) if id is not None else None
+    content = Content(id, sealed) if id is not None else None
+    if id is not None and sealed is not None:
+        change = change_of(view, checkpoint, scan, sealed, was_gone=how.was_gone)
+        if change is Change.RESAVING and how.resave is Resave.WAIT:
+            raise ResavingError(f"{checkpoint.path} is being saved again", key=checkpoint.path)
+        content = Content(id, sealed, change)
+    if content is None or content.change in NEW_GENERATION:
+        content = Content(view.new_id(checkpoint), change=content.change if content is not None else Change.SAME)
+    found = record_verdict(view, checkpoint, scan, how, content)
+    if how.record and content.sealed is not None and content.change is not Change.SAME:
+        _confirm_kept(view, content.sealed, work)
+    return found
+
+
+def record_verdict(view: RunView, checkpoint: Checkpoint, scan: Scan, how: Verification, content: Content) -> Checked:
+    """Judge what was read, seal it if it is new, and record the verdict. BusyError if another process sealed it."""
+    run, history, layout = view.run, view.history, LAYOUTS[checkpoint.layout]
+    id, sealed, change = content.id, content.sealed, content.change
+    evidence = collect_evidence(run.storage, checkpoint, scan, _known(view, id, sealed, how.reference))
+    findings = run_checks(evidence)
+    if layout.sealed_by_writer and sealed is None:
+        message = "its writer never sealed it: the save did not finish"
+        findings.append(Finding("completeness", Severity.ERROR, message))
+    before = history.verdict(id)
+    if change is Change.UNCLEAR:
+        findings.append(Finding(UNCLEAR_SAVE, Severity.SICKNESS, _UNCLEAR))
+    findings = [*_with_suspicion(findings, before, *_verdicts_of_the_same_bytes(history, evidence, id)), *how.notes]
+    outcome = judge(findings, sealed=sealed is not None)
+    if change is Change.RESAVING and how.resave is Resave.GIVE_UP:
+        outcome = Outcome.INCOMPLETE
+    damaged = sealed is not None and change is not Change.SAME
+    if how.record:
+        if sealed is None and outcome is not Outcome.INCOMPLETE and not layout.sealed_by_writer:
+            sealed = seal_observed(run, evidence, id)
+            history.note_manifest(sealed)
+        verdict = Verdict(
+            **msgspec.structs.asdict(id),
+            outcome=outcome,
+            findings=limit_findings(findings),
+            checked_at=utc_now(),
+            version=__version__,
+            digests=("blake3", "md5") if how.md5 else ("blake3",),
+            seconds=round(scan.seconds, 3),
+            facts=facts_of(evidence),
+            place_damaged=damaged,
+            seen=signature_seen(checkpoint.entries, sealed, damaged=damaged) if sealed is not None else (),
+            read_back="bytes",
+            content=sealed_outcome(before) if damaged and before is not None else None,
+        )
+        if not _says_nothing_new(history, verdict, before):
+            history.add_verdict(verdict)
+    known = id if how.record or sealed else None
+    return checked(checkpoint, known, outcome, sealed=sealed, seconds=scan.seconds, findings=findings)
+
+
+def change_of(view: RunView, checkpoint: Checkpoint, scan: Scan, sealed: Manifest, *, was_gone: bool = False) -> Change:
+    """How what was read differs from what was sealed."""
+    history, layout = view.history, LAYOUTS[checkpoint.layout]
+    verdict = history.verdict(sealed.id)
+    past = KnownBefore(
+        ever_good=history.was_good(sealed.id),
+        facts=verdict.facts if verdict is not None and not verdict.place_damaged else Facts(),
+        other_contents=lambda: _other_contents(history, sealed.id),
+        was_gone=lambda: was_gone or _was_thrown_away(view, sealed.id),
+    )
+    broken = any(f.structure.is_broken for f in scan.files) or any(g.fatal for g in gaps_of(checkpoint, scan))
+    return classify_change(
+        sealed,
+        {f.entry.key: f for f in scan.files},
+        past,
+        whole=not broken,
+        last_written=layout.last_written(sealed.path),
+        sealed_by_writer=layout.sealed_by_writer,
+        counters=lambda: counters_of(checkpoint, scan),
+    )
+
+
+def _was_thrown_away(view: RunView, id: CheckpointId) -> bool:
+    """True if the sealed files were moved to the trash: what lies in their place came later."""
+    try:
+        mark = read_trashed(view.run, id)
+    except RecordsError:
+        return False
+    return mark is not None and mark.how == MOVED
+
+
+def _known(view: RunView, id: CheckpointId, sealed: Manifest | None, reference: Manifest | None) -> KnownFacts:
+    """What the run's records and settings say of a checkpoint."""
+    history, settings = view.history, view.settings
+    manifest, verdict = (reference, None) if reference is not None else history.reference(id) or (None, None)
+    previous, previous_facts = history.previous(id.series, id.step) or (None, None)
+    return KnownFacts(
+        sealed=sealed,
+        reference=manifest,
+        reference_facts=verdict.facts if verdict is not None else None,
+        must_match=reference is not None,
+        previous=previous,
+        previous_facts=previous_facts,
+        following=history.following(id.series, id.step, read=sealed is None),
+        allow_nonfinite=(*settings.allow_nonfinite, *allowed_nonfinite(view.run)),
+        trust_globals=settings.trust_globals,
+    )
+
+
+def _other_contents(history: History, id: CheckpointId) -> Sequence[Manifest]:
+    """The manifests of the nearest other steps."""
+    known = history.ordered(id.series)
+    place = bisect_left(known, id.order, key=lambda other: other.order)
+    near = known[max(0, place - _OTHERS) : place + _OTHERS]
+    nearest = [other for other in near if other.step != id.step and other in history.sealed(id.series)][:_OTHERS]
+    manifests = (history.manifest(other) for other in nearest)
+    return [m for m in manifests if m is not None]
+
+
+def _with_suspicion(findings: list[Finding], *before: Verdict | None) -> list[Finding]:
+    """SUSPECT belongs to a generation: re-verifying keeps it, and only `clear` lifts it, for good. A question about the
+    schema is asked anew each time: `accept` answers it."""
+    sickness: list[Finding] = []
+    cleared: list[Finding] = []
+    for verdict in before:
+        if verdict is not None and not sickness and not cleared:
+            sickness = [f for f in verdict.findings if f.severity is Severity.SICKNESS and f.check != QUESTION]
+            cleared = [f for f in verdict.findings if is_clearance(f)]
+    if cleared:
+        findings = [
+            msgspec.structs.replace(f, severity=Severity.NOTICE) if f.severity is Severity.SICKNESS else f
+            for f in findings
+        ]
+    again = {f.check for f in sickness}
+    still = [f for f in findings if f.check not in again or f.severity is Severity.ERROR]
+    return [*still, *sickness, *cleared]
+
+
+def _verdicts_of_the_same_bytes(history: History, evidence: Evidence, id: CheckpointId) -> Iterator[Verdict | None]:
+    """SUSPECT follows the bytes: of a checkpoint that was moved back from quarantine, or resealed without having been
+    saved again. A save of its own (other times and inodes) is not suspect, even with equal bytes."""
+    checkpoint = evidence.checkpoint
+    present = {e.key: e.signature for e in checkpoint.entries}
+    for earlier in history.generations(checkpoint.series, checkpoint.step):
+        manifest = history.manifest(earlier)
+        if earlier == id or manifest is None or manifest.path != checkpoint.path:
+            continue
+        written = {f.path: (f.size, f.mtime_ns, f.inode, f.etag) for f in manifest.files}
+        if written == present and identity(manifest.files) == identity(manifest_files(evidence)):
+            yield history.verdict(earlier)
+
+
+def _says_nothing_new(history: History, verdict: Verdict, before: Verdict | None) -> bool:
+    """True if the ledger says all of this already: outcome, what weighs, and how the storage describes the files."""
+    standing = history.standings(verdict.series).get(verdict.id)
+    if before is None or before.outcome is not verdict.outcome:
+        return False
+    torn = standing is not None and standing.outcome is not before.outcome
+    return not torn and _weighty(before) == _weighty(verdict) and verdict.seen in ((), before.seen)
+
+
+def _weighty(verdict: Verdict) -> set[tuple[object, ...]]:
+    heavy = (f for f in verdict.findings if f.severity in (Severity.ERROR, Severity.SICKNESS))
+    return {(f.check, f.severity, f.file, f.tensor) for f in heavy}
+
+
+def _confirm_kept(view: RunView, manifest: Manifest, work: Work) -> None:
+    """The bytes in place were damaged: the kept copy counts only if its own bytes are right (a hard link shares the
+    damage, a copy does not)."""
+    copy = read_kept(view.run, manifest.id)
+    if copy and copy_differs(view.run.records, copy.folder + "/", manifest, scanner=work.scanner):
+        put_aside(view.run, copy)

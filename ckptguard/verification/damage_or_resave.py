@@ -1,0 +1,295 @@
+"""Damage or re-save? A sealed path holds other bytes than its manifest says. Pure; in doubt it is damage."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from ckptguard.checks.digests import same_content
+from ckptguard.formats.dtypes import DTYPES
+from ckptguard.runs.file_signatures import is_new
+from ckptguard.scan.result import ScannedFile
+from ckptguard.scan.span_pieces import differing_pieces, filled_pieces
+from ckptguard.values.manifest import Counter, File, Manifest, Span
+from ckptguard.values.verdict import Facts
+
+_STATE = 64  # bytes of floats from which a file's content is no coincidence
+_WIPED = 16  # elements; a shorter tensor may well come to hold one value
+_ONE_SAVE = 60 * 10**9  # nanoseconds between the files of one save, beyond what it took before
+_GROWTH = 1e4  # beyond this factor over the largest weight before, numbers are no weights
+_GROWTH_OF_ONE = 1e2  # the same of one tensor, over the largest number in it before
+_WRITTEN = 16  # pieces or elements that differ, from which on nothing but a writer changed all of them
+_LOST = 64  # bytes in a row of zeros, or of ones, that no update makes
+
+
+class KnownBefore(msgspec.Struct, frozen=True, kw_only=True):
+    """What was known of a generation before its files differed: whether it was ever GOOD, and the facts of its verdict.
+    Only when they are asked for are read: the manifests of other steps, and whether its place was empty meanwhile."""
+
+    ever_good: bool
+    facts: Facts = Facts()
+    other_contents: Callable[[], Sequence[Manifest]] = tuple
+    was_gone: Callable[[], bool] = bool
+
+
+class Change(enum.Enum):
+    """How the content found differs from the content sealed."""
+
+    SAME = "same"
+    DAMAGED = "damaged"
+    RESAVED = "resaved"  # a new generation
+    RESAVING = "resaving"  # some files were written anew, others not yet
+    UNCLEAR = "unclear"  # a new generation, or damage: nothing tells
+
+
+def classify_change(
+    sealed: Manifest,
+    found: Mapping[str, ScannedFile],
+    past: KnownBefore,
+    *,
+    whole: bool,
+    last_written: str,
+    sealed_by_writer: bool,
+    counters: Callable[[], Iterable[Counter]] = tuple,
+) -> Change:
+    """Compare the files found (by key), and the `counters` in them, with the manifest.
+
+    It is a re-save if all of these hold:
+    - Every file with tensors and the layout's last-written file are there and new, and the structure is `whole`.
+    - No file has the content of another step of the `past`: a stale copy is damage.
+    - No file has its old content still, for a run that was copied has new times everywhere. Excepted are contents that
+      other steps have too, and files that were written along with the others (frozen weights).
+    - Something vouches for a writer. Either an archive with checksums of its own, all of them right, holds anything
+      else: rot would have broken one. Or a counter inside rose, and a float tensor differs. Or three and at least half
+      of the float tensors differ, in 16 elements or more. Or each float tensor that differs does so all over, in 16
+      pieces or more together, and every file with floats is among those; rot changes one place. But for the first case
+      none of them may look wiped or scrambled: all one value where the facts of the `past` say otherwise, or grown
+      beyond any update.
+
+    Of fewer pieces, all of which differ, nothing tells whether they were saved or harmed: a tensor of a few elements.
+    The same is true of a tensor of which parts here and there are as before, and of most tensors where an end of them
+    is as before. All that is UNCLEAR. What differs in one place beside others that do not is damage, even where a user
+    changed it: a bit, a byte, a row, a torn end.
+
+    A generation that never was GOOD has nothing to lose: there new files and a whole structure suffice. So they do
+    where its place was empty meanwhile, unless they are a stale copy. Our own layout never writes over a name, so there
+    every change is damage.
+    """
+    if all(f.path in found and same_content(f, found[f.path]) for f in sealed.files):
+        return Change.SAME
+    if sealed_by_writer:
+        return Change.DAMAGED
+    must_be_new = [f for f in sealed.files if f.tensors or (f.path == last_written)] or list(sealed.files)
+    new = [f for f in must_be_new if _is_written(f, found.get(f.path))]
+    if not any(f.path in found for f in new):
+        return Change.DAMAGED  # files are gone, and nothing is being written
+    if len(new) < len(must_be_new) or not whole:
+        return _being_rewritten(new, found)
+    if not past.ever_good:
+        return Change.RESAVED
+    others = [file for manifest in past.other_contents() for file in manifest.files]
+    elsewhere = {_digests(f) for f in others if _has_floats(f)}
+    changed = [f for f in sealed.files if f.path in found and not same_content(f, found[f.path])]
+    if any(_digests(f) != found[f.path].span_digests in elsewhere for f in changed):
+        return Change.DAMAGED  # a file with exactly the float tensors of another step: no training gives that
+    if past.was_gone():
+        return Change.RESAVED
+    if any(f.spans and f.path not in found for f in sealed.files):
+        return _being_rewritten(new, found)
+    if _holds_old_file(sealed.files, found, elsewhere):
+        return _being_rewritten([f for f in new if f.path not in found or not same_content(f, found[f.path])], found)
+    if _vouched(changed, found, {f.checksums for f in (*others, *sealed.files)}):
+        return Change.RESAVED
+    differing, total = _differing(sealed.files, found)
+    # One harmed range wipes what lies inside it and cuts into two tensors at most: three or more are needed, and more
+    # elements than a torn write of a few words harms.
+    many = len(differing) > 2 and len(differing) * 2 >= total and sum(differing) >= _WRITTEN
+    # One flipped bit may make a counter larger, but then no tensor differs.
+    plausible = many or (differing != [] and _counted_on(sealed.counters, counters()))
+    if _looks_harmed(sealed.files, changed, found, past.facts):
+        return Change.DAMAGED
+    torn = any(_is_one_place(_differing_by_span(f, found[f.path])) for f in changed)
+    if plausible:
+        return Change.UNCLEAR if torn else Change.RESAVED
+    if torn or any(_float_spans(f) for f in sealed.files if f not in changed):
+        return Change.DAMAGED
+    known = {s.blake3 for f in (*others, *sealed.files) for s in f.spans if s.length >= _WRITTEN}
+    return _by_pieces(changed, found, known)
+
+
+def _is_written(sealed: File, file: ScannedFile | None) -> bool:
+    """True if a file is new by its times (or gone). Where its own checksums are right another inode or etag will do."""
+    if file is None or is_new(sealed, file.entry):
+        return True
+    pairs = ((sealed.inode, file.entry.inode), (sealed.etag, file.entry.etag))
+    moved = any(a is not None and b is not None and a != b for a, b in pairs)
+    return moved and file.structure.format == "torch_zip" and not file.structure.is_broken
+
+
+def _counted_on(before: Iterable[Counter], now: Iterable[Counter]) -> bool:
+    """True if a counter rose, and none fell."""
+    known = {c.kind: c.value for c in before}
+    common = [(known[c.kind], c.value) for c in now if c.kind in known]
+    return any(new > old for old, new in common) and all(new >= old for old, new in common)
+
+
+def _being_rewritten(new: Sequence[File], found: Mapping[str, ScannedFile]) -> Change:
+    """Whether all new files look like a writer's work, finished or not, instead of damage to the old bytes."""
+    for sealed in new:
+        file = found.get(sealed.path)
+        if file is None or file.structure.truncated or not sealed.tensors:
+            continue
+        if file.structure.is_broken or not _most_tensors_differ([sealed], {sealed.path: file}):
+            return Change.DAMAGED
+    return Change.RESAVING
+
+
+def _most_tensors_differ(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> bool:
+    """More than one tensor, and at least half of all float tensors of more than one element."""
+    differing, total = _differing(sealed, found)
+    return len(differing) > 1 and len(differing) * 2 >= total
+
+
+def _vouched(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> bool:
+    """True if a whole archive that checks its own content holds another one than any that is `known`. Where a manifest
+    of an older version does not say what it stated, another tensor tells."""
+    archives = [f for f in changed if found[f.path].structure.format == f.format == "torch_zip"]
+    return any(
+        found[f.path].structure.checksums not in known if f.checksums else _differing([f], found)[0] != []
+        for f in archives
+    )
+
+
+def _looks_harmed(
+    sealed: Sequence[File], changed: Sequence[File], found: Mapping[str, ScannedFile], facts: Facts
+) -> bool:
+    """True if a float tensor that changed is all one value now or holds a piece of what a lost page leaves, or holds
+    numbers that no update makes (scrambled bytes)."""
+    most = max(facts.largest_magnitude or 0.0, 1.0) * _GROWTH
+    before = {s.blake3 for f in sealed for s in f.spans}
+    for file in found.values():
+        for tensor, numbers in zip(file.structure.tensors, file.numbers, strict=True):
+            if numbers is None or tensor.span is None or file.span_digests[tensor.span] in before:
+                continue
+            one_value = numbers.constant and numbers.nan < numbers.count  # NaN all over is sick, not wiped
+            wiped = one_value and numbers.count >= _WIPED and tensor.name not in facts.constant
+            if wiped or (numbers.largest > most and numbers.count > 1):  # one number may well be a counter
+                return True
+    return any(
+        _lost_bytes(file, number, found[file.path], differ) or _grew(file, number, found[file.path])
+        for file in changed
+        for number, differ in enumerate(_differing_by_span(file, found[file.path]))
+        if any(differ)
+    )
+
+
+def _by_pieces(changed: Sequence[File], found: Mapping[str, ScannedFile], known: set[str]) -> Change:
+    """What few tensors tell, or a minority: does each that differs do so all over, and is none of them `known`?"""
+    every: list[Sequence[bool]] = []
+    for file in changed:
+        spans = _differing_by_span(file, found[file.path])
+        moved = any(
+            any(differ) and digest in known
+            for differ, digest in zip(spans, found[file.path].span_digests, strict=False)
+        )
+        if not spans or moved or not all(_is_all_over(differ) for differ in spans if any(differ)):
+            return Change.DAMAGED
+        every += spans
+    differing, pieces = sum(map(sum, every)), sum(map(len, every))
+    if differing < 2 and not differing == pieces == 1:
+        return Change.DAMAGED
+    patchy = any(any(differ) and not all(differ) for differ in every)
+    return Change.RESAVED if differing >= _WRITTEN and not patchy else Change.UNCLEAR
+
+
+def _differing_by_span(sealed: File, now: ScannedFile) -> list[list[bool]]:
+    """Of each span which pieces differ, none where it has none; nothing where the file is not laid out as it was."""
+    tensors = [(t.name, t.dtype, t.shape, t.span) for t in sealed.tensors]
+    places = [(s.offset, s.length) for s in sealed.spans]
+    known = len(sealed.pieces) == len(now.pieces) == len(sealed.spans)
+    if (
+        not known
+        or tensors != [(t.name, t.dtype, t.shape, t.span) for t in now.structure.tensors]
+        or places != [(s.offset, s.length) for s in now.structure.spans]
+    ):
+        return []
+    return [differing_pieces(*both) for both in zip(sealed.pieces, now.pieces, strict=True)]
+
+
+def _is_one_place(spans: Sequence[Sequence[bool]]) -> bool:
+    """True if all that differs lies in a row, and that begins or ends amid a tensor."""
+    runs = sum(differs for differs, _ in itertools.groupby(itertools.chain.from_iterable(spans)))
+    return runs == 1 and any(any(differ) and not all(differ) for differ in spans)
+
+
+def _is_all_over(differ: Sequence[bool]) -> bool:
+    """True if all pieces of a span differ, or half of them and in three places."""
+    places = sum(differs for differs, _ in itertools.groupby(differ))
+    return all(differ) or (places >= 3 and sum(differ) * 2 >= len(differ))
+
+
+def _lost_bytes(sealed: File, number: int, now: ScannedFile, differ: Sequence[bool]) -> bool:
+    """True if what differs in a span is what is left where a page was lost: in most pieces, or in many bytes."""
+    dtype = next((t.dtype for t in sealed.tensors if t.span == number), None)
+    filled = filled_pieces(sealed.spans[number].length, DTYPES[dtype].size, now.pieces[number]) if dtype else []
+    lost = [size if differs else 0 for size, differs in zip(filled, differ, strict=False)]
+    runs = [sum(run) for _, run in itertools.groupby(lost, key=bool)]
+    return sum(map(bool, lost)) * 2 >= sum(differ) or max(runs, default=0) >= _LOST
+
+
+def _grew(sealed: File, number: int, now: ScannedFile) -> bool:
+    """True if a tensor of a span holds numbers that are no update of those before. One number may be a counter."""
+    largest = {t.name: t.largest or 0.0 for t in sealed.tensors if t.span == number}
+    return any(
+        numbers is not None and numbers.count > 1 and numbers.largest > max(largest[tensor.name], 1.0) * _GROWTH_OF_ONE
+        for tensor, numbers in zip(now.structure.tensors, now.numbers, strict=True)
+        if tensor.span == number
+    )
+
+
+def _differing(sealed: Sequence[File], found: Mapping[str, ScannedFile]) -> tuple[list[int], int]:
+    """(The elements of each float tensor of more than one that differs, how many such tensors there are)."""
+    held = {digest for file in found.values() for digest in file.span_digests}
+    spans = [(span, size) for file in sealed for span, size in _float_spans(file) if span.length > 8]
+    return [span.length // size for span, size in spans if span.blake3 not in held], len(spans)
+
+
+def _holds_old_file(sealed: Sequence[File], found: Mapping[str, ScannedFile], elsewhere: set[tuple[str, ...]]) -> bool:
+    """True if a file has its old float tensors, which no other step has, and was not written together with those that
+    changed. Frozen weights that are saved again are written when the others are, and in the same order as before."""
+    present = [f for f in sealed if f.path in found]
+    kept = [f for f in present if _has_floats(f) and _digests(f) == found[f.path].span_digests]
+    old = [f for f in kept if _digests(f) not in elsewhere]
+    changed = [f for f in present if not same_content(f, found[f.path])]
+    return any(f is not g and not _written_together(f, g, found) for f in old for g in changed)
+
+
+def _written_together(old: File, changed: File, found: Mapping[str, ScannedFile]) -> bool:
+    """True if the times of two files fit one save by the writer of the sealed ones; unknown times do not."""
+    times = (old.mtime_ns, changed.mtime_ns, found[old.path].entry.mtime_ns, found[changed.path].entry.mtime_ns)
+    if any(time is None for time in times):
+        return False
+    before, now = (times[0] or 0) - (times[1] or 0), (times[2] or 0) - (times[3] or 0)
+    in_order = before <= 0 or now >= 0
+    return in_order and abs(now) <= 3 * abs(before) + _ONE_SAVE
+
+
+def _float_spans(file: File) -> list[tuple[Span, int]]:
+    """Where each float tensor of a file lies, and the bytes of one element."""
+    floats = ("float", "bfloat", "complex")
+    return [
+        (file.spans[t.span], DTYPES[t.dtype].size)
+        for t in file.tensors
+        if t.span is not None and t.dtype.startswith(floats)
+    ]
+
+
+def _has_floats(file: File) -> bool:
+    return sum(span.length for span, _ in _float_spans(file)) > _STATE
+
+
+def _digests(file: File) -> tuple[str, ...]:
+    return tuple(span.blake3 for span in file.spans)

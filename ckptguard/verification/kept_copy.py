@@ -1,0 +1,99 @@
+"""Judge a kept copy by itself: the save that it was made of was rotated away, or saved over, before its verdict."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.errors import BusyError, ChangedWhileReadError, CouldNotTellError
+from ckptguard.keep.copies import release
+from ckptguard.layouts import Checkpoint, find_checkpoints
+from ckptguard.records.kept import KeptCopy, read_kept
+from ckptguard.runs.lock import run_lock
+from ckptguard.runs.results import Checked
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.sealed_content import is_untouched
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
+from ckptguard.scan.result import Scan
+from ckptguard.storage.protocol import Entry
+from ckptguard.values.manifest import Manifest
+from ckptguard.verification.checkpoint import FULLY, NEW_GENERATION, Content, change_of, record_verdict
+from ckptguard.verification.damage_or_resave import Change
+
+_RACES = 4  # other processes may seal the same checkpoint meanwhile; then look again
+
+
+def verify_kept(view: RunView, copy: KeptCopy, *, work: Work = PLAIN) -> Checked | None:
+    """Read a kept copy that has no verdict, and record one for its generation, as if its files lay in their place.
+
+    None if it tells nothing: it was written through, it holds what an earlier generation holds, or what may be damage
+    of one. Then it is released. CouldNotTellError and its kinds where it cannot be read.
+    """
+    checkpoint = _as_it_was(view, copy)
+    scan = _scan(view, copy, work) if checkpoint is not None else None
+    if checkpoint is None or scan is None:
+        _release(view, copy)
+        return None
+    for _ in range(_RACES):
+        view.refresh(copy.series)
+        if view.history.has_verdict(copy.id):
+            return None
+        before = _sealed_before(view, copy)
+        change = change_of(view, checkpoint, scan, before) if before is not None else Change.RESAVED
+        own = before is not None and before.id == copy.id  # its writer has sealed it
+        if (change is Change.SAME) is not own or change not in (Change.SAME, *NEW_GENERATION):
+            _release(view, copy)
+            return None
+        try:
+            return record_verdict(view, checkpoint, scan, FULLY, Content(copy.id, before if own else None, change))
+        except BusyError:
+            continue
+    raise CouldNotTellError(f"other processes kept sealing {copy.path} at the same time")
+
+
+def _as_it_was(view: RunView, copy: KeptCopy) -> Checkpoint | None:
+    """The checkpoint that was copied, as it was listed then."""
+    described = zip(copy.files, copy.sources, strict=True)
+    entries = [
+        Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
+        for file, (size, mtime_ns, inode, etag) in described
+    ]
+    found = find_checkpoints(entries, view.run.patterns)
+    return next((c for c in found if (c.path, c.series, c.step) == (copy.path, copy.series, copy.step)), None)
+
+
+def _scan(view: RunView, copy: KeptCopy, work: Work) -> Scan | None:
+    """What its bytes are, under the names and times of the files that were copied; None if they are not those."""
+    run = view.run
+    sizes = {file: size for file, (size, *_) in zip(copy.files, copy.sources, strict=True)}
+    before = run.records.list(copy.folder, recursive=True)
+    if not is_untouched(run, copy, sizes):
+        return None
+    scan = work.scanner(run.records, [copy.key(file) for file in copy.files], ScanOptions(), work.progress)
+    if run.records.list(copy.folder, recursive=True) != before:
+        raise ChangedWhileReadError(f"the kept copy of {copy.path} changed while it was read", key=copy.folder)
+    files = []
+    for file, source, found in zip(copy.files, copy.sources, scan.files, strict=True):
+        size, mtime_ns, inode, etag = source
+        entry = Entry(key=file, kind="file", size=size, mtime_ns=mtime_ns, inode=inode, etag=etag)
+        files.append(msgspec.structs.replace(found, entry=entry))
+    return msgspec.structs.replace(scan, files=tuple(files))
+
+
+def _sealed_before(view: RunView, copy: KeptCopy) -> Manifest | None:
+    """The newest generation that was sealed under this path up to it, unless that was quarantined."""
+    history = view.history
+    for id in reversed(history.generations(copy.series, copy.step)):
+        if id.generation <= copy.generation and history.is_quarantined(id):
+            return None
+        if id.generation <= copy.generation and id in history.sealed(copy.series):
+            manifest = history.manifest(id)
+            if manifest is None or manifest.path == copy.path:
+                return manifest
+    return None
+
+
+def _release(view: RunView, copy: KeptCopy) -> None:
+    with run_lock(view.run):
+        if read_kept(view.run, copy.id) == copy:
+            release(view.run, copy.id)

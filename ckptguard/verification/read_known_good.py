@@ -1,0 +1,85 @@
+"""The known-good checkpoint for who must be sure: what changed since it was read is read again before the answer."""
+
+from __future__ import annotations
+
+import logging
+
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, DeniedError, NoKnownGoodError, StorageFullError
+from ckptguard.keep.copies import put_aside
+from ckptguard.layouts import LAYOUTS
+from ckptguard.runs.candidates import first_whole
+from ckptguard.runs.find_known_good import Candidate, Wanted
+from ckptguard.runs.run_view import RunView
+from ckptguard.runs.settling import wait_until_quiet
+from ckptguard.runs.work import Work
+from ckptguard.values.ids import CheckpointId
+from ckptguard.values.verdict import Outcome
+from ckptguard.verification.checkpoint import Resave, Verification, verify_checkpoint
+from ckptguard.verification.collect_evidence import copy_differs
+
+_log = logging.getLogger("ckptguard")
+_JUDGED = Verification(resave=Resave.WAIT)
+
+
+def read_known_good(view: RunView, wanted: Wanted, work: Work, *, everything: bool = False) -> Candidate | None:
+    """The best known-good checkpoint; None if there is none. What changed is verified, and its verdict recorded where
+    that can be. A kept copy is read before it is answered: who opened it last by its path may have written through it.
+    With `everything` all bytes of what is answered are read. CouldNotTellError if only such are left."""
+    read: set[CheckpointId] = set()  # just now, and right
+
+    def attempt(candidate: Candidate) -> Candidate | str:
+        if candidate.in_place and (candidate.changed or everything) and candidate.id not in read:
+            wrong = _wrong_in_place(view, candidate, work, read)
+        elif not candidate.in_place:
+            wrong = wrong_in_copy(view, candidate, work)
+        else:
+            wrong = None
+        if wrong is not None:
+            _log.warning("%s: looking for another", wrong)
+        return candidate if wrong is None else wrong
+
+    while True:
+        known = len(read)
+        found: Candidate | None = None
+        try:
+            found = first_whole(view, attempt, wanted).offered
+        except NoKnownGoodError:
+            pass
+        except CouldNotTellError:
+            if len(read) == known:
+                raise
+        # What was saved again under a name, and is good, is a generation that this search did not know yet.
+        if len(read) == known or (found is not None and found.id in read):
+            return found
+
+
+def _wrong_in_place(view: RunView, candidate: Candidate, work: Work, read: set[CheckpointId]) -> str | None:
+    """What is wrong with what lies there; None if it is what was sealed. `read` gains the generation that was found
+    there and is good. It is not judged while it is written: ChangedWhileReadError."""
+    path, settle = candidate.manifest.path, view.settings.settle
+    checkpoint = view.look_again(path)
+    if checkpoint is not None and not LAYOUTS[checkpoint.layout].sealed_by_writer:
+        checkpoint = wait_until_quiet(checkpoint, lambda: view.look_again(path), settle=settle, limit=2 * settle)
+    if checkpoint is None:
+        raise ChangedWhileReadError(f"{path} is being written", key=path)
+    try:
+        checked, recorded = verify_checkpoint(view, checkpoint, _JUDGED, work=work), True
+    except (DeniedError, StorageFullError):
+        unrecorded = Verification(resave=Resave.WAIT, record=False)
+        checked, recorded = verify_checkpoint(view, checkpoint, unrecorded, work=work), False
+    if checked.outcome is Outcome.GOOD and checked.id is not None and (recorded or checked.id == candidate.id):
+        read.add(checked.id)
+    if checked.outcome is Outcome.GOOD and checked.id == candidate.id:
+        return None
+    what = "another one" if checked.outcome is Outcome.GOOD else checked.outcome.value
+    return f"{path} is {what} now"
+
+
+def wrong_in_copy(view: RunView, candidate: Candidate, work: Work, *, record: bool = True) -> str | None:
+    """What is wrong with the kept copy of a candidate, which then counts no more; None if every byte is right."""
+    copy = candidate.copy
+    assert copy is not None
+    wrong = copy_differs(view.run.records, copy.folder + "/", candidate.manifest, scanner=work.scanner)
+    if wrong is not None and record:
+        put_aside(view.run, copy)
+    return wrong

@@ -1,0 +1,81 @@
+"""Seal: write the manifest. It is the commit; there is no other mark of a finished checkpoint."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from itertools import islice
+
+import msgspec
+
+from ckptguard.checks import Evidence
+from ckptguard.checks.order import counters_of, named_counters
+from ckptguard.records.manifests import MOST_METRICS, is_metric_name, read_metrics, write_manifest
+from ckptguard.records.run import Run
+from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.history import history_of_series
+from ckptguard.values.ids import CheckpointId, Step, series_of
+from ckptguard.values.manifest import Counter, File, Manifest, split_metrics
+from ckptguard.verification.collect_evidence import manifest_files
+from ckptguard.version import __version__
+
+_LOGGED = "log_history.-1."  # of trainer_state.json
+
+
+def seal_observed(run: Run, evidence: Evidence, id: CheckpointId) -> Manifest:
+    """Seal a checkpoint from what was read back from storage, with the metrics that were given when it was saved, or
+    else that a Trainer logged last. BusyError if another process sealed it first."""
+    checkpoint, metrics = evidence.checkpoint, read_metrics(run, id)
+    metrics = logged_metrics(evidence) if metrics is None else metrics
+    files = manifest_files(evidence)
+    return _seal(run, id, checkpoint.path, checkpoint.layout, files, metrics, counters_of(checkpoint, evidence.scan))
+
+
+def seal_written(
+    run: Run, *, path: str, layout: str, step: Step, files: tuple[File, ...], metrics: Mapping[str, float] | None = None
+) -> Manifest:
+    """Seal a checkpoint that our own writer hashed from memory while saving. It still has no verdict. BusyError if
+    another writer sealed the same generation of this step."""
+    series = series_of(path)
+    id = history_of_series(run, series).next_id(series, step)
+    return _seal(run, id, path, layout, files, metrics or {})
+
+
+def _seal(
+    run: Run,
+    id: CheckpointId,
+    path: str,
+    layout: str,
+    files: tuple[File, ...],
+    metrics: Mapping[str, float],
+    inside: tuple[Counter, ...] | None = None,
+) -> Manifest:
+    finite, words = split_metrics(metrics)
+    manifest = Manifest(
+        **msgspec.structs.asdict(id),
+        path=path,
+        layout=layout,
+        digest_origin="writer" if inside is None else "observer",
+        sealed_at=utc_now(),
+        version=__version__,
+        nonce=uuid.uuid4().hex,
+        files=files,
+        metrics=finite,
+        nonfinite_metrics=words,
+        counters=(*(inside or ()), *named_counters(path)),
+    )
+    write_manifest(run, manifest)
+    return manifest
+
+
+def as_stored(run: Run, file: File) -> File:
+    """The file with what the storage says of it under its final path."""
+    entry = run.storage.stat(file.path)
+    return msgspec.structs.replace(file, mtime_ns=entry.mtime_ns, inode=entry.inode, etag=entry.etag)
+
+
+def logged_metrics(evidence: Evidence) -> dict[str, float]:
+    """The numbers of the last entry of a Trainer's log: those of the evaluation, if one came before the save."""
+    named = (leaf for leaf in evidence.leaves() if leaf.name.startswith(_LOGGED))
+    found = ((leaf.name.removeprefix(_LOGGED), leaf.value) for leaf in named)
+    return {name: float(value) for name, value in islice(found, MOST_METRICS) if is_metric_name(name)}

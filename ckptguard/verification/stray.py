@@ -1,0 +1,162 @@
+"""Verify what has no records: a stray file or checkpoint, a hub cache, anything held against a checksum file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from ckptguard.checks import run_checks
+from ckptguard.checks.evidence import KnownFacts
+from ckptguard.errors import CouldNotTellError, ObjectMissingError
+from ckptguard.formats import FORMATS
+from ckptguard.formats.opaque import NAME as OPAQUE
+from ckptguard.layouts import Checkpoint, enter, folder_as_checkpoint
+from ckptguard.layouts.hub_snapshot import HubFacts
+from ckptguard.runs.hub_paths import hub_checkpoint, hub_facts
+from ckptguard.runs.results import Checked, checked
+from ckptguard.runs.target import Target
+from ckptguard.runs.work import Work
+from ckptguard.scan import Scan, ScanOptions
+from ckptguard.scan.result import ScannedFile
+from ckptguard.storage import Entry
+from ckptguard.storage.hub_blobs import HubCacheStorage, blob_of
+from ckptguard.values.ids import escape
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
+from ckptguard.values.verdict import Finding, Severity, judge
+from ckptguard.verification.checksum_files import CheckSums
+from ckptguard.verification.collect_evidence import collect_evidence, scan_checkpoint
+
+
+class Blob(NamedTuple):
+    """A file of a repository's snapshots that need not be read twice: the same bytes under the same name."""
+
+    repository: str
+    name: str
+    key: str
+    signature: tuple[object, ...]
+
+
+_EXPLAINED_BESIDE = {row.name for row in FORMATS if row.explained_beside}  # not by their own bytes alone
+
+
+def relist(target: Target, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint as storage shows it now; None if it is gone."""
+    try:
+        if isinstance(target.storage, HubCacheStorage):
+            return hub_checkpoint(target.storage, checkpoint.path)
+        if target.view is not None:
+            return target.view.look_again(checkpoint.path)
+        if checkpoint.layout == "file":
+            return msgspec.structs.replace(checkpoint, entries=(target.storage.stat(checkpoint.path),))
+        entries = target.storage.list(checkpoint.path, recursive=True, enter=enter)
+        return folder_as_checkpoint(checkpoint.path, entries)
+    except ObjectMissingError:
+        return None
+
+
+@dataclass(frozen=True)
+class StrayJudge:
+    """Judges checkpoints of a target at first sight, and records nothing. They are held against stated checksums and
+    the schema of another one, if there are any."""
+
+    _target: Target
+    _settings: Settings
+    _sums: CheckSums | None
+    _reference: Manifest | None
+    _work: Work
+    _blobs: dict[Blob, ScannedFile] = field(default_factory=dict)
+
+    def judge(self, checkpoint: Checkpoint) -> Checked:
+        """The outcome and findings of a quiet checkpoint. Raises what the scanner raises."""
+        started = time.monotonic()
+        target, settings, sums = self._target, self._settings, self._sums
+        expected = sums.of(checkpoint.path, checkpoint.files, target.storage.url) if sums is not None else {}
+        algorithms = {algorithm for algorithm, _ in expected.values()}
+        stated = "md5" in algorithms
+        options = ScanOptions(md5=stated or settings.digest == "md5", sums=tuple(sorted(algorithms - {"md5"})))
+        facts: HubFacts | None = None
+        if isinstance(target.storage, HubCacheStorage):
+            facts = hub_facts(target.storage, checkpoint)
+            options = msgspec.structs.replace(options, md5=stated)
+            scan = self._scan_by_digest(checkpoint, options, facts)
+            checkpoint = msgspec.structs.replace(checkpoint, irregular=())  # the facts say more about them
+        else:
+            scan = scan_checkpoint(target.storage, checkpoint, options, self._work)
+            if target.kind == "file" and not expected and scan.files[0].structure.format == OPAQUE:
+                raise CouldNotTellError("nothing is known of its format, and no checksum is stated for it")
+        # The manifest with which a run's own records say that this place must agree.
+        id = target.view.current(checkpoint) if target.view is not None else None
+        known = KnownFacts(
+            sealed=target.view.history.manifest(id) if target.view is not None and id is not None else None,
+            reference=self._reference,
+            must_match=self._reference is not None,
+            in_run=target.view is not None,
+            allow_nonfinite=settings.allow_nonfinite,
+            trust_globals=settings.trust_globals,
+            expected_sums=expected,
+        )
+        findings = run_checks(collect_evidence(target.storage, checkpoint, scan, known))
+        if facts is not None:
+            findings += _hub_findings(scan, facts)
+        outcome = judge(findings, sealed=known.sealed is not None)
+        seconds = time.monotonic() - started
+        return checked(checkpoint, None, outcome, sealed=known.sealed, seconds=seconds, findings=findings)
+
+    def _scan_by_digest(self, checkpoint: Checkpoint, options: ScanOptions, facts: HubFacts) -> Scan:
+        """One pass over the files of a snapshot, each with the digest that its own blob is named by. Those that another
+        snapshot has under the same name, and that were not touched since, were read for that one."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        repository = checkpoint.path.partition("/")[0]
+        for place in [p for p in self._blobs if p.repository != repository]:
+            del self._blobs[place]
+        known: list[ScannedFile] = []
+        for entry in checkpoint.entries:
+            before = self._blobs.get(_blob(checkpoint, entry))
+            if before is not None:
+                known.append(msgspec.structs.replace(before, entry=entry))
+            else:
+                algorithms = facts.sums[entry.key][:1] if entry.key in facts.sums else ()
+                groups.setdefault(algorithms, []).append(entry.key)
+        scans = []
+        for stated, keys in groups.items():
+            wanted = msgspec.structs.replace(options, sums=tuple(dict.fromkeys((*options.sums, *stated))))
+            scans.append(self._work.scanner(self._target.storage, keys, wanted, self._work.progress))
+        read = [f for scan in scans for f in scan.files]
+        files = sorted([*known, *read], key=lambda f: f.entry.key)
+        self._blobs.update((_blob(checkpoint, f.entry), f) for f in read if f.structure.format not in _EXPLAINED_BESIDE)
+        return Scan(files=tuple(files), seconds=sum(scan.seconds for scan in scans))
+
+
+def _blob(checkpoint: Checkpoint, entry: Entry) -> Blob:
+    repository, key = checkpoint.path.partition("/")[0], blob_of(entry.key, entry.target) or entry.key
+    return Blob(repository, checkpoint.inside(entry.key), key, entry.signature)
+
+
+def _hub_findings(scan: Scan, facts: HubFacts) -> Iterator[Finding]:
+    """Errors for bytes that are not those of the blob's name, and for links that lead elsewhere. So for blobs that are
+    not there, and downloads that did not end. A ref without its snapshot is a warning, files without a digest are a
+    notice."""
+    for file in scan.files:
+        algorithm, expected = facts.sums.get(file.entry.key, ("", None))
+        found = file.sums.get(algorithm)
+        if expected is not None and found != expected:
+            message = f"{algorithm} is not the one that its blob is named by"
+            yield Finding("digests", Severity.ERROR, message, file.entry.key, expected=expected, found=found)
+    without = [f.entry.key for f in scan.files if f.entry.key not in facts.sums]
+    if without:
+        what = f"{len(without)} files have no digest in the cache: only their structure and numbers were checked"
+        yield Finding("digests", Severity.NOTICE, what, without[0])
+    for key, why in sorted(facts.refused.items()):
+        yield Finding("structure", Severity.ERROR, f"{why}: it was not read", key)
+    for key in facts.missing:
+        yield Finding("completeness", Severity.ERROR, "its blob is not there: it was not downloaded, or removed", key)
+    for key in facts.unfinished:
+        yield Finding("completeness", Severity.ERROR, "a download into this repository did not end", key)
+    for ref, commit in sorted(facts.lost_refs.items()):
+        message = f"it names the commit {escape(commit)}, of which there is no snapshot"
+        yield Finding("completeness", Severity.WARNING, message, ref)

@@ -1,0 +1,106 @@
+"""Verify what a user points at: a stray file, a checkpoint, or all checkpoints of a run."""
+
+from __future__ import annotations
+
+import functools
+
+from ckptguard.errors import ChangedWhileReadError, CouldNotTellError, NotFoundError, SettingsError
+from ckptguard.layouts import LAYOUTS, Checkpoint
+from ckptguard.runs.pointers import pointer_notes
+from ckptguard.runs.results import Report, pending, relative_to
+from ckptguard.runs.settling import wait_until_quiet
+from ckptguard.runs.target import Target, resolve_target
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.scan import ScanOptions
+from ckptguard.values.ids import numbers_of
+from ckptguard.values.manifest import Manifest
+from ckptguard.values.settings import Settings
+from ckptguard.verification.checksum_files import read_check_sums
+from ckptguard.verification.collect_evidence import collect_evidence, manifest_files, scan_checkpoint
+from ckptguard.verification.selection import Selection
+from ckptguard.verification.stray import StrayJudge, relist
+
+ALL = Selection()
+
+
+def verify_target(target: str, settings: Settings, what: Selection = ALL, *, work: Work = PLAIN) -> Report:
+    """Verify a file, a checkpoint or a run. A run's verdicts are recorded; a stray target writes nothing. NotFoundError
+    if there is nothing to verify. What cannot be read is PENDING in the report, never BAD."""
+    resolved = resolve_target(target, settings)
+    sums = read_check_sums(what.check_sums, settings.storage) if what.check_sums else None
+    reference = read_reference(what.reference, settings, work) if what.reference else None
+    chosen = _chosen(resolved, what, target)
+    notes = [f"{name} is a link out of the cache and was not followed: name it itself" for name in resolved.unread]
+    run = resolved.view if sums is None else None
+    if run is not None:
+        from ckptguard.verification.checkpoint import (
+            judge_in_run,  # records, copies and pins: a stray file needs none of them
+        )
+
+        judge = judge_in_run(run, what, reference, notes, work)
+    else:
+        if sums is not None and len(chosen) != 1:
+            raise SettingsError("a checksum file goes with a file or one checkpoint, not with a run", hint="name one")
+        judge = StrayJudge(resolved, settings, sums, reference, work).judge
+    results, unsure = [], bool(resolved.unread)
+    for checkpoint in chosen:
+        quiet: Checkpoint | None = checkpoint
+        if run is None or not LAYOUTS[checkpoint.layout].sealed_by_writer:  # such are finished by a seal, not by time
+            look = functools.partial(relist, resolved, checkpoint)
+            quiet = wait_until_quiet(checkpoint, look, settle=settings.settle, limit=what.wait)
+        try:
+            found = judge(quiet) if quiet is not None else pending(checkpoint, "it is still being written")
+        except CouldNotTellError as error:
+            unsure = unsure or not isinstance(error, ChangedWhileReadError)
+            found = pending(quiet or checkpoint, error.message)
+        results.append(relative_to(found, resolved.prefix))
+    if run is not None and resolved.checkpoint is None:
+        run.forget()  # pointers are held against what is there at the end
+        notes += pointer_notes(run, {c.path: c.outcome for c in results})
+    return Report(
+        target=resolved.url,
+        kind=resolved.kind,
+        checkpoints=tuple(results),
+        notes=tuple(dict.fromkeys(notes)),
+        could_not_tell=unsure,
+    )
+
+
+def read_reference(url: str, settings: Settings, work: Work = PLAIN) -> Manifest:
+    """The schema of another checkpoint, as a manifest that is never written."""
+    target = resolve_target(url, settings)
+    if target.checkpoint is None:
+        raise SettingsError(f"the reference {url} is a run", hint="name one of its checkpoints")
+    scan = scan_checkpoint(target.storage, target.checkpoint, ScanOptions(md5=False), Work(scanner=work.scanner))
+    evidence = collect_evidence(target.storage, target.checkpoint, scan)
+    if any(f.structure.problems for f in scan.files):
+        raise SettingsError(f"the reference {url} is damaged itself", hint=f"ckptguard verify {url}")
+    return Manifest(
+        series=target.checkpoint.series,
+        path=target.checkpoint.path,
+        layout=target.checkpoint.layout,
+        step=target.checkpoint.step,
+        generation=1,
+        digest_origin="observer",
+        sealed_at="",
+        version="",
+        nonce="",
+        files=manifest_files(evidence),
+    )
+
+
+def _chosen(resolved: Target, what: Selection, target: str) -> list[Checkpoint]:
+    if resolved.checkpoint is not None:
+        return [resolved.checkpoint]
+    if resolved.view is None:
+        if what.step is not None or what.newest is not None:
+            raise SettingsError("the snapshots of a hub cache have no steps to choose by", hint="name one of them")
+        return list(resolved.snapshots)
+    found = [c for c in resolved.view.checkpoints if what.step is None or c.step == what.step]
+    if what.step is not None and not found:
+        raise NotFoundError(f"there is no checkpoint of step {what.step} in {target}")
+    ordered = sorted(found, key=lambda c: (c.step is None, numbers_of(c.step), c.written_at, c.path))
+    if what.newest is None:
+        return ordered
+    numbered = [c for c in ordered if c.step is not None]
+    return numbered[-what.newest :] if what.newest > 0 else []

@@ -1,0 +1,100 @@
+"""What a user decides about a checkpoint: clear a suspicion, accept other tensors, take a re-save as new."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ckptguard.decisions.known_good import Standing
+from ckptguard.errors import NotFoundError, RefusedError, SettingsError
+from ckptguard.layouts import LAYOUTS
+from ckptguard.records.run import Run
+from ckptguard.records.run_settings import accept_reference
+from ckptguard.records.who_and_when import utc_now
+from ckptguard.runs.history import History
+from ckptguard.runs.results import Checked
+from ckptguard.runs.run_view import RunView, select_checkpoint
+from ckptguard.runs.work import PLAIN, Work
+from ckptguard.values.ids import escape, parse_id
+from ckptguard.values.verdict import Facts, Outcome, Severity, Verdict, clearance
+from ckptguard.verification.checkpoint import Verification, verify_checkpoint
+from ckptguard.version import __version__
+
+
+def accept(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
+    """Take the schema of a checkpoint (its path, id or step) as it should be, from now on, and verify the checkpoint
+    again. RefusedError if the checkpoint could not even be sealed (INCOMPLETE)."""
+    checkpoint = select_checkpoint(view.run, view.checkpoints, word)
+    first = verify_checkpoint(view, checkpoint, work=work)
+    id = view.current(checkpoint)
+    if id is None:
+        raise RefusedError(f"{checkpoint.path} is {first.outcome.value}", outcome=first.outcome.value)
+    accept_reference(view.run, id, reason="accepted by the user")
+    return verify_checkpoint(view, checkpoint, work=work)
+
+
+def reseal(view: RunView, word: str, *, work: Work = PLAIN) -> Checked:
+    """Take what lies under a path, id or step as a new generation, and verify it as if seen for the first time: it was
+    saved anew where ckptguard, in doubt, called it damaged. Its digests are taken as they are; everything that can be
+    known without them is still checked. SettingsError for our own layout: it is complete by its writer's manifest
+    alone, which would count no more."""
+    checkpoint = select_checkpoint(view.run, view.checkpoints, word)
+    if LAYOUTS[checkpoint.layout].sealed_by_writer:
+        raise SettingsError(
+            f"{escape(checkpoint.path)} can only be sealed by the training that writes it",
+            hint="ckptguard verify says what it is; ckptguard repair puts damaged files right",
+        )
+    return verify_checkpoint(view, checkpoint, Verification(resealed=True), work=work)
+
+
+def clear(view: RunView, word: str, *, reason: str) -> Verdict:
+    """Make the SUSPECT generation that `word` (path, id or step) names GOOD again; the new verdict keeps the reason.
+    Nothing else ever lifts SUSPECT. NotFoundError if no generation is meant, RefusedError if it is not SUSPECT: damage
+    cannot be talked away."""
+    run, history = view.run, view.history
+    standing = _chosen(run, history, word)
+    id = standing.id
+    if standing.outcome is not Outcome.SUSPECT:
+        raise RefusedError(
+            f"{id} of {id.series} is {standing.outcome.value}, not suspect",
+            outcome=standing.outcome.value,
+            hint="only suspicion can be cleared",
+        )
+    before = history.verdict(id)
+    if history.manifest(id) is None:
+        raise RefusedError(
+            f"{id} of {id.series} was never verified",
+            outcome=standing.outcome.value,
+            hint="move it back into the run and verify it",
+        )
+    kept = tuple(f for f in before.findings if f.severity is not Severity.SICKNESS) if before else ()
+    verdict = Verdict(
+        **msgspec.structs.asdict(id),
+        outcome=Outcome.GOOD,
+        findings=(*kept, clearance(reason)),
+        checked_at=utc_now(),
+        version=__version__,
+        facts=before.facts if before else Facts(),
+        seen=before.seen if before else (),
+    )
+    history.add_verdict(verdict)
+    return verdict
+
+
+def _chosen(run: Run, history: History, word: str) -> Standing:
+    name = word.rstrip("/").removeprefix(run.url.rstrip("/") + "/")
+    parsed = parse_id("", word)
+    step = int(word) if parsed is None and word.isascii() and word.isdigit() else None
+    found = []
+    for series in history.names:
+        for id, standing in history.standings(series).items():
+            manifest = history.manifest(id)
+            meant = parsed is not None and id.order == parsed.order
+            if meant or (step is not None and id.step == step) or (manifest and manifest.path == name):
+                found.append(standing)
+    chosen = [s for s in found if s.outcome is Outcome.SUSPECT] or found
+    if not chosen:
+        raise NotFoundError(f"the records of {run.url} know no checkpoint {word}")
+    if len({s.id.series for s in chosen}) > 1:
+        names = ", ".join(sorted(s.id.series for s in chosen))
+        raise NotFoundError(f"{word} may mean a checkpoint of any of {names}", hint="name it by its path")
+    return max(chosen, key=lambda s: s.id.generation)

@@ -138,8 +138,8 @@ def _noted(troubles: list[str]) -> Iterator[None]:
 
 
 def _trim(view: RunView, troubles: list[str]) -> None:
-    """Remove the copies that no rule keeps. Never call it while a copy is doubtful: it would count as a good one, and the
-    older good one would be removed."""
+    """Remove the copies that no rule keeps. Never call it while a copy is doubtful: it would count as a good one, and
+    the older good one would be removed."""
     with _noted(troubles), run_lock(view.run):
         trim_kept(view)
 

@@ -209,7 +209,7 @@ def test_what_never_was_good_is_not_repaired(root):
     rot(root / SECOND)
     harmed = contents(root)
     done = repair(look(run), "200.1")
-    assert [(f.repaired, f.reason) for f in done.files] == [(False, "what was sealed was not good either")]
+    assert [(f.repaired, f.reason) for f in done.files] == [(False, "the sealed bytes were not good either")]
     assert contents(root) == harmed
 
 
@@ -260,7 +260,7 @@ def test_a_source_that_rots_while_it_is_copied_is_none(root, monkeypatch):
     monkeypatch.setattr(replace_files, "_copy", rotten)
     [file] = repair(look(run)).files
     assert not file.repaired
-    assert "was not copied right" in file.reason
+    assert "was not copied correctly" in file.reason
     assert contents(root) == harmed
     assert leftovers(root) == []
 

@@ -72,7 +72,7 @@ def test_without_a_step_nothing_is_left_behind(replica, tmp_path, caplog):
     shutil.rmtree(tmp_path / "elsewhere" / "_ckptguard" / "kept", ignore_errors=True)
     new = str(tmp_path / "new")
     assert str(start_run(look(replica), new, QUICK).id) == "200.1"
-    assert "300.1 could not be had" in caplog.text
+    assert "300.1 could not be copied" in caplog.text
     assert load_history(open_run(new)).quarantined == {}
 
 

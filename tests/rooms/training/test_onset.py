@@ -37,7 +37,7 @@ def test_finite_losses_do_not_vouch_for_what_they_do_not_depend_on():
     found = diagnose(*losses[:4], (4, LOOK), *losses[4:], (10, BAD))
     assert (found.onset_step, found.onset_through, found.surely_by, found.step) == (5, 10, 10, 10)
     assert found.evidence["looked_through"] == 4
-    assert "everything was after step 4" in found.reason
+    assert "every tensor was finite after step 4" in found.reason
 
 
 def test_a_loss_that_shows_it_needs_no_range():

@@ -15,10 +15,10 @@ def content(seed: int) -> Content:
     numbers = random.Random(seed)
     header: dict[str, object] = {}
     for index, name in enumerate(("a", "b", "c")):
-        header[name] = {"dtype": "F32", "shape": [2, 2], "data_offsets": [16 * index, 16 * index + 16]}
+        header[name] = {"dtype": "F32", "shape": [2, 3], "data_offsets": [24 * index, 24 * index + 24]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return {
-        WEIGHTS: struct.pack("<Q", len(text)) + text + struct.pack("<12f", *(numbers.uniform(1, 2) for _ in range(12))),
+        WEIGHTS: struct.pack("<Q", len(text)) + text + struct.pack("<18f", *(numbers.uniform(1, 2) for _ in range(18))),
         CONFIG: json.dumps({"hidden_size": 4, "seed": f"{seed:06d}"}).encode(),
     }

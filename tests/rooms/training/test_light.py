@@ -55,7 +55,7 @@ def test_the_name_of_the_guard_is_light():
     )
     loaded = python("-c", script).split()
     assert len(loaded) <= 40, loaded
-    heavy = ("verify", "recover", "upkeep", "incidents", "replicas", "storage", "scan", "checks", "formats")
+    heavy = ("verification", "recover", "upkeep", "reporting", "replicas", "storage", "scan", "checks", "formats")
     assert not [name for name in loaded if name.startswith(tuple(f"ckptguard.{room}" for room in heavy))]
 
 

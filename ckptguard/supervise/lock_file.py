@@ -1,8 +1,8 @@
 """The lock of a run's supervise process on this machine: a note beside the daemon's sockets, and its use after a kill.
 
 The kernel frees the lock when its holder ends in any way. An orderly end also removes the note. So a note found by the
-next holder comes from a killed supervise. The note is not in the records: process ids mean nothing
-on other machines, and a folder of ours in a run without saves keeps some trainers from starting.
+next holder comes from a killed supervise. The note is not in the records, because process ids mean
+nothing on other machines. A folder of ours in a run without saves would also keep some trainers from starting.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_only_what_was_damaged_is_replaced(root, kind):
     assert outcomes(run) == ["good", "bad", "good"]
     assert [f.file for f in load_history(run).verdict(ID_200).findings if f.check == "repair"] == [hit.file]
     [incident] = list_incidents(run)
-    assert (incident.state, incident.actions) == ("closed", ("put the right bytes back from the kept copy",))
+    assert (incident.state, incident.actions) == ("closed", ("restored the right bytes from the kept copy",))
     known = find_known_good(run)
     assert (str(known.id), known.kept) == ("200.1", False)
     assert leftovers(root) == []

@@ -164,7 +164,7 @@ def test_processes_that_do_not_know_of_each_other_are_warned(tmp_path, monkeypat
     """torchrun without init_process_group: each process would set the others' saves aside."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     guard_of(tmp_path / "run", torch.nn.Linear(1, 1))
-    assert "call init_process_group before" in caplog.text
+    assert "call init_process_group first" in caplog.text
 
 
 class Stream:

@@ -7,10 +7,17 @@ bit layout, not by a library's type.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
 FP16_LIMIT = 65504.0  # the largest finite IEEE 754 binary16 number
+
+
+def is_countable(shape: Sequence[int], size: int = 1) -> bool:
+    """Whether loaders can count the elements of a shape, and their bytes. Zeros do not help: some loaders multiply
+    what stands before them, some what stands behind."""
+    return all(0 <= n < 2**63 for n in shape) and math.prod(filter(None, shape)) * size < 2**63
 
 
 class FloatLayout(msgspec.Struct, frozen=True):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 
 from msgspec import structs
 
-from ckptguard.formats.dtypes import SAFETENSORS_DTYPES
+from ckptguard.formats.dtypes import SAFETENSORS_DTYPES, is_countable
 from ckptguard.formats.strict_json import JsonProblem, parse_object, printable
 from ckptguard.formats.structure import Found, Problem, Source, SpanPlace, Structure, TensorPlace, broken
 from ckptguard.formats.suffixes import LARGEST_SAFETENSORS_HEADER
@@ -80,8 +78,8 @@ def _place(described: object) -> tuple[int, int, str, tuple[int, ...]] | str:
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         return "its data_offsets are not a range"
     dtype, bits = SAFETENSORS_DTYPES[word]
-    if 0 in shape and any(partial >= 2**64 for partial in itertools.accumulate((*shape, bits), operator.mul)):
-        return "its shape is more than a size can be"  # the reference implementation refuses it, zeros behind or not
+    if not is_countable(shape, bits):
+        return "its shape is more than a size can be"
     total = math.prod(shape) * bits
     if total % 8 or total // 8 != offsets[1] - offsets[0]:
         return f"its shape needs {total // 8} bytes, its data_offsets give {offsets[1] - offsets[0]}"

@@ -6,6 +6,7 @@ import math
 import re
 from typing import NamedTuple, TypeGuard
 
+from ckptguard.formats.dtypes import is_countable
 from ckptguard.formats.structure import ReadProblem, is_count
 
 MAX_HEADER = 1 << 16
@@ -88,11 +89,11 @@ def _header(value: object, length: int) -> Header:
     shape, by_columns = value["shape"], value["fortran_order"]
     if not isinstance(by_columns, bool):
         raise HeaderProblem("its fortran_order is neither True nor False")
-    if not _is_shape(shape) or math.prod(shape) >= 2**63:
+    if not _is_shape(shape) or not is_countable(shape):
         raise HeaderProblem("its shape is not a tuple of sizes")
     fields: list[Field] = []
     size = _flatten("", value["descr"], 0, fields, 0)
-    if math.prod(shape) * size >= 2**63:
+    if not is_countable(shape, size):
         raise HeaderProblem("its shape cannot be")
     pickled = any(f.dtype == "object" for f in fields)
     return Header(length, tuple(fields), size, shape, by_columns, pickled)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
+from ckptguard.formats.dtypes import is_countable
 from ckptguard.formats.pickle.inert_values import Call, Global, Kind, Mapping, PersistentId, Sequence, SetOf
 
 Part = Callable[[object], bool]
@@ -193,7 +194,10 @@ def sparse_parts(part: object) -> bool:
     shapes = [shape_of(one) for one in own]
     if not all(map(_is_index, own[:-1])):
         return False  # torch would convert it
-    if None in shapes or not sizes(whole) or any(type(mark) not in (bool, type(None)) for mark in part[len(own) + 1 :]):
+    marks = part[len(own) + 1 :]
+    if None in shapes or not sizes(whole) or any(type(mark) not in (bool, type(None)) for mark in marks):
+        return False
+    if not is_countable(sizes_of(whole)):
         return False
     *_, indices, values = cast("list[tuple[int, ...]]", shapes)
     if len(own) == 2:
@@ -241,7 +245,7 @@ def quantiser(part: object) -> bool:
 
 def size_arguments(part: object) -> bool:
     """What a torch.Size can be made of."""
-    return integers(part) or sizes(part)
+    return (integers(part) or sizes(part)) and all(-(2**63) <= n < 2**63 for n in sizes_of(part))
 
 
 def codec(part: object) -> bool:

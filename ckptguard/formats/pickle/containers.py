@@ -127,6 +127,8 @@ class Containers(Constants):
             self.check_keys(values)
             target.items += values
         elif type(target) is Call and target.kind in (Kind.OBJECT, Kind.SET):
+            if target.kind is Kind.SET:
+                self.check_keys(values)
             self.put_in(target, values)
         else:
             raise PickleProblem("something is added to what is no set")

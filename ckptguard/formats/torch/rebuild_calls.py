@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES
+from ckptguard.formats.dtypes import DTYPES, ELEMENTS_PER_BYTE, STORAGE_DTYPES, is_countable
 from ckptguard.formats.pickle.arguments import shape_of
 from ckptguard.formats.pickle.inert_values import Call, Global, PersistentId, Sequence
 
@@ -255,6 +255,7 @@ def _view(
     if type(offset) is not int or not 0 <= offset < _LIMIT or len(stride) != len(shape):
         raise TensorProblem("its offset or strides are impossible")
     if 0 in shape:
+        _check_count(shape)
         return TensorRef(dtype, shape, None, 0, 0)
     strides: tuple[int, ...] = ()
     if _is_row_major(shape, stride):
@@ -284,7 +285,7 @@ def _is_scaled(stated: tuple[object, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _check_count(shape: tuple[int, ...]) -> None:
-    if len(shape) > 1 and math.prod(shape) >= _LIMIT:
+    if len(shape) > 1 and not is_countable(shape):
         raise TensorProblem("it has more elements than can be counted")
 
 

@@ -31,8 +31,7 @@ class KnownFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     - `sealed`: the manifest of this generation (None at first sight).
     - `reference`: the manifest whose keys, shapes and dtypes should match. `must_match`: the user asked for it;
-      otherwise a
-      difference is a question.
+      otherwise a difference is a question.
     - `previous`: the nearest lower step that training continued from, whatever its outcome.
     - `following`: the nearest checkpoint that is later by name, if known.
     - `in_run`: saved by the user's own training, not a file of unknown origin.
@@ -66,8 +65,7 @@ class Evidence(KnownFacts, frozen=True, kw_only=True):
 
     def is_whole(self) -> bool:
         """True if every required file exists and is readable. Otherwise other findings say so, and missing tensors may
-        be in
-        those files."""
+        be in those files."""
         present = set(self.checkpoint.files)
         broken = any(f.structure.problems or f.structure.truncated for f in self.scan.files)
         missing = any(f.path not in present for f in (self.sealed.files if self.sealed is not None else ()))

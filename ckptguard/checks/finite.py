@@ -25,8 +25,7 @@ def check_finite(evidence: Evidence) -> Iterator[Finding]:
     """Report NaN or Inf in state as an error with tensor, count and first index; elsewhere as a notice.
 
     A mask is a notice, too: -Inf beside one single finite value, no NaN or +Inf, and a mask's name or form. So are
-    tensors
-    with the same bytes in the reference, and tensors that the user allows.
+    tensors with the same bytes in the reference, and tensors that the user allows.
     """
     same = _unchanged_spans(evidence)
     learnt: frozenset[str] | None = None
@@ -126,8 +125,7 @@ def _loose_numbers(evidence: Evidence) -> Iterator[Finding]:
     """Report Python numbers in model, optimizer, scheduler and scaler state that are not finite.
 
     ReduceLROnPlateau has an infinite `best`, so infinity is an error only in a loss scale or a rate. A logged gradient
-    norm
-    is a notice; check_stale judges it. Notices about one subtree of a file are merged. A configuration may hold
+    norm is a notice; check_stale judges it. Notices about one subtree of a file are merged. A configuration may hold
     anything.
     """
     for file in evidence.scan.files:

@@ -29,8 +29,7 @@ def check_order(evidence: Evidence) -> Iterator[Finding]:
     """Warn if a name and the counters inside order a checkpoint differently against a neighbour.
 
     Its numbers may not be steps, or training restarted. Without counters, several numbers in a name are compared with
-    the
-    save times.
+    the save times.
     """
     for other, place, sign in ((evidence.previous, "after", 1), (evidence.following, "before", -1)):
         if other is None:

@@ -22,8 +22,7 @@ def check_resumable(evidence: Evidence) -> Iterator[Finding]:
     """Report what a resume would lose.
 
     A notice if a training's checkpoint holds only weights, because the optimizer would restart silently. A warning if
-    it
-    lacks what the reference would restore. A notice if a resume needs the same number of ranks.
+    it lacks what the reference would restore. A notice if a resume needs the same number of ranks.
     """
     present = roles_present(evidence)
     if "model" in present and "optimizer" not in present:

@@ -28,8 +28,7 @@ def check_one_save(evidence: Evidence) -> Iterator[Finding]:
     """Report optimizer states of ranks that do not belong together as errors.
 
     They count different steps, state different numbers of ranks, or count more steps than DeepSpeed's model states. A
-    file
-    with the same bytes as in an earlier save is a warning.
+    file with the same bytes as in an earlier save is a warning.
     """
     groups: dict[str, list[ScannedFile]] = {}
     left = _left_of_former_saves(evidence)

@@ -48,8 +48,7 @@ class SchemaDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Place(NamedTuple):
     """One tensor of either side. `kind`: its file's name in the checkpoint, without digits. `partitioned`: its shape
-    depends
-    on the number of ranks."""
+    depends on the number of ranks."""
 
     file: str
     kind: str
@@ -63,9 +62,8 @@ def check_schema(evidence: Evidence) -> Iterator[Finding]:
     """Compare tensors with this checkpoint's own manifest, if sealed, and with the reference.
 
     Errors are model tensors that are missing, unexpected, reshaped or re-typed, and optimizer state that vanished or
-    was
-    reshaped. A difference from another checkpoint may be intended (another head, another optimizer). So it is only a
-    suspicion there, unless the user asked for a match.
+    was reshaped. A difference from another checkpoint may be intended (another head, another optimizer). So it is only
+    a suspicion there, unless the user asked for a match.
     """
     reference, question = evidence.reference, Severity.ERROR if evidence.must_match else Severity.SICKNESS
     for manifest, where, severity in (

@@ -25,8 +25,7 @@ def check_stale(evidence: Evidence) -> Iterator[Finding]:
     reason.
 
     A second time in a row is a reason, but only with moments. Weights alone may rest for good reasons, such as a
-    learning
-    rate of 0 in warm-up or a frozen module. A loss scale of 0 is an error: no update will ever be made again.
+    learning rate of 0 in warm-up or a frozen module. A loss scale of 0 is an error: no update will ever be made again.
     """
     for file, name, value, _ in _dynamic_scales(evidence):
         if value <= 0:

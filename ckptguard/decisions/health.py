@@ -50,10 +50,8 @@ _CAUSES = (
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spikes:
     """The limits above which a value is a spike. A spike exceeds both of them: `sigma` robust deviations above the
-    median
-    of the last `window` values, and `factor` times the median. `in_a_row` spikes are a sickness. The first `warm_up`
-    values
-    are only recorded."""
+    median of the last `window` values, and `factor` times the median. `in_a_row` spikes are a sickness. The first
+    `warm_up` values are only recorded."""
 
     window: int = 128
     warm_up: int = 128
@@ -114,8 +112,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
     `skipped`: whether the optimizer skipped the update; None if only the scale can show it. `error` is the text of an
     exception that the update raised. `looked`: weights and buffers were read after the update. Then `bad_tensor` names
-    the
-    first tensor that is not finite.
+    the first tensor that is not finite.
     """
 
     step: int
@@ -161,13 +158,11 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     No loss showed harm through update `healthy_through`. A read found all tensors finite after update `looked_through`,
     including those that no loss depends on. `skips` counts the latest skipped updates in a row, `skips_in_all` all of
-    them.
-    The latest `nan_losses` losses were not finite, since update `nan_since`. `highest_scale` distinguishes a scale that
-    fell to its floor from one that started there.
+    them. The latest `nan_losses` losses were not finite, since update `nan_since`. `highest_scale` distinguishes a
+    scale that fell to its floor from one that started there.
 
     Gradients may be accumulated. `norm_through` is the last update with a finite gradient norm (None: no norm was
-    reported).
-    `nan_unsettled` is the first later update with a loss that was not finite, unless a later read was clean.
+    reported). `nan_unsettled` is the first later update with a loss that was not finite, unless a later read was clean.
     """
 
     healthy_through: int = 0

@@ -27,8 +27,7 @@ from ckptguard.values.verdict import Outcome
 
 class Present(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint at its own path. `saved` is in seconds since 1970 by the writer's clock. `holds` are reasons to
-    keep it
-    under any policy."""
+    keep it under any policy."""
 
     path: str
     id: CheckpointId
@@ -67,8 +66,7 @@ def ages(times: Sequence[float | None], now: float | None) -> list[float | None]
     first.
 
     An age ends at the newest time, or at `now` if that is earlier. The largest gap in between counts as nothing,
-    because
-    the clock may have jumped. None: the time is unknown, or a later step has an earlier time.
+    because the clock may have jumped. None: the time is unknown, or a later step has an earlier time.
     """
     known = [(place, time) for place, time in enumerate(times) if time is not None]
     unsure = max((place for (_, time), (place, later) in itertools.pairwise(known) if time > later), default=-1)

@@ -17,19 +17,15 @@ class RollbackPolicy:
     """When and how training rolls back.
 
     After a numeric cause, training skips the suspect batches: replaying them exactly would repeat a deterministic
-    overflow.
-    After a crash, damage or a request, training replays them. `skip=False` always replays.
+    overflow. After a crash, damage or a request, training replays them. `skip=False` always replays.
 
     A second incident within `near` save intervals of the last one rolls back one GOOD checkpoint further. It also
-    multiplies
-    the learning rate by `lr_factor`. A third incident rolls back two further, and so on. After `budget` rollbacks of
-    one
-    guard, the next incident raises RollbackExhausted.
+    multiplies the learning rate by `lr_factor`. A third incident rolls back two further, and so on. After `budget`
+    rollbacks of one guard, the next incident raises RollbackExhausted.
 
     Weights, buffers and optimizer state are read every `check_every` updates, and before every save. If only such a
-    read
-    finds harm, every update since the last clean read is suspect. The first rollback then skips only the updates that
-    the losses do not clear. A repeat skips all of them.
+    read finds harm, every update since the last clean read is suspect. The first rollback then skips only the updates
+    that the losses do not clear. A repeat skips all of them.
 
     - `nan_losses`, `scale_skips`: how many in a row count as sick.
     - `spikes=Spikes()`: finite losses and norms far above normal count as sick, too.
@@ -77,8 +73,7 @@ class RollbackDecision:
     """What to do. `choose_target` picks the known-good checkpoint.
 
     It lies before `before_step`, if possible before `prefer_before`, and `further` checkpoints further back.
-    `onset_step`
-    is the first suspect update, and with `skip` the first skipped one.
+    `onset_step` is the first suspect update, and with `skip` the first skipped one.
     """
 
     give_up: bool
@@ -152,8 +147,7 @@ def before_repeat(good_before: GoodBefore, limit: int, *, last: int | None) -> i
 
 def further_back(good_before: GoodBefore, limit: int, further: int) -> int | None:
     """Return the newest known-good step before a limit, then go up to `further` checkpoints further back. None: there
-    is
-    none."""
+    is none."""
     target = None
     for _ in range(further + 1):
         step = good_before(limit)

@@ -43,8 +43,7 @@ class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
     """One series of the training that owns the known-good checkpoint.
 
     `lying` is its content at its paths, `good` its good content in place or kept, both newest first. `fixed` is its
-    only
-    path, if that is a fixed name. `last` is its newest sealed content.
+    only path, if that is a fixed name. `last` is its newest sealed content.
     """
 
     name: str
@@ -57,8 +56,7 @@ class SeriesNow(msgspec.Struct, frozen=True, kw_only=True):
 
 class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     """A link or a file that names a path. `leads`: a checkpoint exists there. `sure`: it certainly is a pointer. `far`:
-    it
-    can name a path in any folder."""
+    it can name a path in any folder."""
 
     key: str
     names: str
@@ -234,7 +232,6 @@ def _given_to(
 
 def _may_be_resumed(series: SeriesNow, lies: Content, known_good: Content) -> bool:
     """True if a trainer may resume from a fixed name. If the known-good checkpoint holds optimizer state, only content
-    with
-    optimizer state counts. Otherwise any content that was ever good counts, which a dump of numbers never was."""
+    with optimizer state counts. Otherwise any content that was ever good counts, which a dump of numbers never was."""
     last = series.last or lies
     return last.has_optimizer or (series.ever_good and not known_good.has_optimizer)

@@ -139,8 +139,7 @@ def release(run: Run, id: CheckpointId) -> None:
 
 def put_aside(run: Run, copy: KeptCopy) -> None:
     """Stop using a kept copy whose bytes are wrong. If all of it is links to the files in place, remove it. Otherwise
-    its
-    right files may be needed for a repair."""
+    its right files may be needed for a repair."""
     if shares_place(run, copy, copy.files):
         release(run, copy.id)
     else:

@@ -31,8 +31,7 @@ def give_own_bytes(view: RunView, work: Work, *, saved_over: bool) -> list[str]:
     """Make the newest good kept copy of each series a full copy where that is due. Returns problems as sentences.
 
     `saved_over`: a file of the run was overwritten in place. The run is not locked meanwhile, and the copying thread
-    has
-    low priority.
+    has low priority.
     """
     run, settings, troubles = view.run, view.settings, list[str]()
     if settings.keep not in ("auto", "copy"):  # a copy that had no space is a link until there is some
@@ -76,8 +75,7 @@ def _replace_links(view: RunView, copy: KeptCopy, manifest: Manifest, work: Work
     """Replace each link by a full copy, compared with the manifest while it is copied, then rewrite the mark.
 
     At each moment a file is the link or the whole copy. Returns what is wrong with the bytes. Raises StorageFullError
-    before
-    the first byte.
+    before the first byte.
     """
     run = view.run
     inodes = {file: inode for file, (_, _, inode, _) in zip(copy.files, copy.sources, strict=False)}

@@ -76,8 +76,7 @@ def damaged_folder(id: CheckpointId) -> str:
 
 def finish_quarantines(view: RunView) -> None:
     """Finish moves that a crash interrupted. Only files exactly as they were marked are moved: a new save under the
-    same
-    name has other times and inodes."""
+    same name has other times and inodes."""
     run = view.run
     for id in itertools.chain.from_iterable(view.history.quarantined.values()):
         mark = read_quarantined(run, id)

@@ -15,10 +15,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Everything saved for one step. `path` is relative to the run; "." means model files at the run's root.
 
     `entries` are its regular files, `irregular` everything else in it (links, FIFOs). Their keys are relative to the
-    run and
-    sorted. Most are at or below `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``). `step` is None if
-    the
-    name does not state it.
+    run and sorted. Most are at or below `path`; a layout may own a few beside it (WeNet's ``epoch_3.yaml``). `step` is
+    None if the name does not state it.
     """
 
     path: str

@@ -19,8 +19,7 @@ def dcp_gaps(checkpoint: Checkpoint, folder: str, structures: Structures) -> lis
     """Return what a folder inside the checkpoint lacks ("": the checkpoint itself).
 
     Files that its ``.metadata`` does not name are gaps, too: one of them is from another save. Empty files are normal,
-    for
-    ranks or threads with nothing to write.
+    for ranks or threads with nothing to write.
     """
     prefix = folder + "/" if folder else ""
     below = ((checkpoint.inside(e.key), e.size) for e in checkpoint.entries)

@@ -25,8 +25,7 @@ _FINAL_BESIDE = ("config.json", "generation_config.json", "adapter_config.json",
 
 def enter(key: str) -> bool:
     """True if a listing of a run enters this folder. It skips our records, temporaries, hidden folders, and hub caches,
-    whose
-    models are downloads."""
+    whose models are downloads."""
     name = key.rpartition("/")[2]
     if _IN_HUB_CACHE.fullmatch(key):
         return False

@@ -102,8 +102,7 @@ def dcp_shard_gaps(checkpoint: Checkpoint, structures: Structures) -> list[Gap]:
     """Report tensors whose pieces do not form the whole, by folder.
 
     The whole size comes from the consolidated model in the folder above, else from the pieces. In the second case
-    missing
-    last ranks cannot be seen.
+    missing last ranks cannot be seen.
     """
     folders: dict[str, list[str]] = {}
     for key in checkpoint.files:

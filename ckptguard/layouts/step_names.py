@@ -40,8 +40,7 @@ def step_from_name(name: str, around: Collection[str] = ()) -> Step:
     ``net-500.pth``.
 
     None if it has none. A number after a word for step is the step, else the last one after a counting word. Otherwise
-    all
-    numbers count, in their order: fairseq's ``checkpoint_1_500.pt`` is (1, 500), update 500 in epoch 1.
+    all numbers count, in their order: fairseq's ``checkpoint_1_500.pt`` is (1, 500), update 500 in epoch 1.
     """
     if is_part(name, around):
         return None

@@ -50,8 +50,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """What every lease says: its owner, when it began, and when it ends, if ever.
 
     `uptime` is the seconds from the machine's start to `since`. A renewable kind has a `silence`: after that time by
-    the
-    storage's clock, an owner elsewhere counts as dead.
+    the storage's clock, an owner elsewhere counts as dead.
     """
 
     silence: ClassVar[float | None] = None  # seconds

@@ -53,8 +53,7 @@ class ListedSteps:
         """Yield the steps of a series that have verdicts, newest first.
 
         `before_step` is exclusive, and ignores names without a single number. Empty entries are included: reading one
-        shows that
-        it does not count.
+        shows that it does not count.
         """
         steps: Mapping[str, list[str]] = self._keys.get(series_folder(series), {})
         limit = None if before_step is None else record_step(before_step)

@@ -24,8 +24,7 @@ Where = tuple[CheckpointId, str]  # and the place
 
 class Scrub(msgspec.Struct, frozen=True, kw_only=True):
     """One reading. `done` of its `files`, in the manifest's order, were as sealed; or all were read, and the ledger has
-    the
-    result. `began` is in seconds since 1970."""
+    the result. `began` is in seconds since 1970."""
 
     id: CheckpointId
     place: str

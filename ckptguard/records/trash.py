@@ -16,8 +16,7 @@ MOVED, MARKED = "moved", "marked"
 
 class Trashed(Mark, frozen=True, kw_only=True):
     """One generation that was removed. "moved": its files are at ``<folder>/<path>``. "marked": they stay in place
-    until the
-    grace period is over. `host`, `boot_id` and `uptime` give the time beside the clock."""
+    until the grace period is over. `host`, `boot_id` and `uptime` give the time beside the clock."""
 
     top: ClassVar[str] = FOLDER
     how: str

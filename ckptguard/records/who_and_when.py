@@ -28,8 +28,7 @@ _FORM = "%Y-%m-%dT%H:%M:%SZ"
 
 class Owner(msgspec.Struct, frozen=True, kw_only=True):
     """A process. `namespace` is that of its pid (a container has its own). `started` is its start in clock ticks since
-    the
-    machine's start. Both are "" if the system does not report them."""
+    the machine's start. Both are "" if the system does not report them."""
 
     host: str
     boot_id: str
@@ -147,8 +146,7 @@ def surely_passed(before: Moment, now: Moment) -> float:
     """Return the seconds that have certainly passed, by the machine's own clock, which nobody can set.
 
     Between two machines, or two starts, that is 0; see `passed_since`. If starts cannot be distinguished, it is by the
-    wall
-    clock, but at most since the last start.
+    wall clock, but at most since the last start.
     """
     if before.boot_id or now.boot_id:
         return max(0.0, now.uptime - before.uptime) if before.boot_id == now.boot_id else 0.0

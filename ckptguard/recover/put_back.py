@@ -40,8 +40,7 @@ def _copied_back(
     """Copy files to a temporary folder of the run. Yields that folder, and the call that gives the files their `name`.
 
     They come from the folder `kept` of the records, or from their place in the run. They are never links: what the
-    trainer
-    does to one file must not reach another.
+    trainer does to one file must not reach another.
     """
     storage, run_prefix, records_prefix = run.shared()
     prefix, files = records_prefix + kept if kept else run_prefix, list(files)

@@ -73,9 +73,8 @@ def restore(view: RunView, dest: str, *, step: int | None = None, force: bool = 
     """Copy the known-good checkpoint, or that of `step`, to ``DEST/<original name>``, and read it back.
 
     A checkpoint without a verdict is verified first. The nearest whole copy is used: in place, kept, then replicas.
-    Without
-    `step`, an older good checkpoint replaces a damaged or unreadable one, with a warning. Damage in place is recorded.
-    After any failure DEST is as it was.
+    Without `step`, an older good checkpoint replaces a damaged or unreadable one, with a warning. Damage in place is
+    recorded. After any failure DEST is as it was.
 
     Raises:
         SettingsError: DEST is neither absent nor empty, or it is inside the run.
@@ -226,8 +225,7 @@ def fetch_files(storage: Storage, files: Sequence[tuple[str, str]], progress: Pr
     """Copy objects to local paths that must not exist yet, and sync them. `files` are (key, path) pairs.
 
     If one fails, the others are given up, and parts of them stay behind. Remote files are read in parallel chunks, so
-    memory
-    use is bounded. Raises StorageFullError and DeniedError with the local path. Several threads call `progress`.
+    memory use is bounded. Raises StorageFullError and DeniedError with the local path. Several threads call `progress`.
     """
     if storage.root is not None:
         chunks = _Chunks(progress)
@@ -282,8 +280,7 @@ class _Chunks:
             if self._progress is not None:
                 self._progress(written)
         # Make Linux write these bytes now, so that the final fsync is short. It writes pages that are no longer needed,
-        # and
-        # keeps them in memory until then.
+        # and keeps them in memory until then.
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # only a hint
                 os.posix_fadvise(descriptor, begin, len(data), os.POSIX_FADV_DONTNEED)

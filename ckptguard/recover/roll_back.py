@@ -101,13 +101,11 @@ def roll_back(view: RunView, back: GoBack, *, in_use: InUse | None = None, work:
     """Roll back to the newest known-good checkpoint, which is read and verified first.
 
     Newer checkpoints without a verdict are verified before, newest first, until one is GOOD. One that fails is recorded
-    BAD,
-    and the next older one is used. Everything newer is quarantined, GOOD ones as SUSPECT.
+    BAD, and the next older one is used. Everything newer is quarantined, GOOD ones as SUSPECT.
 
     If the known-good checkpoint is not in place, it is put back from its kept copy with fresh times. So are fixed names
-    of
-    its training with newer content or nothing good, in any folder. Pointers are rewritten. `in_use` pins the known-good
-    checkpoint, also after this call if given. The view is fresh afterwards.
+    of its training with newer content or nothing good, in any folder. Pointers are rewritten. `in_use` pins the
+    known-good checkpoint, also after this call if given. The view is fresh afterwards.
 
     Raises:
         BusyError: training is still writing, or another process holds the run.

@@ -150,8 +150,7 @@ def _content(manifest: Manifest, *, good: bool, in_place: bool) -> Content:
 
 def _shape(manifest: Manifest) -> Hashable:
     """Return what two checkpoints must share so that each can replace the other: file names, and the names, types,
-    shapes
-    and roles of their tensors. None with a file beside it, or without tensors."""
+    shapes and roles of their tensors. None with a file beside it, or without tensors."""
     files = []
     for file in manifest.files:
         if file.path != manifest.path and not file.path.startswith(manifest.path + "/"):

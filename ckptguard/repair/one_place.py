@@ -46,8 +46,7 @@ Done = list[tuple[Damaged, str]]  # what was repaired, and from where
 
 class RepairedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One damaged file, in place or in the kept copy. `source` is where its bytes came from, or would come from in a
-    dry
-    run. `reason` says why it could not be repaired."""
+    dry run. `reason` says why it could not be repaired."""
 
     path: str
     id: CheckpointId
@@ -290,8 +289,7 @@ def record_kept_damage(
     """Set a damaged copy aside, and record what is wrong with it.
 
     The findings are warnings if the files in place still hold the generation. Otherwise they are errors, because no
-    whole
-    copy is left. Each names a damaged tensor, or the file. Returns the findings, and the incident if it is new.
+    whole copy is left. Each names a damaged tensor, or the file. Returns the findings, and the incident if it is new.
     """
     run = view.run
     with run_lock(run):

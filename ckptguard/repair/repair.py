@@ -45,8 +45,7 @@ def repair(view: RunView, word: str | None = None, *, dry_run: bool = False, wor
     step).
 
     A named checkpoint is read first, whatever its verdict. Bytes come only from a file that is completely right, read
-    just
-    before. They are copied, read back and renamed into place. Damaged files go to quarantine. At the end the whole
+    just before. They are copied, read back and renamed into place. Damaged files go to quarantine. At the end the whole
     checkpoint is verified. A checkpoint without any file is repaired only by name. With `dry_run` nothing is written.
 
     Raises:

@@ -31,8 +31,7 @@ _BLOCK = 4 << 20
 
 class CopySource(msgspec.Struct, frozen=True):
     """Another place with a generation's files, under `prefix` plus their paths in the run. `storage` belongs to this
-    run,
-    its records, or another run."""
+    run, its records, or another run."""
 
     name: str
     storage: Storage

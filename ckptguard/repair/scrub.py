@@ -105,8 +105,7 @@ class ScrubOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 class Reread(msgspec.Struct, frozen=True):
     """One place that was read again: "place", or "kept" for the kept copy. `outcome` is that of this place; PENDING
-    means
-    that it needs another check."""
+    means that it needs another check."""
 
     path: str
     id: CheckpointId

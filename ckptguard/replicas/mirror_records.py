@@ -133,8 +133,7 @@ def _judged_itself(source: RunView, target: RunView) -> list[CheckpointId]:
 
 def mirror_verdicts(source: RunView, target: RunView) -> None:
     """Tell the target what became known about its checkpoints since they were sent: training was sick, or a user
-    cleared
-    them. The target's own findings about its files stay."""
+    cleared them. The target's own findings about its files stay."""
     here, there = source.history, target.history
     for series in list(there.names):
         for id, standing in list(there.standings(series).items()):

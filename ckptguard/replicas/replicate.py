@@ -77,8 +77,7 @@ class Replicated(msgspec.Struct, frozen=True, kw_only=True):
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica holds now. `behind`: how many wanted checkpoints are not good there; `last_good`: the newest
-    that is.
-    `trouble` says what ended the work early."""
+    that is. `trouble` says what ended the work early."""
 
     url: str
     behind: int | None
@@ -100,8 +99,7 @@ def replicate(
 
     Problems with the replica are part of the result. What arrived stays, and the next call continues from there. `hold`
     waits while something more urgent runs. `arrived` remembers between calls what is there for good. Raises
-    SettingsError for
-    a place that cannot be a replica of this run.
+    SettingsError for a place that cannot be a replica of this run.
     """
     run, arrived = view.run, set() if arrived is None else arrived
     candidates, unreadable = _wanted_in_replica(view)

@@ -45,8 +45,7 @@ _log = logging.getLogger("ckptguard")
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
     """A run that can continue. `path` is its known-good checkpoint, ready to open; `source` is the replica; `sent`
-    counts
-    transferred bytes."""
+    counts transferred bytes."""
 
     run: str
     source: str
@@ -178,8 +177,7 @@ def regain_before(
     """Bring back a known-good checkpoint for a run that has no wanted one left.
 
     It is the newest whole one of the nearest replica that is `worth` it; None if no replica has one. Raises
-    StoppedError if
-    `stop` was set before it arrived.
+    StoppedError if `stop` was set before it arrived.
     """
     for replica in open_replicas(view):
         try:

@@ -52,8 +52,7 @@ def prune(
     """Move what the policy does not keep to the trash, and delete what was there for more than `grace` seconds.
 
     The decision is made under the run's lock from a new listing. `remembered` records are not read again. With
-    `dry_run`
-    the view is used as it is. A problem with one checkpoint ends the work, and is part of the result.
+    `dry_run` the view is used as it is. A problem with one checkpoint ends the work, and is part of the result.
 
     Raises:
         CouldNotTellError: a listing failed, or a record of a checkpoint in place is unreadable. Nothing is removed.
@@ -198,8 +197,7 @@ class Remembered:
     """What earlier passes read about each checkpoint in place, by its path, and from which files and records.
 
     Records never change under their names, so an entry is valid while files and names are the same. But disks decay:
-    what
-    justifies a removal is read again.
+    what justifies a removal is read again.
     """
 
     known: dict[str, tuple[object, Present]] = field(default_factory=dict)

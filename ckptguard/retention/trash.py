@@ -176,8 +176,7 @@ def expire_aside(view: RunView, grace: float) -> list[str]:
 
     The same goes for files that came back from the trash after their path was used again. The damaged files of a
     checkpoint that is not good stay. This machine's own clock measures the time since this function first saw them so.
-    It
-    also notes other machines' marks and pins. The caller holds the run's lock.
+    It also notes other machines' marks and pins. The caller holds the run's lock.
     """
     run = view.run
     damaged = {key for key, id in _damaged(run) if _has_no_use(view, key, id)}

@@ -56,8 +56,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """The place of a known-good checkpoint, and the answer that describes it.
 
     `changed`: the files in place have the sealed sizes, but storage describes them differently than when they were
-    read.
-    Read such files again before you call them good.
+    read. Read such files again before you call them good.
     """
 
     answer: KnownGood
@@ -120,8 +119,7 @@ def find_known_good(
     """Return the newest GOOD checkpoint that is present and unchanged since its bytes were read.
 
     `before_step` is exclusive. Without `series`, the newest ones of all series are compared by `choose_series`.
-    `listed` are
-    the record names if the caller has them. Raises NoKnownGoodError if there is none.
+    `listed` are the record names if the caller has them. Raises NoKnownGoodError if there is none.
     """
     wanted = Wanted(before_step=before_step, series=series, sure=True)
     return openable(best_on_record(run, wanted, list_steps(run) if listed is None else listed).answer)

@@ -28,8 +28,7 @@ def need_room(
     """Raise StorageFullError if fewer than `size` bytes are free; with `wait`, warn and wait until they are.
 
     `check_stop` is called often while waiting, and may raise. `waits` is called when a wait begins and ends. Quotas,
-    other
-    writers and storages that do not report free space are not seen, so a write may still fail.
+    other writers and storages that do not report free space are not seen, so a write may still fail.
     """
     told: float | None = None
     try:

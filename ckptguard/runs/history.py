@@ -193,10 +193,8 @@ class History(msgspec.Struct):
         """Return the generation whose content should be at `path`, or None if none was sealed there.
 
         It is the newest that was sealed for this path and not quarantined. None if a newer one of this path was
-        quarantined.
-        `path_of` may give the sealed path of a generation without its manifest, and None for an unreadable one.
-        RecordsError if
-        a manifest that matters cannot be read: the content then must not count as new.
+        quarantined. `path_of` may give the sealed path of a generation without its manifest, and None for an unreadable
+        one. RecordsError if a manifest that matters cannot be read: the content then must not count as new.
         """
         for id in reversed(self.generations(series, step)):
             if self.is_quarantined(id):
@@ -246,9 +244,8 @@ class History(msgspec.Struct):
         """Return the manifest that a checkpoint's schema must match, and its verdict; None if it needs no reference.
 
         It is the nearest lower GOOD step of the series, else the nearest higher one. A name without a step uses the
-        newest
-        earlier GOOD one. An accepted schema counts as GOOD and needs no reference. Earlier checkpoints need not match
-        it.
+        newest earlier GOOD one. An accepted schema counts as GOOD and needs no reference. Earlier checkpoints need not
+        match it.
         """
         accepted = accepted_references(self.run, id.series)
         if id in accepted:

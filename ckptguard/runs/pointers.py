@@ -141,8 +141,7 @@ def _line(run: Run, key: str) -> str | None:
 
 def _named(view: RunView, key: str, text: str) -> str:
     """Return the path that a text names: a checkpoint relative to the pointer or to a folder around the run. If there
-    is
-    none, return the text's last part beside the pointer."""
+    is none, return the text's last part beside the pointer."""
     parts = text.split("/")
     ends = ("/".join(parts[n:]) for n in range(len(parts) - 1))  # of several parts: a single name is beside the pointer
     seen = (path for path in (_beside(key, text), *ends) if view.checkpoint(path) is not None)

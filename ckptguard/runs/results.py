@@ -14,8 +14,7 @@ from ckptguard.values.verdict import Finding, Outcome, Severity, limit_findings,
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one checkpoint. Paths are relative to the target of the call. PENDING: there is no verdict, and
-    the
-    findings say why."""
+    the findings say why."""
 
     path: str
     series: str

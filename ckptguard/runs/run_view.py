@@ -26,8 +26,7 @@ class RunView:
     """One run, for one call, in one thread. Files and record names are listed when first needed, and remembered.
 
     Only `look_again`, `refresh` and `forget` read again. An outdated view is safe: records are created exclusively, and
-    the
-    second writer gets BusyError.
+    the second writer gets BusyError.
     """
 
     def __init__(self, run: Run, settings: Settings) -> None:

@@ -25,10 +25,9 @@ class Target(msgspec.Struct, frozen=True):
     """A resolved TARGET.
 
     A single file or checkpoint has a `storage` at its parent folder, and a `checkpoint` with keys relative to it. A
-    run, or
-    a checkpoint inside a run with records, has a `view`. A hub cache, or a repository of it, has kind "run" without
-    `view`.
-    Its snapshots are `snapshots`, and `base` is the repository's key. `unread` names links that look like repositories.
+    run, or a checkpoint inside a run with records, has a `view`. A hub cache, or a repository of it, has kind "run"
+    without `view`. Its snapshots are `snapshots`, and `base` is the repository's key. `unread` names links that look
+    like repositories.
     """
 
     url: str

@@ -30,8 +30,7 @@ def sick_since(run: Run, checkpoint: Checkpoint) -> tuple[int, str] | None:
     """Return the step since which every logged gradient norm is not finite, and a sentence about it.
 
     None if the last norm is finite, or without such a log. A few bad norms are normal with a loss scaler. Some versions
-    of
-    the Trainer do not save the scaler, so a few infinite norms without NaN are normal, too. Raises storage errors.
+    of the Trainer do not save the scaler, so a few infinite norms without NaN are normal, too. Raises storage errors.
     """
     if checkpoint.layout != "hf-trainer":
         return None

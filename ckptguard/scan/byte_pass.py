@@ -59,8 +59,7 @@ class BytePass:
         float.
 
         Within a region, blocks end at multiples of the block size from its start: BLAKE3 is a tree, and is fastest with
-        whole
-        branches.
+        whole branches.
         """
         position, region = self.part.begin, self.part.first_region
         regions = self._plan.regions

@@ -25,8 +25,7 @@ def scan_files(
     """Scan files. The result has the given order, and is the same with any number of workers.
 
     Bad bytes are in the result. An error says nothing about the bytes: StorageError, or ChangedWhileReadError for a
-    file
-    that was written, replaced or removed meanwhile.
+    file that was written, replaced or removed meanwhile.
     """
     started = time.perf_counter()
     options = options or ScanOptions()

@@ -119,8 +119,7 @@ def numbers_of_views(
     """Make the numbers of views with gaps exact, if what they span is not all finite.
 
     Then they count the elements that the view reaches, in stored order. Overlapping dimensions with gaps, and views
-    beyond
-    the reading budget, keep the numbers of everything that they span.
+    beyond the reading budget, keep the numbers of everything that they span.
     """
     exact: dict[tuple[object, ...], Numbers] = {}
     result = list(numbers)

@@ -19,12 +19,10 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `md5`: also compute each file's MD5. `sums`: more whole-file digests ("sha256", "git-sha1", ...; see
       `new_hasher`).
     - `workers`: threads that read and hash in parallel (0: one per processor), each with one more per whole-file
-      digest.
-      With 1, everything happens in the caller's thread.
+      digest. With 1, everything happens in the caller's thread.
     - `rate`: bytes per second that all of them together read at most.
     - `spare_cache`: drop read bytes from the page cache, so that a daemon does not evict training's files. Not for a
-      user
-      who loads the file next.
+      user who loads the file next.
     - `structure_only`: read only the structures; digests and numbers are empty. Hostile files need the same scanner.
     """
 

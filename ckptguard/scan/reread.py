@@ -34,8 +34,7 @@ def reread(
     """Return what is wrong with the file at `key`, or None if every byte is as sealed. Nothing is parsed.
 
     It compares BLAKE3, and with `md5` a recorded MD5, too. Errors say nothing about the bytes: CouldNotTellError and
-    its
-    kinds, ReadingStopped.
+    its kinds, ReadingStopped.
     """
     try:
         entry = storage.stat(key)

@@ -14,8 +14,7 @@ class Numbers(msgspec.Struct, frozen=True, kw_only=True):
     - `first_bad`: the index of the first NaN or infinite element, in stored order.
     - `largest`: the largest finite magnitude (0.0 if there is none).
     - `rms`: the root mean square of the finite elements, None without any. Beyond 64 KiB it is that of a fixed sample,
-      the
-      same for every way to scan the file.
+      the same for every way to scan the file.
     - `zeros`: the share of the same elements with no bit set, so without negative zeros.
     - `constant`: all elements have the same bits. `zero`: all are zero, of either sign. `single_finite`: all finite
       elements have the same bits.
@@ -38,8 +37,8 @@ class ScannedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file after the pass. `span_digests` (BLAKE3) and `pieces` align with `structure.spans`.
 
     `numbers` align with `structure.tensors` (None: not a float dtype, no bytes, or opaque). Only files that do not
-    check
-    themselves have `pieces`. Problems in the bytes (a wrong CRC) are in `structure.problems`, with the tensor's name.
+    check themselves have `pieces`. Problems in the bytes (a wrong CRC) are in `structure.problems`, with the tensor's
+    name.
     """
 
     entry: Entry
@@ -67,11 +66,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """How the elements of tensor `b` differ from those of tensor `a`, of the same shape.
 
     `differing` counts elements with other bits, or other values if the types differ. Elements that are not finite on a
-    side
-    count only in `nan_*`, `inf_*` and `became_nonfinite`. `relative_l2` is the norm of the change divided by that of
-    `a`
-    (infinite if `a` is zero). `largest_change` is the largest absolute change, at `largest_index`. These are None for
-    integers, and if no element is finite on both sides. Indices are those of the tensor.
+    side count only in `nan_*`, `inf_*` and `became_nonfinite`. `relative_l2` is the norm of the change divided by that
+    of `a` (infinite if `a` is zero). `largest_change` is the largest absolute change, at `largest_index`. These are
+    None for integers, and if no element is finite on both sides. Indices are those of the tensor.
     """
 
     count: int

@@ -27,8 +27,7 @@ def new_hasher(name: str, size: int) -> Hasher:
     """Return a hasher for a file of `size` bytes.
 
     "git-sha1" is git's name of a file: SHA-1 over its kind, size and bytes. "blake2b-256" is BLAKE2b with that many
-    bits. Any
-    other name but "blake3" is hashlib's.
+    bits. Any other name but "blake3" is hashlib's.
     """
     if name == "blake3":
         return blake3()
@@ -43,9 +42,8 @@ class DigestThreads:
     """`count` threads, each computing one digest of the current file.
 
     A block may be overwritten after `depth - 1` more blocks were fed; `feed` waits for that. A thread's error is raised
-    by
-    the next `feed` or `drain`. The thread keeps taking blocks, so that no wait lasts forever. Leaving the context ends
-    them.
+    by the next `feed` or `drain`. The thread keeps taking blocks, so that no wait lasts forever. Leaving the context
+    ends them.
     """
 
     def __init__(self, count: int, depth: int) -> None:

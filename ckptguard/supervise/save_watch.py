@@ -180,8 +180,7 @@ class SaveWatch:
         """Quarantine what is newer than known-good, and make all names that a resume reads hold known-good content.
 
         This concerns the trainings of the sick saves, or after a crash all trainings. Raises the errors of a rollback,
-        but
-        NoKnownGoodError only about sick saves and about names that nothing good fits.
+        but NoKnownGoodError only about sick saves and about names that nothing good fits.
         """
         view = self._look()
         done: list[RolledBack] = []

@@ -62,8 +62,7 @@ def find_sick_saves(view: RunView, *, before: Iterable[object] = ()) -> list[Sic
 
     The save times decide which is newest. Files that existed `before` are ordered by number, because copying a run
     changes their times. It is a reason if the series has a known-good checkpoint. In a run without any, so is a new
-    save
-    that training may resume from, or any new save. A dump of activations is no reason.
+    save that training may resume from, or any new save. A dump of activations is no reason.
     """
     old = frozenset(before)
     any_good = newest_candidate(view) is not None

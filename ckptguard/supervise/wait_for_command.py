@@ -80,8 +80,7 @@ def means_it(asked: Sequence[float], now: float, from_terminal: bool) -> bool:
     """True if this signal means that patience is over.
 
     From a terminal it is the second key in a row, because Ctrl-C does not end a debugger. Other signals count unless
-    they
-    come together with the first: `timeout` signals us, then our process group.
+    they come together with the first: `timeout` signals us, then our process group.
     """
     if from_terminal:
         return bool(asked) and now - asked[-1] < _KEYS_IN_A_ROW
@@ -151,8 +150,7 @@ class SignalWatch:
         """Return the result of a call in the other thread, or `otherwise` if it fails unexpectedly.
 
         Raises WaitAbandoned if we are firmly asked to end while no command runs. `only_looks`: it changes nothing but
-        may take
-        as long as reading a checkpoint, so the first request to end is enough.
+        may take as long as reading a checkpoint, so the first request to end is enough.
         """
         future = self._background.submit(call)
         self._only_looking = only_looks

@@ -49,8 +49,7 @@ class GlooRanks(Ranks):
     """The ranks of torch's default process group. All ranks must create it.
 
     A rank waits `timeout` seconds for the slowest, so that must be longer than verifying and loading a checkpoint. If
-    some
-    do not answer in time, RanksError names them.
+    some do not answer in time, RanksError names them.
     """
 
     def __init__(self, timeout: float = _TIMEOUT) -> None:
@@ -152,8 +151,7 @@ def together(ranks: Ranks, what: str, work: Callable[[], Any]) -> list[Any]:
 
 def each(ranks: Ranks, what: str, work: Callable[[], T]) -> T:
     """Let every rank do its part and keep its own result. If one fails, all raise as in `together`. A single rank
-    raises
-    its error unchanged."""
+    raises its error unchanged."""
     if ranks.size == 1:
         return work()
     kept: list[T] = []

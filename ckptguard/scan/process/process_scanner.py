@@ -24,10 +24,9 @@ class ProcessScanner:
     """A `Scanner` that reads local files in up to `processes` processes, each within `limits`.
 
     They share `workers` threads and the `rate` in bytes per second. A rate extends the time limit of a scan, and a
-    change of
-    it restarts the scan. Idle processes end after a while. If one dies, hangs or sends nonsense, the scan raises
-    WorkerError, which is no verdict. Setting `stop` ends a scan at once. Remote storages are scanned in this process,
-    because one without secrets could not open them.
+    change of it restarts the scan. Idle processes end after a while. If one dies, hangs or sends nonsense, the scan
+    raises WorkerError, which is no verdict. Setting `stop` ends a scan at once. Remote storages are scanned in this
+    process, because one without secrets could not open them.
 
     Call it from a thread that lives as long as the scanner: the system ends the processes with the thread that started
     them.

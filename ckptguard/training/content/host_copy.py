@@ -47,8 +47,7 @@ class HostCopy:
 
     def take_tensors(self, tensors: Mapping[Name, Any]) -> dict[Name, Any]:
         """Do the same for strided tensors by name. Each copy has a storage of exactly its size. Tensors that share all
-        their
-        memory share one copy."""
+        their memory share one copy."""
         import torch
 
         distinct = {_place(tensor): tensor for tensor in tensors.values()}

@@ -95,8 +95,7 @@ def write_tensors(
     """Write a file into a stream and hash it. Its final key in the run will be `key`.
 
     `check_stop` is called between blocks; an exception from it ends the writing. `sick(name, tensor)` is called for
-    each
-    tensor with NaN or infinity. If it returns True, SickTrainingError ends the writing.
+    each tensor with NaN or infinity. If it returns True, SickTrainingError ends the writing.
     """
     from blake3 import blake3
 
@@ -147,8 +146,7 @@ def read_file(
     """Load a file and return all tensors by name, aliases too. Every loaded byte is hashed, every float checked.
 
     With one of `threads`, the file is read in order. Tensors named in `into` must fit, and are filled in place. Others
-    are
-    created on the CPU. `sick(name, tensor)` decides about each tensor with NaN or infinity.
+    are created on the CPU. `sick(name, tensor)` decides about each tensor with NaN or infinity.
 
     Raises:
         StateError: a tensor in `into` does not fit.

@@ -37,8 +37,7 @@ class TrainingParts:
     """The objects of a training. Each has ``state_dict`` and ``load_state_dict``.
 
     Without `strict`, a mismatch between a checkpoint and them is a warning, and the rest is loaded. `fit` has the names
-    in
-    which the last loaded checkpoint and the model differ.
+    in which the last loaded checkpoint and the model differ.
     """
 
     model: Any
@@ -106,8 +105,7 @@ class TrainingParts:
 
     def restore(self, sections: Mapping[str, Any], model: dict[str, Any], others: Mapping[str, Any]) -> None:
         """Restore everything, the model first. Raises StateError if an object refuses its state, or with `strict` if
-        names
-        differ."""
+        names differ."""
         try:
             own = set(self.model_tensors())
             self.compare(missing=own - set(model), unexpected=set(model) - own)
@@ -165,8 +163,7 @@ def _about_prefix(missing: Collection[str], unexpected: Collection[str]) -> str:
 
 def put_dtypes_back(optimizer: Any, saved: Mapping[str, Any]) -> None:
     """Give the optimizer the saved tensors. ``load_state_dict`` would cast them to the parameter's dtype, and fp32
-    moments
-    of a bf16 weight would lose half their digits."""
+    moments of a bf16 weight would lose half their digits."""
     import torch
 
     if "state" not in saved or "param_groups" not in saved:

@@ -33,8 +33,7 @@ def begin_incident(
     """Record an incident, through the daemon if one answers, which notifies people, else directly.
 
     With `details` it is recorded as handled by a guard. None if it cannot be recorded, which must not stop a rollback.
-    The
-    log says so once for each problem, until something is recorded again.
+    The log says so once for each problem, until something is recorded again.
     """
     try:
         named = report_incident(run, step=step, cause=cause, reason=reason, evidence=evidence, source=source)

@@ -60,8 +60,7 @@ def load_newest_good(view: RunView, store: Store, *, refused: Iterable[Checkpoin
     """Load the newest known-good checkpoint for a resume. None if training finished nothing after its beginning.
 
     Checkpoints without a verdict are verified first, newest first. If no verdict can be written (full disk), one that
-    reads
-    as GOOD now is used. Newer ones that are not good stay in place. Ids in `refused` do not count.
+    reads as GOOD now is used. Newer ones that are not good stay in place. Ids in `refused` do not count.
 
     Raises:
         NoKnownGoodError: there are checkpoints, but none could be loaded.
@@ -294,8 +293,7 @@ def sick_because(model: Any, probe: Probe) -> str | None:
     """Run `probe`, which computes the loss of a small batch and may call backward. Returns what is not finite, or None.
 
     The model was just loaded. Gradients, buffers, training mode and random numbers are restored afterwards. Exceptions
-    of
-    the probe that do not report a sickness are raised.
+    of the probe that do not report a sickness are raised.
 
     Raises:
         SettingsError: it gives neither a loss nor gradients.

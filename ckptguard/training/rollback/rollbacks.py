@@ -212,8 +212,7 @@ class Rollbacks:
 @dataclass
 class _Debt:
     """One unrecorded rollback. `newer`: paths and signatures of what it should have moved aside. `incident`: the
-    arguments
-    of its incident, or None once that is recorded."""
+    arguments of its incident, or None once that is recorded."""
 
     reason: str
     newer: list[tuple[str, Any]]
@@ -226,8 +225,7 @@ class Unrecorded:
     """What the rollbacks of one guard could not write, for lack of space. It is written once there is space.
 
     Nothing here raises. Until then the checkpoints newer than the target stay in place, unmarked. Training replaces
-    them
-    when it reaches their steps again. An earlier restart could resume from one, so the log names them.
+    them when it reaches their steps again. An earlier restart could resume from one, so the log names them.
     """
 
     def __init__(self, run: Run, settings: Settings, series: str) -> None:
@@ -239,8 +237,7 @@ class Unrecorded:
         self, loaded: Loaded, *, reason: str, incident: dict[str, Any] | None, action: str, unmarked: bool
     ) -> None:
         """Note a rollback to `loaded` that was not recorded. `incident` has the arguments of `begin_incident`, or None
-        if only
-        the newer checkpoints are `unmarked`."""
+        if only the newer checkpoints are `unmarked`."""
         newer = []
         if unmarked:
             try:

@@ -44,8 +44,7 @@ class Gate:
     """Decides between finishing a save and abandoning it: only one of them happens.
 
     `abandoned`: nobody waits for the save any longer. `waits_for_room`: it has not begun to write, because the storage
-    is
-    full.
+    is full.
     """
 
     def __init__(self) -> None:
@@ -78,8 +77,7 @@ class Gate:
 
 class Destination:
     """One checkpoint while it is written; its writer enters it. Without a commit nothing remains under its final name,
-    and
-    no temporary folder either."""
+    and no temporary folder either."""
 
     def __init__(self, view: RunView, step: int, gate: Gate) -> None:
         self._view, self._step, self._gate = view, step, gate
@@ -190,8 +188,7 @@ class LocalFolder(Destination):
             return self._seal(files, metrics)
         except Exception:
             # Without its manifest it would never be good: leave nothing that looks like a checkpoint. But if this save
-            # was
-            # abandoned, a later one may be there now.
+            # was abandoned, a later one may be there now.
             with contextlib.suppress(OSError):
                 if os.stat(os.path.join(self._root, name)).st_ino == own:
                     run.storage.remove(name)

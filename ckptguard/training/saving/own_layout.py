@@ -51,10 +51,8 @@ def write_checkpoint(view: RunView, snapshot: Snapshot, gate: Gate | None = None
     """Write and seal a checkpoint. Returns its manifest.
 
     With too little free space it raises StorageFullError before it writes, or waits, depending on the settings. A name
-    is
-    never overwritten: existing files are quarantined first. NaN and infinity are not saved, except in masks and in
-    tensors
-    that the settings allow. After any failure nothing is left under the final name, and no temporary folder.
+    is never overwritten: existing files are quarantined first. NaN and infinity are not saved, except in masks and in
+    tensors that the settings allow. After any failure nothing is left under the final name, and no temporary folder.
 
     Raises:
         BusyError: another writer is using the path on a remote storage.
@@ -119,8 +117,7 @@ def at_once(works: Sequence[Callable[[], T]]) -> list[T]:
     """Run each piece of work in its own thread. Returns their results in order, once all have ended.
 
     Of several failures, one other than SaveAbandoned is raised first. Plain threads, because an executor takes no work
-    once
-    the interpreter is ending, and a save may run then.
+    once the interpreter is ending, and a save may run then.
     """
     results: dict[int, T] = {}
     failures: list[BaseException] = []

@@ -84,8 +84,7 @@ class Saves:
     """The saves of one guard, one after another. `last` is the step that was saved or loaded last.
 
     `tell(step, error)` is called in the background thread when a background save fails. All ranks call the same methods
-    in
-    the same order, except for `close`. They learn the result of a save together, when they ask.
+    in the same order, except for `close`. They learn the result of a save together, when they ask.
     """
 
     def __init__(self, store: Store, tell: Callable[[int, Exception], None], ranks: Ranks | None = None) -> None:
@@ -115,10 +114,8 @@ class Saves:
         """Save once no other save is in flight. Returns the checkpoint's path in the run. Errors are raised.
 
         Without `blocking` it returns after the copy, and later errors go to `tell`. If the user `asked` for this save,
-        they are
-        also kept for `raise_unheard`. An earlier save that still waits for free space is dropped: training never waits
-        for
-        space in the background.
+        they are also kept for `raise_unheard`. An earlier save that still waits for free space is dropped: training
+        never waits for space in the background.
         """
         current = self._in_flight
         if current is not None and self._ranks.size == 1 and current.gate.waits_for_room and current.abandon():

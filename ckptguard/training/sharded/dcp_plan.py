@@ -30,8 +30,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 @dataclass
 class LastPlan:
     """The plan of the last save. It is reused if no rank's state has changed its form: planning takes longer than
-    copying
-    a small state."""
+    copying a small state."""
 
     form: object = None
     plan: SavePlan | None = None

@@ -40,8 +40,7 @@ _log = logging.getLogger("ckptguard")
 @dataclass
 class _Channel:
     """The ranks of background saves. Their threads must not use the group of the training threads, nor share one
-    between
-    two saves."""
+    between two saves."""
 
     ranks: GlooRanks
     busy: bool = False
@@ -164,8 +163,7 @@ class ShardedStore:
 
     def _free_channel(self) -> _Channel:
         """Return a group for the next background save only. A group that an abandoned save may still use, or that lost
-        a
-        message, is replaced."""
+        a message, is replaced."""
         old = self._channel
         if self._ranks.any(old is None or old.busy or old.ranks.broken):
             if old is not None and not old.busy:

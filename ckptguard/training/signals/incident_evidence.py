@@ -108,9 +108,8 @@ class AutocastProbe:
     """A hook that reads once, inside the model's first forward pass, in which dtype autocast computes.
 
     `seen` is a dtype's name, "off", or None so far. Then the hook removes itself. It is on the first layer, because a
-    trainer
-    may enable autocast inside the model's own forward. A compiled model gets no hook, because it would be compiled
-    again.
+    trainer may enable autocast inside the model's own forward. A compiled model gets no hook, because it would be
+    compiled again.
     """
 
     def __init__(self, model: Any) -> None:
@@ -151,8 +150,7 @@ def sick_tensors(
     """Return the tensors in memory that are not finite, and how many more there are.
 
     Gradients come first if they caused it, then weights, buffers, gradients and optimizer state, each in its own order.
-    It
-    stops after `seconds`.
+    It stops after `seconds`.
     """
     deadline, patterns = time.monotonic() + seconds, tuple(allow)
     sick: list[tuple[str, str, Any]] = []

@@ -23,10 +23,8 @@ class TrainingMonitor:
     """Takes what is known about each update. `sick` is the first sickness since `restart`, or None.
 
     `health` is the memory, `recent` the last signals, `evidence` is for an incident's report. Bad input never raises,
-    and
-    only a read of the tensors waits for a device. `allow` has patterns of tensors that may be infinite. `share` turns
-    this
-    rank's bad tensor (or None) into that of all ranks. Then all ranks must read at the same moments.
+    and only a read of the tensors waits for a device. `allow` has patterns of tensors that may be infinite. `share`
+    turns this rank's bad tensor (or None) into that of all ranks. Then all ranks must read at the same moments.
     """
 
     def __init__(self, parts: TrainingParts, policy: RollbackPolicy, *, allow: Sequence[str] = ()) -> None:

@@ -27,8 +27,7 @@ class ResumeGaps:
     """What a resume lacks. `anew`: parts that start again. `missing` and `unexpected`: names that only one side has.
 
     `world_size` is that of the save, if known. `sentences` say everything for people. They are empty if training
-    continues
-    as if it had never stopped.
+    continues as if it had never stopped.
     """
 
     anew: tuple[str, ...] = ()

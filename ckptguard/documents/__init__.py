@@ -1,4 +1,4 @@
-"""The JSON documents that scripts rely on: how a result is turned into one, for the command line and the daemon.
+"""The JSON documents that scripts rely on: how a result becomes one, for the command line and the daemon.
 
-`cli/DOCUMENTS.md` and `daemon/README.md` show one example of each; a test compares them key by key.
+`cli/DOCUMENTS.md` and `daemon/README.md` show one example of each. A test compares them key by key.
 """

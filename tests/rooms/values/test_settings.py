@@ -134,9 +134,9 @@ def test_a_list_is_json_or_commas():
     for text in ("[/a,/b]", '["/a", "/b"', '["/a", 5]', "[" * 5000, '["[/a"]'):
         with pytest.raises(SettingsError) as caught:
             read(text)
-        assert "CKPTGUARD_REPLICAS" in caught.value.message or "no path or URL" in caught.value.message
+        assert "CKPTGUARD_REPLICAS" in caught.value.message or "not a path or URL" in caught.value.message
     for wrong in ({"records": "[/a]"}, {"replicas": ("[x",)}):
-        with pytest.raises(SettingsError, match="no path or URL"):
+        with pytest.raises(SettingsError, match="not a path or URL"):
             Settings(**wrong)
 
 
